@@ -1,0 +1,5 @@
+"""Build entry point; the metadata is in pyproject.toml."""
+
+from setuptools import setup
+
+setup()

@@ -1,0 +1,199 @@
+"""Every private TensorFlow and Keras name this package touches, in one place.
+
+Each function says which private names it uses; all were seen in TensorFlow 2.21.0
+and Keras 3.12.4 to 3.15.1. Nothing here changes a class or a module: only instances
+that belong to the caller (a strategy in use, our own copy of an optimizer).
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from tensorflow.python.distribute import cross_device_ops, distribute_utils
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.ops import control_flow_util
+
+CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
+
+
+# --- strategies -------------------------------------------------------------------
+
+
+def get_cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
+    """Return the strategy's reduction (`StrategyExtended._cross_device_ops`)."""
+    return strategy.extended._cross_device_ops
+
+
+def set_cross_device_ops(strategy: tf.distribute.Strategy, ops: Any) -> None:
+    """Replace the reduction of this strategy instance."""
+    strategy.extended._cross_device_ops = ops
+
+
+def collective_ops_of(strategy: tf.distribute.Strategy) -> Any | None:
+    """Return the strategy's `CollectiveAllReduce`, or None if it has none.
+
+    `MirroredExtended._collective_ops` exists beside a reduction the user chose.
+    """
+    for ops in (
+        get_cross_device_ops(strategy),
+        getattr(strategy.extended, "_collective_ops", None),
+    ):
+        if isinstance(ops, CollectiveAllReduce):
+            return ops
+    return None
+
+
+def launchers(collective_ops: Any) -> list[Any]:
+    """Return one `CollectiveReplicaLauncher` per local replica."""
+    return collective_ops._launchers
+
+
+def launch_lock(collective_ops: Any) -> Any:
+    """Return the lock under which TensorFlow launches its own collectives."""
+    return collective_ops._lock
+
+
+def launch_all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Launch one `CollectiveGatherV2` (`CollectiveReplicaLauncher._all_gather`)."""
+    return launcher._all_gather(tensor, None)
+
+
+def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Launch one `CollectiveReduceV2` that sums."""
+    return launcher.all_reduce(tensor)
+
+
+def per_replica(values: Sequence[Any]) -> Any:
+    """Wrap one value per local replica (`distribute_utils.regroup`)."""
+    return distribute_utils.regroup(tuple(values))
+
+
+def called_by_symbolic_build() -> bool:
+    """Whether our caller's caller is Keras's `Trainer._maybe_symbolic_build`."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame.f_back if frame is not None else None
+    build = TensorFlowTrainer._maybe_symbolic_build
+    return frame is not None and frame.f_code is build.__code__
+
+
+# --- the coordination service (context.Context) ------------------------------------
+
+
+def has_coordination_service() -> bool:
+    """Whether this process takes part in TensorFlow's coordination service."""
+    return eager_context.context().coordination_service is not None
+
+
+def publish(key: str, value: str) -> None:
+    """Set a key that every worker can read."""
+    eager_context.context().set_config_key_value(key, value)
+
+
+def lookup(key: str, timeout_seconds: float) -> str:
+    """Return the value of a key that some worker published."""
+    return eager_context.context().get_config_key_value(
+        key, timeout_in_ms=int(1000 * timeout_seconds)
+    )
+
+
+def wait_at_barrier(name: str, timeout_seconds: float) -> None:
+    """Wait until every worker waits at this barrier.
+
+    Raises:
+        tf.errors.DeadlineExceededError: if one does not arrive in time.
+    """
+    eager_context.context().wait_at_barrier(name, int(1000 * timeout_seconds))
+
+
+def report_error_to_cluster(message: str) -> None:
+    """Make pending collectives of all workers fail with this message."""
+    eager_context.context().report_error_to_cluster(
+        tf.errors.FAILED_PRECONDITION, message
+    )
+
+
+# --- graphs -------------------------------------------------------------------------
+
+
+def in_xla_context() -> bool:
+    """Whether the graph being built will be compiled by XLA."""
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+# --- optimizers ---------------------------------------------------------------------
+
+
+def copy_optimizer(
+    optimizer: keras.optimizers.Optimizer, **changes: Any
+) -> keras.optimizers.Optimizer:
+    """Return a new, unbuilt optimizer with the same settings but for `changes`.
+
+    The learning rate (float, schedule or callable) is taken over as an object, so a
+    lambda needs no serialization. `_exclude_from_weight_decay*` are not in Keras's
+    config and are copied by name.
+    """
+    config = optimizer.get_config()
+    if not isinstance(optimizer._learning_rate, keras.Variable):
+        config["learning_rate"] = optimizer._learning_rate
+    config.update(changes)
+    twin = type(optimizer).from_config(config)
+    for name, value in vars(optimizer).items():
+        if name.startswith("_exclude_from_weight_decay"):
+            setattr(twin, name, copy.copy(value))
+    return twin
+
+
+def share_iterations(
+    optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
+) -> None:
+    """Make `optimizer` count its steps in the variable of `other`."""
+    optimizer._untrack_variable(optimizer._iterations)
+    optimizer._iterations = other._iterations
+
+
+def replace_all_reduce(
+    optimizer: keras.optimizers.Optimizer, function: Callable[[Any], Any]
+) -> None:
+    """Replace how this instance sums `(gradient, variable)` pairs over replicas."""
+    optimizer._all_reduce_sum_gradients = function
+
+
+def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return the variables the optimizer itself tracks, not its inner ones."""
+    return list(optimizer._variables)
+
+
+def track_variable(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable
+) -> None:
+    """Make `variable` one of the optimizer's own."""
+    optimizer._track_variable(variable)
+
+
+def drop_missing_gradients(
+    optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any
+) -> tuple[list[Any], list[Any]]:
+    """Drop pairs whose gradient is None, with Keras's own warning."""
+    return optimizer._filter_empty_gradients(gradients, variables)
+
+
+def check_known(optimizer: keras.optimizers.Optimizer, variables: Any) -> None:
+    """Raise `ValueError` for variables the optimizer was not built with."""
+    optimizer._check_variables_are_known(variables)
+
+
+def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """Return the position of `variable` among those the optimizer was built with."""
+    return optimizer._get_variable_index(variable)
+
+
+def overwrites_with_gradient(variable: Any) -> bool:
+    """Whether Keras overwrites the variable by its gradient (float8 scales)."""
+    return getattr(variable, "overwrite_with_gradient", False)

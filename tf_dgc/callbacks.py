@@ -1,0 +1,41 @@
+"""Keras callbacks."""
+
+from typing import Any
+
+import keras
+
+from tf_dgc.optimizer import find_dgc_optimizer
+
+
+class CompressionMonitor(keras.callbacks.Callback):
+    """Adds what was sent to the logs of every epoch.
+
+    The logs gain `bytes_per_step`, `dense_bytes_per_step`, `entries_per_step` (of the
+    last step), `compression_ratio` (of the last step), `total_compression_ratio`
+    (since the start, warm-up included) and `nonfinite_gradients`. Callbacks further
+    down the list see them: put `CompressionMonitor` before `TensorBoard` and
+    `CSVLogger`; `History` always has them.
+
+    Raises:
+        ValueError: when training begins, if the model's optimizer is not a
+            `DGCOptimizer`.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check the optimizer."""
+        find_dgc_optimizer(self.model.optimizer)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the counters to the logs."""
+        stats = find_dgc_optimizer(self.model.optimizer).stats
+        if logs is None:
+            return
+        logs["bytes_per_step"] = stats.bytes_per_step
+        logs["dense_bytes_per_step"] = stats.dense_bytes_per_step
+        logs["entries_per_step"] = stats.entries_per_step
+        logs["compression_ratio"] = stats.ratio
+        logs["total_compression_ratio"] = stats.total_ratio
+        logs["nonfinite_gradients"] = stats.nonfinite

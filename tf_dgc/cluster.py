@@ -1,0 +1,194 @@
+"""The cluster: what `TF_CONFIG` says, and whether all workers agree."""
+
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc import _internals
+
+TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
+_numbers = itertools.count()  # equal on all workers, as all call the same functions
+
+
+def check_tf_config(strategy: tf.distribute.Strategy) -> None:
+    """Raise `ValueError` if `TF_CONFIG` is set but cannot be what was meant.
+
+    TensorFlow itself trains alone, silently, when the cluster is missing.
+    """
+    text = os.environ.get("TF_CONFIG", "").strip()
+    if not text:
+        return
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(_wrong(f"is not JSON ({error})", text)) from error
+    if not isinstance(config, dict):
+        raise ValueError(_wrong("must be a JSON object", text))
+    if not config:
+        return
+    hosts = config.get("cluster")
+    if not isinstance(hosts, dict) or not hosts:
+        raise ValueError(_wrong("lacks a `cluster`", text))
+    task = config.get("task") or {}
+    addresses = hosts.get(task.get("type"), ())
+    index = task.get("index")
+    if not isinstance(index, int) or not 0 <= index < len(addresses):
+        raise ValueError(
+            _wrong("names a task that is not in its cluster (index out of range?)", text)
+        )
+    num_workers = len(hosts.get("chief", ())) + len(hosts.get("worker", ()))
+    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if num_workers > 1 and not multi_worker:
+        warnings.warn(
+            f"TF_CONFIG names {num_workers} workers, but there is no "
+            "`MultiWorkerMirroredStrategy` in scope here, so each of them trains "
+            "alone.",
+            stacklevel=2,
+        )
+
+
+def timeout_seconds() -> float:
+    """Return how long to wait for the other workers, in seconds.
+
+    60, or the environment variable `TF_DGC_TIMEOUT`.
+
+    Raises:
+        ValueError: if the variable is not a positive number.
+    """
+    text = os.environ.get(TIMEOUT_VARIABLE, "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(
+            f"The environment variable {TIMEOUT_VARIABLE} must be a positive number of "
+            f"seconds. Received: {text!r}"
+        )
+    return seconds
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Whether other processes take part in this strategy."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+        and _internals.has_coordination_service()
+    )
+
+
+def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
+    """Wait until all workers arrive.
+
+    Args:
+        strategy: the strategy whose workers meet; nothing is done if it has only one.
+        purpose: for the error, e.g. "read `residual`".
+
+    Raises:
+        RuntimeError: on every worker that did arrive, if one does not within
+            `TF_DGC_TIMEOUT` seconds. Collectives pending elsewhere fail with the same
+            message.
+    """
+    if not is_multi_worker(strategy):
+        return
+    seconds = timeout_seconds()
+    try:
+        _internals.wait_at_barrier(f"tf_dgc/{next(_numbers)}", seconds)
+    except tf.errors.OpError as error:
+        message = (
+            f"Worker {_me(strategy)} waited {seconds:g} s for the other workers to "
+            f"{purpose}, but not all came. All workers must run the same program: the "
+            "same model, the same optimizer, and calls that involve the optimizer's "
+            "state (such as `model.save`) on every worker, not on the chief alone. If "
+            f"a worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. "
+            f"TensorFlow says: {error.message}"
+        )
+        _internals.report_error_to_cluster(message)
+        raise RuntimeError(message) from error
+
+
+def agree(
+    strategy: tf.distribute.Strategy, describe: Callable[[], dict[str, Any]]
+) -> None:
+    """Raise on all workers, naming the differences, unless their descriptions agree.
+
+    Args:
+        strategy: the strategy whose workers are compared.
+        describe: returns nested dictionaries and lists of JSON values; it is called
+            only if there are other workers.
+
+    Raises:
+        ValueError: on every worker, if two descriptions differ.
+        RuntimeError: if a worker does not come to be compared.
+    """
+    if not is_multi_worker(strategy):
+        return
+    text = json.dumps(describe(), sort_keys=True, default=str)
+    number = next(_numbers)
+    _internals.publish(f"tf_dgc/{number}/{_me(strategy)}", text)
+    rendezvous(strategy, f"compare models and settings (here: {_shorten(text)})")
+    mine = dict(_flatten(json.loads(text)))
+    differences = []
+    for peer in _workers(strategy):
+        theirs_text = _internals.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+        theirs = dict(_flatten(json.loads(theirs_text)))
+        differences += [
+            f"  {key}: {mine.get(key, 'nothing')!r} on {_me(strategy)}, "
+            f"{theirs.get(key, 'nothing')!r} on {peer}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+    # Nobody goes on, or dies, before all have read.
+    rendezvous(strategy, "compare models and settings")
+    if differences:
+        raise ValueError(
+            "The workers were started with different models or settings. All must run "
+            "the same program with the same arguments. Differences:\n"
+            + "\n".join(differences)
+        )
+
+
+def _wrong(what: str, text: str) -> str:
+    return (
+        f"The environment variable TF_CONFIG {what}. Expected, for example: "
+        '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
+        '"task": {"type": "worker", "index": 0}}; `tf-dgc run` sets it for you. '
+        f"Received: {text}"
+    )
+
+
+def _me(strategy: tf.distribute.Strategy) -> str:
+    resolver = strategy.cluster_resolver
+    return f"{resolver.task_type} {resolver.task_id}"
+
+
+def _workers(strategy: tf.distribute.Strategy) -> list[str]:
+    cluster = strategy.cluster_resolver.cluster_spec()
+    return [
+        f"{job} {index}"
+        for job in ("chief", "worker")
+        if job in cluster.jobs
+        for index in cluster.task_indices(job)
+    ]
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted path, leaf) of nested dictionaries and lists."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        yield prefix, value
+        return
+    for key, item in items:
+        yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _shorten(text: str, length: int = 2000) -> str:
+    return text if len(text) <= length else text[:length] + " ..."

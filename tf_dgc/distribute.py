@@ -1,0 +1,190 @@
+"""The cross-device hook, and what Keras 3 needs to train under a stock strategy.
+
+Both act on one strategy instance; no class or module is changed.
+"""
+
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tf_dgc import _internals, cluster
+
+Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
+Choice = bool | tf.Tensor
+
+_SUPPORTED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
+
+
+class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
+    """A `tf.distribute.CrossDeviceOps` that also exchanges compressed payloads.
+
+    `exchange` carries a whole step in one collective. Everything else (metrics,
+    `strategy.reduce`, `strategy.gather`) falls through to the reduction that was there
+    before.
+
+    Args:
+        base: the strategy's own `tf.distribute.CrossDeviceOps`.
+        collective_ops: TensorFlow's `CollectiveAllReduce` for the same replicas,
+            whose group and instance keys are used.
+    """
+
+    def __init__(self, base: tf.distribute.CrossDeviceOps, collective_ops: Any):
+        super().__init__()
+        self.base = base
+        self._collectives = collective_ops
+        self._launchers = _internals.launchers(collective_ops)
+        # Eager code runs the replicas one after the other, where a collective would
+        # wait for ever; a function launches them together.
+        self._exchange_in_graph = tf.function(self._exchange, reduce_retracing=True)
+
+    def exchange(self, dense: Choice, vector: Any, words: Any) -> tuple[Any, Any]:
+        """Sum a dense vector or gather sparse buffers: one collective, either way.
+
+        Call it in cross-replica context.
+
+        Args:
+            dense: which of the two to do, the same on all replicas: a bool, or a
+                (per-replica) scalar bool tensor.
+            vector: per replica, float `[n]`; used if `dense`.
+            words: per replica, int32 `[w]`, w equal on all; used unless `dense`.
+
+        Returns:
+            The sum of the vectors, `[n]`, and the gathered buffers, int32
+            `[num_replicas * w]`, per replica; what was not exchanged is empty.
+        """
+        local = tf.distribute.get_strategy().experimental_local_results
+        if not isinstance(dense, bool):
+            dense = local(dense)[0]
+        run = self._exchange
+        if tf.executing_eagerly() and len(self._launchers) > 1:
+            run = self._exchange_in_graph
+        vectors, buffers = run(dense, local(vector), local(words))
+        return _internals.per_replica(vectors), _internals.per_replica(buffers)
+
+    def _exchange(self, dense: Choice, vectors: Any, words: Any) -> tuple[Any, Any]:
+        def all_reduce() -> tuple[Any, Any]:
+            return self._launch(_internals.launch_all_reduce, vectors), _empty(words)
+
+        def gather() -> tuple[Any, Any]:
+            return _empty(vectors), self._launch(_internals.launch_all_gather, words)
+
+        if isinstance(dense, bool):
+            return all_reduce() if dense else gather()
+        return tf.cond(dense, all_reduce, gather)
+
+    def _launch(self, launch: Any, values: Any) -> tuple[tf.Tensor, ...]:
+        with _internals.launch_lock(self._collectives):
+            return tuple(map(launch, self._launchers, values))
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Fall through to the strategy's own reduction."""
+        return self.base.reduce(*args, **kwargs)
+
+    def batch_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Fall through to the strategy's own reduction."""
+        return self.base.batch_reduce(*args, **kwargs)
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Any:
+        """Fall through to the strategy's own broadcast."""
+        return self.base.broadcast(*args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        # The seams that TensorFlow calls under private names (`_all_reduce`,
+        # `_gather`, `_num_between_graph_workers`, ...) are defined by the base class,
+        # so `__getattr__` alone would never see them.
+        if name in _FALL_THROUGH:
+            return getattr(self.base, name)
+        return super().__getattribute__(name)
+
+
+_FALL_THROUGH = frozenset(
+    name
+    for name in vars(tf.distribute.CrossDeviceOps)
+    if name.startswith("_") and not name.startswith("__")
+) - {"_canonicalize_devices"}
+
+
+def prepare(strategy: Strategy) -> Strategy:
+    """Make a stock strategy ready for Keras 3 and for compressed exchange.
+
+    `DGCOptimizer` calls this for the strategy in whose scope it is created. Call it
+    yourself to train with any other optimizer under `MultiWorkerMirroredStrategy`,
+    where stock Keras 3 cannot `fit`:
+
+    >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+
+    Args:
+        strategy: a `tf.distribute.MultiWorkerMirroredStrategy` or `MirroredStrategy`
+            instance, changed in place; or the default strategy, left as it is.
+
+    Returns:
+        The same strategy.
+
+    Raises:
+        ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right.
+    """
+    cluster.check_tf_config(strategy)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        _mend_reduce(strategy)
+    if strategy.num_replicas_in_sync > 1:
+        cross_device_ops(strategy)
+    return strategy
+
+
+def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceOps:
+    """Return the hook of this strategy, installing it at the first call."""
+    if not isinstance(strategy, _SUPPORTED):
+        raise ValueError(
+            "tf_dgc trains under no strategy, `tf.distribute.MirroredStrategy` or "
+            "`tf.distribute.MultiWorkerMirroredStrategy`. "
+            f"Received: strategy={strategy!r}"
+        )
+    current = _internals.get_cross_device_ops(strategy)
+    if isinstance(current, CompressedCrossDeviceOps):
+        return current
+    collective_ops = _internals.collective_ops_of(strategy)
+    if collective_ops is None:
+        raise ValueError(
+            "This strategy mixes kinds of devices, for which TensorFlow has no "
+            "collectives. Use devices of one kind. "
+            f"Received: devices={strategy.extended.worker_devices}"
+        )
+    hook = CompressedCrossDeviceOps(current, collective_ops)
+    _internals.set_cross_device_ops(strategy, hook)
+    return hook
+
+
+def _mend_reduce(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Make this instance accept the two calls of Keras 3 that TensorFlow refuses.
+
+    See keras#20585. (a) `Trainer._maybe_symbolic_build` reduces a tuple of batches,
+    of which it needs shapes and types only: give it the local ones, as batches may
+    differ in size between workers. (b) `reduce_per_replica` passes `axis=0` with
+    scalar metrics.
+    """
+    if getattr(strategy, "_tf_dgc_mended", False):
+        return
+    stock_reduce = strategy.reduce
+
+    def reduce(reduce_op: Any, value: Any, axis: int | None) -> Any:
+        if _internals.called_by_symbolic_build():
+            return tf.nest.map_structure(
+                lambda v: strategy.experimental_local_results(v)[0], value
+            )
+        if axis == 0 and _is_scalar(strategy.experimental_local_results(value)[0]):
+            axis = None
+        return stock_reduce(reduce_op, value, axis)
+
+    strategy.reduce = reduce
+    strategy._tf_dgc_mended = True
+
+
+def _is_scalar(value: Any) -> bool:
+    return tf.is_tensor(value) and value.shape.rank == 0
+
+
+def _empty(values: Any) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.zeros([0], v.dtype) for v in values)

@@ -1,0 +1,52 @@
+"""Exchange: one collective per step, over the cross-device hook."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc import distribute
+
+Choice = bool | tf.Tensor
+
+
+class Exchange:
+    """Sums vectors or gathers buffers over the workers of a strategy.
+
+    Args:
+        strategy: in whose replica context it is called. With one replica nothing is
+            sent, and the results are as if there were a cluster of one.
+
+    Attributes:
+        num_workers: replicas in sync, N.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.num_workers: int = strategy.num_replicas_in_sync
+        self._hook = None
+        if self.num_workers > 1:
+            self._hook = distribute.cross_device_ops(strategy)
+
+    def __call__(
+        self, dense: Choice, vector: tf.Tensor, words: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Do one of two collectives; call it in replica context.
+
+        Args:
+            dense: whether to sum `vector` (else `words` is gathered), equal on all
+                workers; a bool, or a scalar bool tensor decided at run time.
+            vector: float `[n]`.
+            words: int32 `[w]`, w equal on all workers.
+
+        Returns:
+            The sum `[n]`, and the buffers, int32 `[num_workers, w]`. The one that was
+            not asked for is empty.
+        """
+        if self._hook is None:
+            return vector, words[tf.newaxis]
+
+        def exchange(_: Any, *args: Any) -> Any:
+            return self._hook.exchange(*args)
+
+        context = tf.distribute.get_replica_context()
+        total, buffers = context.merge_call(exchange, args=(dense, vector, words))
+        return total, tf.reshape(buffers, [self.num_workers, -1])

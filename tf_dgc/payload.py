@@ -1,0 +1,154 @@
+"""Compress, mask and encode one step's tensors, and back.
+
+The same functions serve a sparse step (entries chosen by magnitude), a dense step
+(everything is sent) and a schedule that decides between the two at run time.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_dgc import wire
+from tf_dgc.compressors import num_sent, top_k
+from tf_dgc.correction import mask
+from tf_dgc.wire import Selection, TensorLayout
+
+Choice = bool | tf.Tensor
+Tensors = list[tf.Tensor]
+
+
+class Plan(NamedTuple):
+    """What a step sends, known to all workers before it.
+
+    Attributes:
+        layout: of every tensor of the step.
+        counts: entries of each that a sparse step sends; ints, or scalar int32 tensors
+            where the sparsity is scheduled.
+        dense: whether everything is sent: a bool, or a scalar bool tensor.
+    """
+
+    layout: Sequence[TensorLayout]
+    counts: Sequence[int | tf.Tensor]
+    dense: Choice
+
+    @property
+    def entries(self) -> int | tf.Tensor:
+        """Entries that one worker sends in this step."""
+        return choose(
+            self.dense, lambda: sum(t.size for t in self.layout), lambda: sum(self.counts)
+        )
+
+
+def plan(
+    layout: Sequence[TensorLayout], sparsity: float | tf.Tensor, num_workers: int
+) -> Plan:
+    """Decide what is sent.
+
+    A step goes dense when nothing is left out, and when the sparse buffers of all
+    workers would cost more than an all-reduce of everything: gathering sends a
+    worker's buffer to N-1 others, a ring all-reduce sends each entry 2(N-1)/N times.
+
+    Args:
+        layout: of every tensor of the step.
+        sparsity: in [0, 1), a float or a scalar float64 tensor.
+        num_workers: N.
+    """
+    counts = [t.size if t.exempt else num_sent(t.size, sparsity) for t in layout]
+    sparse_words = wire.sparse_words(layout, counts)
+    dense_words = wire.dense_words(layout)
+    if isinstance(sparsity, tf.Tensor):
+        # As floats: N buffers of a large model overflow int32.
+        ratio = tf.cast(sparse_words, tf.float64) * num_workers / (2.0 * dense_words)
+        return Plan(layout, counts, tf.logical_or(sparsity <= 0, ratio > 1))
+    costly = sparse_words * num_workers > 2 * dense_words
+    return Plan(layout, counts, sparsity <= 0 or costly)
+
+
+def pack(
+    step: Plan,
+    velocity: Sequence[tf.Tensor | None],
+    residual: Tensors,
+    finite: tf.Tensor,
+    offsets: Tensors,
+    factor_masking: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None], Tensors]:
+    """Choose what is sent, take it out of the local state, and encode it.
+
+    Args:
+        step: the plan.
+        velocity: float `[n]` of each tensor, or None without momentum correction.
+        residual: float `[n]` of each tensor, with this step's gradient.
+        finite: scalar bool, whether this worker's gradient was finite.
+        offsets: where ties are broken from, scalar int32 of each tensor.
+        factor_masking: clear the velocity where entries are sent.
+
+    Returns:
+        The vector of a dense step (empty if sparse), the words of a sparse step (empty
+        if dense), and the new velocity and residual.
+    """
+
+    def dense() -> tuple:
+        # With every entry sent, masking would erase the momentum of all of them.
+        vector = wire.encode_dense(residual, finite)
+        zeros = [tf.zeros_like(r) for r in residual]
+        return vector, tf.zeros([0], tf.int32), list(velocity), zeros
+
+    def sparse() -> tuple:
+        parts = [
+            _send(t, k, offset, v, r, factor_masking)
+            for t, k, offset, v, r in zip(
+                step.layout, step.counts, offsets, velocity, residual, strict=True
+            )
+        ]
+        selections, velocities, residuals = map(list, zip(*parts, strict=True))
+        empty = tf.zeros([0], wire.dense_dtype(step.layout))
+        return empty, wire.encode(selections, finite), velocities, residuals
+
+    return choose(step.dense, dense, sparse)
+
+
+def unpack(
+    step: Plan, vector: tf.Tensor, buffers: tf.Tensor
+) -> tuple[Tensors, tf.Tensor]:
+    """Decode what the exchange returned.
+
+    Args:
+        step: the plan that was packed with.
+        vector: sum of the dense vectors; ignored if sparse.
+        buffers: int32 `[num_workers, words]`; ignored if dense.
+
+    Returns:
+        The sum over workers of each tensor, `[n]`, and the number of workers whose
+        gradient was not finite.
+    """
+    return choose(
+        step.dense,
+        lambda: wire.decode_dense(vector, step.layout),
+        lambda: wire.decode(buffers, step.layout, step.counts),
+    )
+
+
+def choose(choice: Choice, if_true, if_false):  # type: ignore[no-untyped-def]
+    """Call one of two functions, now if `choice` is a bool, else at run time."""
+    if isinstance(choice, bool):
+        return if_true() if choice else if_false()
+    return tf.cond(choice, if_true, if_false)
+
+
+def _send(
+    tensor: TensorLayout,
+    k: int | tf.Tensor,
+    offset: tf.Tensor,
+    velocity: tf.Tensor | None,
+    residual: tf.Tensor,
+    factor_masking: bool,
+) -> tuple[Selection, tf.Tensor | None, tf.Tensor]:
+    """Return what is sent of one tensor, and its velocity and residual after."""
+    if tensor.exempt:
+        return Selection(None, residual), velocity, tf.zeros_like(residual)
+    positions, values = top_k(residual, k, offset)
+    if velocity is not None and factor_masking:
+        whole = tf.equal(k, tensor.size)
+        velocity = tf.where(whole, velocity, mask(velocity, positions))
+    return Selection(positions, values), velocity, mask(residual, positions)

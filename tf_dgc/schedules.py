@@ -1,0 +1,170 @@
+"""Schedules: sparsity as a function of the iteration.
+
+Lin et al., ICLR 2018, section 3.3 (warm-up training): while the network changes fast,
+large residuals do harm, so sparsity starts low and grows.
+"""
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def check_sparsity(value: Any, what: str = "sparsity") -> float:
+    """Return `value` as a float, or raise `ValueError` unless it is in [0, 1)."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < 1
+    ):
+        raise ValueError(
+            f"`{what}` must be a number in [0, 1): the share of gradient entries that "
+            "is not sent, for example 0.999. "
+            f"Received: {what}={value!r}"
+        )
+    return float(value)
+
+
+class SparsitySchedule(abc.ABC):
+    """Sparsity by iteration, in the manner of Keras learning-rate schedules.
+
+    Subclasses implement `__call__` and `get_config`, and are made loadable with
+    `keras.saving.register_keras_serializable`.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
+        """Return the sparsity, a scalar in [0, 1), at a scalar integer iteration."""
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SparsitySchedule":
+        """Build a schedule from `get_config`'s dictionary."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class PiecewiseConstantSparsity(SparsitySchedule):
+    """`values[i]` while `boundaries[i-1] <= iteration < boundaries[i]`.
+
+    Args:
+        boundaries: ascending iterations, one fewer than `values`.
+        values: sparsities in [0, 1).
+
+    Raises:
+        ValueError: for lengths, order or values other than that.
+    """
+
+    def __init__(self, boundaries: Sequence[int], values: Sequence[float]):
+        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
+            raise ValueError(
+                "`boundaries` must be ascending and one fewer than `values`. "
+                f"Received: boundaries={boundaries}, values={values}"
+            )
+        self.boundaries = [int(b) for b in boundaries]
+        self.values = [check_sparsity(v, "values") for v in values]
+
+    def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
+        """Return the sparsity, scalar float64."""
+        passed = tf.cast(iteration, tf.int64) >= tf.constant(self.boundaries, tf.int64)
+        stage = tf.reduce_sum(tf.cast(passed, tf.int32))
+        return tf.gather(tf.constant(self.values, tf.float64), stage)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"boundaries": self.boundaries, "values": self.values}
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class WarmupSparsity(SparsitySchedule):
+    """The paper's warm-up: 75 %, 93.75 %, 98.4375 %, 99.6 %, then the final sparsity.
+
+    Args:
+        warmup_steps: iterations until the final sparsity is reached, shared evenly
+            among the stages (the paper takes 4 epochs, one per stage).
+        final_sparsity: afterwards; default 0.999.
+        stages: sparsities before; the default is the paper's.
+
+    Raises:
+        ValueError: if `warmup_steps` is negative or not whole, or a sparsity is not
+            in [0, 1).
+
+    Example:
+        >>> sparsity = WarmupSparsity(warmup_steps=4 * steps_per_epoch)
+        >>> DGCOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), sparsity=sparsity)
+    """
+
+    def __init__(
+        self,
+        warmup_steps: int,
+        final_sparsity: float = 0.999,
+        stages: Sequence[float] = (0.75, 0.9375, 0.984375, 0.996),
+    ):
+        if int(warmup_steps) != warmup_steps or warmup_steps < 0:
+            raise ValueError(
+                "`warmup_steps` must be a whole number of iterations, 0 or more. "
+                f"Received: warmup_steps={warmup_steps}"
+            )
+        self.warmup_steps = int(warmup_steps)
+        self.final_sparsity = check_sparsity(final_sparsity, "final_sparsity")
+        self.stages = [check_sparsity(s, "stages") for s in stages]
+        ends = [
+            math.ceil(self.warmup_steps * (i + 1) / len(self.stages))
+            for i in range(len(self.stages))
+        ]
+        self._piecewise = PiecewiseConstantSparsity(
+            ends, [*self.stages, self.final_sparsity]
+        )
+
+    def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
+        """Return the sparsity, scalar float64."""
+        return self._piecewise(iteration)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "warmup_steps": self.warmup_steps,
+            "final_sparsity": self.final_sparsity,
+            "stages": self.stages,
+        }
+
+
+def get(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
+    """Return a valid sparsity: a float in [0, 1), or a schedule.
+
+    A schedule is any callable of the iteration. It is called once, at iteration 0, so
+    that a wrong one is found when the optimizer is made, and checked at every step.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(sparsity, dict):
+        sparsity = keras.saving.deserialize_keras_object(sparsity)
+    if not callable(sparsity):
+        return check_sparsity(sparsity)
+    check_sparsity(float(sparsity(tf.constant(0, tf.int64))), "sparsity(0)")
+    return sparsity
+
+
+def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.Tensor:
+    """Evaluate a schedule inside a training step, refusing values outside [0, 1).
+
+    Raises:
+        tf.errors.InvalidArgumentError: on every worker alike, at the iteration where
+            the schedule leaves [0, 1) or returns NaN.
+    """
+    value = tf.cast(schedule(iteration), tf.float64)
+    valid = tf.logical_and(value >= 0, value < 1)
+    check = tf.debugging.Assert(
+        valid,
+        ["the sparsity schedule must return a number in [0, 1), but returned", value,
+         "at iteration", iteration],
+    )  # fmt: skip
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(value)

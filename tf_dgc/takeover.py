@@ -1,0 +1,107 @@
+"""Take over: which settings of the inner optimizer DGC applies in its place."""
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from tf_dgc import _internals
+
+
+@dataclasses.dataclass(frozen=True)
+class TakeOver:
+    """The settings taken over, with the values that the inner optimizer had.
+
+    Attributes:
+        momentum: coefficient of the momentum correction; 0 for error feedback only.
+        nesterov: whether the correction is Nesterov's.
+        clipping: keyword arguments of `clipping.clip`.
+        loss_scale: what the loss was multiplied by, or None.
+        taken: config entries that were changed in the copy, to be given back by
+            `get_config`.
+    """
+
+    momentum: float
+    nesterov: bool
+    clipping: dict[str, float | None]
+    loss_scale: float | None
+    taken: dict[str, Any]
+
+
+def check_inner(inner: Any) -> None:
+    """Raise `ValueError` unless `inner` is an unbuilt Keras optimizer to be wrapped."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`inner` must be a Keras optimizer, for example "
+            "`keras.optimizers.SGD(0.1, momentum=0.9)`. "
+            f"Received: inner={inner!r} (of type {type(inner)})"
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Loss scaling goes outside: use "
+            "`LossScaleOptimizer(DGCOptimizer(inner))`, not "
+            "`DGCOptimizer(LossScaleOptimizer(inner))`. "
+            f"Received: inner={inner!r}"
+        )
+    if inner.built:
+        raise ValueError(
+            "`inner` is already built, so its state would be lost. Pass a new "
+            "optimizer with the same settings, for example "
+            "`type(inner).from_config(inner.get_config())`. "
+            f"Received: inner={inner!r} with {len(inner.variables)} variables"
+        )
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "`gradient_accumulation_steps` is not supported: `DGCOptimizer` exchanges "
+            "at every step and accumulates what it does not send. Use a larger batch "
+            "or a higher `sparsity` instead. Received: "
+            f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
+        )
+    momentum = getattr(inner, "momentum", 0.0)
+    if not 0 <= momentum < 1:
+        raise ValueError(
+            "The momentum of the inner optimizer must be in [0, 1), else the velocity "
+            f"grows without bound. Received: momentum={momentum}"
+        )
+
+
+def take_over(
+    inner: keras.optimizers.Optimizer, momentum_correction: bool
+) -> tuple[keras.optimizers.Optimizer, TakeOver]:
+    """Copy `inner` without the settings that DGC applies itself.
+
+    Momentum moves into the local correction, never into both; only plain
+    `keras.optimizers.SGD` has an update that allows it. Clipping and loss scaling act
+    on the local gradient, before the residual.
+
+    Args:
+        inner: the user's optimizer; it is not changed.
+        momentum_correction: whether to take the momentum of an SGD.
+
+    Returns:
+        The copy, which applies the update, and what was taken.
+    """
+    config = inner.get_config()
+    changes: dict[str, Any] = {
+        "clipnorm": None,
+        "global_clipnorm": None,
+        "clipvalue": None,
+        "loss_scale_factor": None,
+    }
+    momentum, nesterov = 0.0, False
+    if momentum_correction and _is_plain_sgd(inner) and inner.momentum:
+        momentum, nesterov = inner.momentum, inner.nesterov
+        changes.update(momentum=0.0, nesterov=False)
+    taken = {name: config[name] for name in changes}
+    return _internals.copy_optimizer(inner, **changes), TakeOver(
+        momentum=momentum,
+        nesterov=nesterov,
+        clipping={n: config[n] for n in ("clipnorm", "global_clipnorm", "clipvalue")},
+        loss_scale=config["loss_scale_factor"],
+        taken=taken,
+    )
+
+
+def _is_plain_sgd(inner: keras.optimizers.Optimizer) -> bool:
+    """Whether the update rule is SGD's own, not that of a subclass."""
+    return type(inner).update_step is keras.optimizers.SGD.update_step
