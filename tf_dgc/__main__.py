@@ -1,0 +1,7 @@
+"""`python -m tf_dgc` is the command line `tf-dgc`."""
+
+import sys
+
+from tf_dgc.cli import main
+
+sys.exit(main())

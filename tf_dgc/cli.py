@@ -1,0 +1,51 @@
+"""The command line: `tf-dgc run --workers N script.py [args]`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tf_dgc import launcher
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not os.path.isfile(options.script):
+        parser.error(f"no such script: {options.script}")
+    command = [sys.executable, options.script, *options.args]
+    return launcher.launch(command, options.workers)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tf-dgc", description="Deep Gradient Compression for Keras."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run a training script on several workers on this machine",
+        description="Start one process per worker on this machine with TF_CONFIG set, "
+        "pass on their output behind their rank, and end all of them as soon as one "
+        "fails. On several machines, set TF_CONFIG yourself and start the script "
+        "directly.",
+    )
+    run.add_argument(
+        "--workers", type=_count, required=True, metavar="N", help="number of workers"
+    )
+    run.add_argument("script", help="a Python script; it makes its own strategy")
+    run.add_argument(
+        "args", nargs=argparse.REMAINDER, help="arguments passed to the script"
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, 1 or more; received: {text}"
+        )
+    return int(text)
+
+

@@ -1,0 +1,163 @@
+"""Start one process per worker on this machine, and end all of them."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+import psutil
+
+_GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+def launch(
+    command: Sequence[str], num_workers: int, output: TextIO | None = None
+) -> int:
+    """Run `command` once per worker with `TF_CONFIG` set; wait for all of them.
+
+    Every line of output is passed on behind the worker's rank. As soon as one worker
+    fails, or on an interrupt, the others and all their children are ended.
+
+    Args:
+        command: program and arguments, the same for every worker.
+        num_workers: how many, at least 1.
+        output: where the workers' lines go; default standard output.
+
+    Returns:
+        0, or the exit code of the first worker that failed; 128 + n if signal n ended
+        it; 130 after an interrupt.
+    """
+    output = output or sys.stdout
+    workers: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+    try:
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            for rank, environment in enumerate(_environments(num_workers)):
+                workers.append(_start(command, environment))
+                readers.append(_stream(workers[-1], rank, output))
+            return _wait(workers, output)
+    except KeyboardInterrupt:
+        _say(output, "interrupted; ending all workers")
+        return 128 + signal.SIGINT
+    finally:
+        _end(workers)
+        for reader in readers:
+            reader.join(_GRACE_SECONDS)
+
+
+def _environments(num_workers: int) -> list[dict[str, str]]:
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers)]
+    cluster = {"worker": addresses}
+    tasks = [{"type": "worker", "index": rank} for rank in range(num_workers)]
+    return [
+        {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        }
+        for task in tasks
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def _start(
+    command: Sequence[str], environment: dict[str, str]
+) -> "subprocess.Popen[str]":
+    # A session of its own: Ctrl-C reaches the launcher alone, which ends the workers.
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _stream(
+    worker: "subprocess.Popen[str]", rank: int, output: TextIO
+) -> threading.Thread:
+    def copy() -> None:
+        assert worker.stdout is not None
+        for line in worker.stdout:
+            output.write(f"[{rank}] {line.rstrip()}\n")
+            output.flush()
+
+    reader = threading.Thread(target=copy, daemon=True)
+    reader.start()
+    return reader
+
+
+def _wait(workers: Sequence["subprocess.Popen[str]"], output: TextIO) -> int:
+    running = dict(enumerate(workers))
+    while running:
+        for rank, worker in list(running.items()):
+            code = worker.poll()
+            if code is None:
+                continue
+            del running[rank]
+            if code:
+                code = code if code > 0 else 128 - code
+                _say(output, f"worker {rank} failed with exit code {code}; "
+                     f"ending the other {len(running)} running")  # fmt: skip
+                return code
+        time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _end(workers: Sequence["subprocess.Popen[str]"]) -> None:
+    """Terminate, then kill, the workers and everything they started."""
+    processes: list[psutil.Process] = []
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(worker.pid)
+            processes += [process, *process.children(recursive=True)]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    for worker in workers:
+        worker.wait()
+
+
+@contextlib.contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Treat these signals like Ctrl-C within the context (main thread only)."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {s: signal.signal(s, interrupt) for s in signals}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def _say(output: TextIO, message: str) -> None:
+    output.write(f"[tf-dgc] {message}\n")
+    output.flush()
