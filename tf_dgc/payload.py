@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_dgc import wire
-from tf_dgc.compressors import num_sent, top_k
+from tf_dgc.compressors.topk import choose, num_sent, top_k
 from tf_dgc.correction import mask
 from tf_dgc.wire import Selection, TensorLayout
 
@@ -127,13 +127,6 @@ def unpack(
         lambda: wire.decode_dense(vector, step.layout),
         lambda: wire.decode(buffers, step.layout, step.counts),
     )
-
-
-def choose(choice: Choice, if_true, if_false):  # type: ignore[no-untyped-def]
-    """Call one of two functions, now if `choice` is a bool, else at run time."""
-    if isinstance(choice, bool):
-        return if_true() if choice else if_false()
-    return tf.cond(choice, if_true, if_false)
 
 
 def _send(
