@@ -1,0 +1,72 @@
+"""Drive an optimizer with given gradients on the workers of one process."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SHAPES = [(40, 50), (50,), (50, 30), (7, 3)]
+
+
+def initial_weights(dtype="float64", shapes=SHAPES, seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=s).astype(dtype) for s in shapes]
+
+
+def make_gradients(num_workers, steps, dtype="float64", shapes=SHAPES, seed=2):
+    """Return `gradients[step][worker][tensor]`."""
+    rng = np.random.default_rng(seed)
+    return [
+        [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(num_workers)]
+        for _ in range(steps)
+    ]
+
+
+class Trainer:
+    """Variables and an optimizer under a strategy, stepped with given gradients."""
+
+    def __init__(self, strategy, make_optimizer, weights):
+        self.strategy = strategy
+        with strategy.scope():
+            self.variables = [
+                keras.Variable(w, dtype=w.dtype.name, name=f"w{i}")
+                for i, w in enumerate(weights)
+            ]
+            self.optimizer = make_optimizer()
+            self.optimizer.build(self.variables)
+        self._run = tf.function(self._distributed)
+
+    def _distributed(self, gradients):
+        def replica(*local):
+            self.optimizer.apply_gradients(
+                list(zip(local, self.variables, strict=True))
+            )
+
+        self.strategy.run(replica, args=gradients)
+
+    def per_replica(self, gradients):
+        """Turn `gradients[worker][tensor]` into one per-replica value per tensor."""
+        return tuple(
+            self.strategy.experimental_distribute_values_from_function(
+                lambda context, i=i: tf.constant(
+                    gradients[context.replica_id_in_sync_group][i]
+                )
+            )
+            for i in range(len(self.variables))
+        )
+
+    def step(self, gradients):
+        self._run(self.per_replica(gradients))
+
+    def weights(self):
+        return [v.numpy() for v in self.variables]
+
+    def replica_weights(self):
+        """Return each worker's own copy of every variable."""
+        local = self.strategy.experimental_local_results
+        return [[copy.numpy() for copy in local(v.value)] for v in self.variables]
+
+    def local(self, variables):
+        """Return `values[worker][tensor]` of per-worker variables."""
+        local = self.strategy.experimental_local_results
+        columns = [[copy.numpy() for copy in local(v.value)] for v in variables]
+        return [list(row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,115 @@
+"""Deep Gradient Compression in NumPy with N simulated workers, from the paper."""
+
+import math
+
+import numpy as np
+
+
+def clip(gradients, num_workers, clipnorm=None, global_clipnorm=None, clipvalue=None):
+    """Clip one worker's gradients, thresholds of norms scaled by N**-0.5."""
+    if clipnorm:
+        limit = clipnorm / math.sqrt(num_workers)
+        return [g * min(1.0, limit / np.linalg.norm(g)) for g in gradients]
+    if global_clipnorm:
+        limit = global_clipnorm / math.sqrt(num_workers)
+        norm = math.sqrt(sum(np.sum(g**2) for g in gradients))
+        return [g * min(1.0, limit / norm) for g in gradients]
+    if clipvalue:
+        return [np.clip(g, -clipvalue, clipvalue) for g in gradients]
+    return gradients
+
+
+class Worker:
+    """Velocity and residual of one worker."""
+
+    def __init__(self, shapes, dtype):
+        self.velocity = [np.zeros(s, dtype) for s in shapes]
+        self.residual = [np.zeros(s, dtype) for s in shapes]
+
+
+class Oracle:
+    """The weights, and what every worker keeps."""
+
+    def __init__(
+        self,
+        weights,
+        num_workers,
+        *,
+        sparsity,
+        learning_rate,
+        momentum=0.0,
+        nesterov=False,
+        factor_masking=True,
+        min_compress_size=1024,
+        clipping=None,
+        bytes_per_value=8,
+        tie_offsets=lambda iteration: [0] * 100,
+    ):
+        self.weights = [w.copy() for w in weights]
+        self.num_workers = num_workers
+        self.sparsity = sparsity if callable(sparsity) else lambda step: sparsity
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.factor_masking = factor_masking
+        self.min_compress_size = min_compress_size
+        self.clipping = clipping or {}
+        self.words_per_value = bytes_per_value // 4
+        self.tie_offsets = tie_offsets
+        self.iteration = 0
+        self.workers = [
+            Worker([w.shape for w in weights], weights[0].dtype)
+            for _ in range(num_workers)
+        ]
+
+    def step(self, gradients):
+        """Apply one step; `gradients[worker][tensor]`."""
+        sparsity = self.sparsity(self.iteration)
+        counts = [self._count(w, sparsity) for w in self.weights]
+        dense = self._goes_dense(counts, sparsity)
+        total = [np.zeros_like(w) for w in self.weights]
+        for worker, local in zip(self.workers, gradients, strict=True):
+            local = clip(local, self.num_workers, **self.clipping)
+            for i, g in enumerate(local):
+                k = self.weights[i].size if dense else counts[i]
+                total[i] += self._send(worker, i, g, k)
+        for w, t in zip(self.weights, total, strict=True):
+            w -= self.learning_rate * t
+        self.iteration += 1
+
+    def _exempt(self, tensor):
+        return tensor.ndim < 2 or tensor.size < self.min_compress_size
+
+    def _count(self, tensor, sparsity):
+        if self._exempt(tensor):
+            return tensor.size
+        return max(1, math.ceil(round((1 - sparsity) * tensor.size, 5)))
+
+    def _goes_dense(self, counts, sparsity):
+        sparse = 1 + sum(
+            w.size * self.words_per_value
+            if self._exempt(w)
+            else k * (1 + self.words_per_value)
+            for w, k in zip(self.weights, counts, strict=True)
+        )
+        dense = (1 + sum(w.size for w in self.weights)) * self.words_per_value
+        return sparsity == 0 or self.num_workers * sparse > 2 * dense
+
+    def _send(self, worker, i, gradient, k):
+        velocity, residual = worker.velocity[i], worker.residual[i]
+        m = self.momentum
+        if self.nesterov:
+            velocity[...] = m * (velocity + gradient)
+            residual += velocity + gradient
+        else:
+            velocity[...] = m * velocity + gradient
+            residual += velocity
+        offset = self.tie_offsets(self.iteration)[i]
+        cyclic = (np.arange(residual.size) - offset) % residual.size
+        sent = np.lexsort((cyclic, -np.abs(residual.ravel())))[:k]
+        out = np.zeros_like(residual)
+        out.flat[sent] = residual.flat[sent]
+        residual.flat[sent] = 0
+        if self.factor_masking and k < residual.size:
+            velocity.flat[sent] = 0
+        return out

@@ -1,0 +1,121 @@
+"""The whole algorithm against a NumPy reimplementation of the paper."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from harness import SHAPES, Trainer, initial_weights, make_gradients
+from oracle import Oracle
+
+import tf_dgc
+from tf_dgc.compressors import tie_offsets
+
+STEPS = 25
+SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity(
+    [4, 8, 12, 16], [0.0, 0.3, 0.9, 0.99, 0.999]
+)
+CASES = {
+    "momentum": ({"momentum": 0.9}, {}),
+    "nesterov": ({"momentum": 0.8, "nesterov": True}, {}),
+    "no momentum": ({}, {}),
+    "no masking": ({"momentum": 0.9}, {"factor_masking": False}),
+    "clipnorm": ({"momentum": 0.9, "clipnorm": 3.0}, {}),
+    "global_clipnorm": ({"momentum": 0.9, "global_clipnorm": 5.0}, {}),
+    "clipvalue": ({"momentum": 0.9, "clipvalue": 0.5}, {}),
+    "schedule": ({"momentum": 0.9, "nesterov": True}, {"sparsity": SCHEDULE}),
+    "all compressed": ({"momentum": 0.9}, {"min_compress_size": 0}),
+    "one entry": ({"momentum": 0.9}, {"sparsity": 0.9999}),
+}
+
+
+def make_pair(strategies, num_workers, case, dtype):
+    sgd_settings, dgc_settings = CASES[case]
+    settings = {"sparsity": 0.97, **dgc_settings}
+    weights = initial_weights(dtype)
+    trainer = Trainer(
+        strategies[num_workers],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.125, **sgd_settings), **settings),
+        weights,
+    )
+    sparsity = settings.pop("sparsity")
+    if callable(sparsity):
+        settings["sparsity"] = lambda step: float(SCHEDULE(step))
+    else:
+        settings["sparsity"] = sparsity
+    clipping = {k: v for k, v in sgd_settings.items() if k.startswith(("clip", "glob"))}
+    oracle = Oracle(
+        weights,
+        num_workers,
+        learning_rate=0.125,  # exact in float32
+        momentum=sgd_settings.get("momentum", 0.0),
+        nesterov=sgd_settings.get("nesterov", False),
+        clipping=clipping,
+        bytes_per_value=np.dtype(dtype).itemsize,
+        tie_offsets=lambda step: tie_offsets([w.size for w in weights], 0, step),
+        **settings,
+    )
+    return trainer, oracle
+
+
+@pytest.mark.parametrize(
+    ("case", "num_workers"),
+    [*itertools.product(CASES, [1, 2]), ("momentum", 4), ("schedule", 3), ("schedule", 4)],
+)
+def test_matches_oracle_in_float64(strategies, case, num_workers):
+    trainer, oracle = make_pair(strategies, num_workers, case, "float64")
+    for gradients in make_gradients(num_workers, STEPS):
+        trainer.step(gradients)
+        oracle.step(gradients)
+        for mine, reference in zip(trainer.weights(), oracle.weights, strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=1e-12, atol=1e-12)
+    residuals = trainer.local(trainer.optimizer.residual)
+    for mine, worker in zip(residuals, oracle.workers, strict=True):
+        for r, reference in zip(mine, worker.residual, strict=True):
+            np.testing.assert_allclose(r, reference, rtol=1e-12, atol=1e-12)
+    if oracle.momentum:
+        velocities = trainer.local(trainer.optimizer.velocity)
+        for mine, worker in zip(velocities, oracle.workers, strict=True):
+            for v, reference in zip(mine, worker.velocity, strict=True):
+                np.testing.assert_allclose(v, reference, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["momentum", "nesterov", "schedule"])
+def test_matches_oracle_in_float32(strategies, case):
+    # Rounding may exchange two entries of nearly equal magnitude, which then go out in
+    # another order; so the tolerance is on the mean, not on each entry.
+    trainer, oracle = make_pair(strategies, 2, case, "float32")
+    for gradients in make_gradients(2, STEPS, "float32"):
+        trainer.step(gradients)
+        oracle.step(gradients)
+    for mine, reference in zip(trainer.weights(), oracle.weights, strict=True):
+        assert np.mean(np.abs(mine - reference)) < 1e-5
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_workers_stay_bit_identical(strategies, num_workers):
+    trainer, _ = make_pair(strategies, num_workers, "schedule", "float32")
+    for gradients in make_gradients(num_workers, STEPS, "float32"):
+        trainer.step(gradients)
+        for copies in trainer.replica_weights():
+            for copy in copies[1:]:
+                np.testing.assert_array_equal(copy, copies[0])
+
+
+def test_nothing_is_lost(strategies):
+    """Sent plus residual equals all gradients, with plain error feedback."""
+    weights = initial_weights()
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99),
+        weights,
+    )
+    steps = make_gradients(2, STEPS)
+    for gradients in steps:
+        trainer.step(gradients)
+    for i in range(len(SHAPES)):
+        sent = weights[i] - trainer.weights()[i]
+        kept = trainer.optimizer.residual[i].numpy()
+        everything = sum(worker[i] for step in steps for worker in step)
+        np.testing.assert_allclose(sent + kept, everything, rtol=1e-12, atol=1e-12)
+    assert np.any(trainer.optimizer.residual[0].numpy())
