@@ -15,8 +15,8 @@ import tf_dgc
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _DOWNLOAD = flags.DEFINE_bool("download", False, "Download MNIST to data_dir first.")
-_EPOCHS = flags.DEFINE_integer("epochs", 4, "Passes over the training set.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Examples per step, all workers.")
+_EPOCHS = flags.DEFINE_integer("epochs", 5, "Passes over the training set.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Examples per step, all workers.")
 _SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Share of entries not sent.")
 _WARMUP_EPOCHS = flags.DEFINE_float("warmup_epochs", 1.0, "Epochs of lower sparsity.")
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.05, "For both methods.")

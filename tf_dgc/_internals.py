@@ -7,6 +7,7 @@ that belong to the caller (a strategy in use, our own copy of an optimizer).
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from tensorflow.python.distribute import cross_device_ops, distribute_utils
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
 
@@ -65,6 +66,30 @@ def launch_all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
 def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
     """Launch one `CollectiveReduceV2` that sums."""
     return launcher.all_reduce(tensor)
+
+
+def number_collectives_at_run_time(collective_ops: Any) -> None:
+    """Give every execution of a collective a key of its own, from a counter.
+
+    TensorFlow hands keys to a function when it is called from Python
+    (`_next_instance_key` uses `FuncGraph.capture_call_time_value`). That fails for a
+    function called within a `tf.while_loop`, which is what Keras's
+    `steps_per_execution` does. A counter in the graph counts alike on all workers, as
+    they run the same steps, whenever each of them traces.
+    """
+    for launcher in launchers(collective_ops):
+        with tf.init_scope(), tf.device("CPU:0"):
+            # Not tf.Variable: the strategy would distribute it.
+            counter = resource_variable_ops.ResourceVariable(_FIRST_KEY, dtype=tf.int32)
+
+        def next_key(counter: Any = counter) -> tf.Tensor:
+            return counter.assign_add(1, read_value=True).read_value()
+
+        launcher._next_instance_key = next_key
+
+
+# Above the keys that TensorFlow hands out itself, to create variables.
+_FIRST_KEY = 1_000_000_000
 
 
 def per_replica(values: Sequence[Any]) -> Any:
@@ -130,20 +155,27 @@ def in_xla_context() -> bool:
 # --- optimizers ---------------------------------------------------------------------
 
 
-def copy_optimizer(
-    optimizer: keras.optimizers.Optimizer, **changes: Any
-) -> keras.optimizers.Optimizer:
-    """Return a new, unbuilt optimizer with the same settings but for `changes`.
+def settings_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the optimizer's config, a learning-rate schedule or callable as it is.
 
-    The learning rate (float, schedule or callable) is taken over as an object, so a
-    lambda needs no serialization. `_exclude_from_weight_decay*` are not in Keras's
-    config and are copied by name.
+    Keras warns when it serializes a lambda; nothing is serialized here.
     """
-    config = optimizer.get_config()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config = optimizer.get_config()
     if not isinstance(optimizer._learning_rate, keras.Variable):
         config["learning_rate"] = optimizer._learning_rate
-    config.update(changes)
-    twin = type(optimizer).from_config(config)
+    return config
+
+
+def copy_optimizer(
+    optimizer: keras.optimizers.Optimizer, settings: dict[str, Any]
+) -> keras.optimizers.Optimizer:
+    """Return a new, unbuilt optimizer of the same type.
+
+    `_exclude_from_weight_decay*` are not in Keras's config and are copied by name.
+    """
+    twin = type(optimizer).from_config(settings)
     for name, value in vars(optimizer).items():
         if name.startswith("_exclude_from_weight_decay"):
             setattr(twin, name, copy.copy(value))
@@ -153,8 +185,12 @@ def copy_optimizer(
 def share_iterations(
     optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
 ) -> None:
-    """Make `optimizer` count its steps in the variable of `other`."""
-    optimizer._untrack_variable(optimizer._iterations)
+    """Make `optimizer` count its steps in the variable of `other`.
+
+    The variable it had stays in `_variables`: TensorFlow cannot checkpoint a tracked
+    list from which something was removed.
+    """
+    optimizer._unused_iterations = optimizer._iterations
     optimizer._iterations = other._iterations
 
 
@@ -167,14 +203,7 @@ def replace_all_reduce(
 
 def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Return the variables the optimizer itself tracks, not its inner ones."""
-    return list(optimizer._variables)
-
-
-def track_variable(
-    optimizer: keras.optimizers.Optimizer, variable: keras.Variable
-) -> None:
-    """Make `variable` one of the optimizer's own."""
-    optimizer._track_variable(variable)
+    return [v for v in optimizer._variables if v is not optimizer._unused_iterations]
 
 
 def drop_missing_gradients(

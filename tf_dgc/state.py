@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dgc import cluster
@@ -43,9 +44,9 @@ class PerWorkerVariable(keras.Variable):
         self._meet()
         return super().numpy()
 
-    def __array__(self, dtype: Any = None) -> Any:
-        self._meet()
-        return super().__array__(dtype)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        del copy  # it is a new array in any case
+        return np.asarray(self.numpy(), dtype)
 
     def __repr__(self) -> str:
         # The base class prints the value, and reading it is a collective.

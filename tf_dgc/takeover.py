@@ -81,7 +81,7 @@ def take_over(
     Returns:
         The copy, which applies the update, and what was taken.
     """
-    config = inner.get_config()
+    config = _internals.settings_of(inner)
     changes: dict[str, Any] = {
         "clipnorm": None,
         "global_clipnorm": None,
@@ -93,7 +93,7 @@ def take_over(
         momentum, nesterov = inner.momentum, inner.nesterov
         changes.update(momentum=0.0, nesterov=False)
     taken = {name: config[name] for name in changes}
-    return _internals.copy_optimizer(inner, **changes), TakeOver(
+    return _internals.copy_optimizer(inner, {**config, **changes}), TakeOver(
         momentum=momentum,
         nesterov=nesterov,
         clipping={n: config[n] for n in ("clipnorm", "global_clipnorm", "clipvalue")},

@@ -1,0 +1,406 @@
+"""What Keras users do with an optimizer."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc.optimizer import find_dgc_optimizer
+from tf_dgc.state import PerWorkerVariable
+
+O = keras.optimizers  # noqa: E741
+
+
+def make_model(inputs=20):
+    return keras.Sequential(
+        [
+            keras.Input((inputs,)),
+            keras.layers.Dense(100, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def make_data(examples=64):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 20)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def fitted(optimizer, strategy=None, **fit):
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = make_model()
+        model.compile(optimizer() if callable(optimizer) else optimizer, "mse")
+    fit = {"epochs": 2, "batch_size": 16, "verbose": 0, **fit}
+    model.fit(*make_data(), **fit)
+    return model
+
+
+def momentum():
+    return tf_dgc.DGCOptimizer(O.SGD(0.05, momentum=0.9, clipnorm=1.0), 0.9)
+
+
+# --- configuration ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        O.SGD(0.05, momentum=0.9, nesterov=True, clipnorm=2.0, name="mine"),
+        O.SGD(O.schedules.CosineDecay(0.1, 10), momentum=0.5, weight_decay=0.1),
+        O.AdamW(0.01, global_clipnorm=1.0, use_ema=True),
+    ],
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sparsity": 0.99, "factor_masking": False, "min_compress_size": 7, "seed": 3},
+        {"sparsity": tf_dgc.schedules.WarmupSparsity(10), "momentum_correction": False},
+    ],
+)
+def test_config_round_trip(inner, settings):
+    passed = inner.get_config()
+    optimizer = tf_dgc.DGCOptimizer(inner, **settings, name="dgc")
+    assert inner.get_config() == passed  # the user's object is not changed
+    config = optimizer.get_config()
+    assert config["inner"]["config"] == passed
+    data = keras.saving.serialize_keras_object(optimizer)
+    again = keras.saving.deserialize_keras_object(copy.deepcopy(data))
+    assert isinstance(again, tf_dgc.DGCOptimizer)
+    assert again.get_config() == config
+    assert keras.optimizers.get(O.serialize(optimizer)).get_config() == config
+
+
+def test_config_holds_the_current_learning_rate():
+    optimizer = momentum()
+    optimizer.learning_rate = 0.25
+    assert optimizer.get_config()["inner"]["config"]["learning_rate"] == 0.25
+
+
+def test_momentum_and_clipping_are_taken_over():
+    optimizer = momentum()
+    assert optimizer.inner_optimizer.momentum == 0.0
+    assert optimizer.inner_optimizer.clipnorm is None
+
+
+def test_is_a_keras_optimizer():
+    assert isinstance(momentum(), keras.optimizers.Optimizer)
+
+
+def test_a_lambda_as_learning_rate():
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(lambda: 0.5), 0.9)
+    assert optimizer.learning_rate == 0.5
+    fitted(optimizer)
+
+
+def test_weight_decay_exclusions_are_kept():
+    inner = O.SGD(0.1, weight_decay=0.5)
+    inner.exclude_from_weight_decay(var_names=["bias"])
+    model = fitted(tf_dgc.DGCOptimizer(inner, 0.9), epochs=1)
+    rule = model.optimizer.inner_optimizer
+    kernel, bias = model.trainable_variables[:2]
+    assert rule._use_weight_decay(kernel)
+    assert not rule._use_weight_decay(bias)
+
+
+# --- learning rate and iterations -----------------------------------------------------
+
+
+def test_learning_rate_get_and_set():
+    optimizer = momentum()
+    assert float(optimizer.learning_rate) == pytest.approx(0.05)
+    optimizer.learning_rate = 0.5
+    assert float(optimizer.learning_rate) == 0.5
+
+
+def test_learning_rate_callbacks():
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    plateau = keras.callbacks.ReduceLROnPlateau(
+        "loss", factor=0.5, patience=1, min_delta=1e9
+    )
+    model = fitted(momentum, epochs=3, callbacks=[scheduler])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05 / 8)
+    model = fitted(momentum, epochs=3, callbacks=[plateau])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05 / 4)
+
+
+def test_iterations_are_counted_once():
+    model = fitted(momentum, epochs=3)
+    optimizer = model.optimizer
+    assert int(optimizer.iterations) == 12
+    assert optimizer.iterations is optimizer.inner_optimizer.iterations
+    names = [v.path for v in optimizer.variables]
+    assert len(names) == len({id(v) for v in optimizer.variables})
+    assert sum("iteration" in name for name in names) == 1
+
+
+def test_learning_rate_is_applied_when_sent():
+    """`w -= lr * sum`: a later change of the rate acts on what waited."""
+    trainer = Trainer(
+        tf.distribute.get_strategy(),
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0.9995, min_compress_size=1),
+        [np.zeros((2, 1000), "float32")],
+    )
+    gradient = np.zeros((2, 1000), "float32")
+    gradient[0, 3], gradient[1, 4] = 2.0, 1.0
+    trainer.step([[gradient]])
+    assert trainer.weights()[0][0, 3] == -2.0
+    assert trainer.weights()[0][1, 4] == 0.0
+    trainer.optimizer.learning_rate = 10.0
+    trainer.step([[np.zeros_like(gradient)]])
+    assert trainer.weights()[0][1, 4] == -10.0
+
+
+# --- where it trains ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: O.SGD(0.05, momentum=0.9),
+        lambda: O.Adam(0.01),
+        lambda: O.AdamW(0.01),
+        lambda: O.RMSprop(0.01),
+    ],
+    ids=["sgd", "adam", "adamw", "rmsprop"],
+)
+def test_fit_learns(strategies, inner, num_workers):
+    with strategies[num_workers].scope():
+        model = make_model()
+        model.compile(tf_dgc.DGCOptimizer(inner(), 0.9), "mse", metrics=["mae"])
+    x, y = make_data(250)  # an uneven last batch
+    history = model.fit(
+        x, y, epochs=6, batch_size=32, validation_data=(x, y), verbose=0
+    ).history
+    assert history["val_loss"][-1] < 0.3 * history["val_loss"][0]
+    assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(
+        history["val_loss"][-1], rel=1e-4
+    )
+    assert model.predict(x, verbose=0).shape == (250, 1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_steps_per_execution_changes_nothing(strategies, num_workers):
+    weights = []
+    for steps in (1, 3):
+        keras.utils.set_random_seed(0)
+        with strategies[num_workers].scope():
+            model = make_model()
+            model.compile(momentum(), "mse", steps_per_execution=steps)
+        model.fit(*make_data(), batch_size=16, epochs=2, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+        assert model.optimizer.stats.steps == 8
+    for one, three in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, three)
+
+
+@pytest.mark.parametrize("settings", [{"run_eagerly": True}, {"jit_compile": True}])
+def test_eager_and_xla_equal_the_graph(settings):
+    weights = []
+    for compile_settings in ({}, settings):
+        keras.utils.set_random_seed(0)
+        model = make_model()
+        model.compile(momentum(), "mse", **compile_settings)
+        model.fit(*make_data(), batch_size=16, epochs=1, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for graph, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(graph, other, rtol=1e-4, atol=1e-5)
+
+
+def test_eager_replicas(strategies):
+    """Eager replicas run one after the other; the exchange must not wait for ever."""
+    weights = initial_weights("float32")
+    steps = make_gradients(2, 3, "float32")
+    results = []
+    for run in ("_distributed", "_run"):
+        trainer = Trainer(strategies[2], momentum, weights)
+        for gradients in steps:
+            getattr(trainer, run)(trainer.per_replica(gradients))
+        results.append(trainer.weights())
+    for eager, graph in zip(*results, strict=True):
+        np.testing.assert_allclose(eager, graph, rtol=1e-6)
+
+
+def test_train_on_batch_and_unbuilt_models():
+    model = keras.Sequential([keras.layers.Dense(30), keras.layers.Dense(1)])
+    model.compile(momentum(), "mse")
+    x, y = make_data()
+    first = model.train_on_batch(x, y)
+    for _ in range(20):
+        last = model.train_on_batch(x, y)
+    assert last < first
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_embedding_gradients(strategies, num_workers):
+    """`IndexedSlices`, with repeated indices, equal the same gradient made dense."""
+    tokens = np.random.default_rng(0).integers(0, 50, (32, 6))
+    results = []
+    for output in ("dense", "sparse"):
+        keras.utils.set_random_seed(0)
+        with strategies[num_workers].scope():
+            embedding = keras.layers.Embedding(50, 40)
+            if output == "dense":
+                embedding = keras.layers.Dense(40, use_bias=False)
+            head = [keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([embedding, *head])
+            model.compile(momentum(), "mse")
+            x = np.eye(50, dtype="float32")[tokens] if output == "dense" else tokens
+            model.build((None, *x.shape[1:]))
+        rng = np.random.default_rng(1)
+        model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
+        model.fit(x, np.ones((32, 1)), batch_size=8, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    for dense, sparse in zip(*results, strict=True):
+        np.testing.assert_allclose(dense, sparse, rtol=1e-4, atol=1e-5)
+
+
+def test_variables_without_gradient_are_left_alone():
+    used, unused = (keras.Variable(np.ones((40, 40), "float32")) for _ in range(2))
+    optimizer = momentum()
+    optimizer.build([used, unused])
+    gradient = tf.ones((40, 40))
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply_gradients([(gradient, used), (None, unused)])
+    np.testing.assert_array_equal(unused.numpy(), 1)
+    optimizer.apply([gradient], [used])  # a part of the variables is allowed
+    assert np.any(used.numpy() != 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_dtypes(dtype):
+    variable = keras.Variable(np.zeros((40, 40)), dtype=dtype)
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0, momentum=0.5), 0.99)
+    optimizer.build([variable])
+    wide = "float64" if dtype == "float64" else "float32"
+    assert optimizer.residual[0].dtype == wide
+    gradient = np.arange(1600).reshape(40, 40) / 1024
+    optimizer.apply([tf.cast(gradient, dtype)], [variable])
+    assert np.count_nonzero(variable.numpy()) == 16
+    total = optimizer.residual[0].numpy() - np.asarray(variable.numpy(), wide)
+    np.testing.assert_allclose(total, gradient, rtol=1e-2)
+
+
+def test_tiny_tensors_send_at_least_one_entry():
+    variable = keras.Variable(np.zeros((2, 2), "float32"))
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.999, min_compress_size=0)
+    optimizer.build([variable])
+    for _ in range(8):
+        optimizer.apply([tf.ones((2, 2))], [variable])
+    assert np.all(variable.numpy() < 0)  # every entry got its turn
+
+
+def test_all_zero_gradients_send_zeros():
+    variable = keras.Variable(np.ones((50, 50), "float32"))
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0, momentum=0.9), 0.99)
+    optimizer.build([variable])
+    optimizer.apply([tf.zeros((50, 50))], [variable])
+    np.testing.assert_array_equal(variable.numpy(), 1)
+    assert optimizer.stats.entries_per_step == 25
+
+
+def test_loss_scale_optimizer_outside():
+    optimizer = O.LossScaleOptimizer(momentum(), initial_scale=16.0)
+    model = fitted(optimizer)
+    assert find_dgc_optimizer(model.optimizer).stats.steps == 8
+    plain = fitted(momentum)
+    for scaled, reference in zip(model.get_weights(), plain.get_weights(), strict=True):
+        assert scaled.shape == reference.shape
+
+
+def test_swap_ema_weights():
+    inner = O.SGD(0.05, momentum=0.9, use_ema=True)
+    swap = keras.callbacks.SwapEMAWeights()
+    model = fitted(tf_dgc.DGCOptimizer(inner, 0.9), callbacks=[swap])
+    assert model.optimizer.inner_optimizer.use_ema
+
+
+# --- state ----------------------------------------------------------------------------
+
+
+def test_velocity_and_residual_are_optimizer_variables(strategies):
+    model = fitted(momentum, strategies[2])
+    optimizer = model.optimizer
+    variables = model.trainable_variables
+    for state in (optimizer.velocity, optimizer.residual):
+        assert [tuple(s.shape) for s in state] == [tuple(v.shape) for v in variables]
+        assert all(isinstance(s, PerWorkerVariable) for s in state)
+        assert all(any(s is v for v in optimizer.variables) for s in state)
+    assert "residual" in optimizer.residual[0].path
+    assert "residual" in repr(optimizer.residual[0])
+    per_worker = strategies[2].experimental_local_results(optimizer.residual[0].value)
+    assert np.any(per_worker[0].numpy() != per_worker[1].numpy())
+    np.testing.assert_allclose(
+        optimizer.residual[0].numpy(), sum(r.numpy() for r in per_worker), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("kind", ["keras", "checkpoint", "weights"])
+@pytest.mark.parametrize(
+    "inner",
+    [lambda: O.SGD(0.05, momentum=0.9, nesterov=True), lambda: O.Adam(0.01)],
+    ids=["nesterov", "adam"],
+)
+def test_state_survives_saving(strategies, tmp_path, inner, kind, num_workers):
+    strategy = strategies[num_workers]
+    model = fitted(lambda: tf_dgc.DGCOptimizer(inner(), 0.9), strategy)
+    again = restore(model, inner, kind, strategy, tmp_path)
+    assert isinstance(again.optimizer, tf_dgc.DGCOptimizer)
+    before = {v.path: v.numpy() for v in model.optimizer.variables}
+    after = [v.numpy() for v in again.optimizer.variables]
+    assert len(before) == len(after)
+    for (path, old), new in zip(before.items(), after, strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-6, atol=1e-7, err_msg=path)
+    assert np.any(again.optimizer.residual[0].numpy())
+    again.fit(*make_data(), verbose=0)
+
+
+def restore(model, inner, kind, strategy, tmp_path):
+    if kind == "keras":
+        model.save(tmp_path / "model.keras")
+        with strategy.scope():
+            return keras.models.load_model(tmp_path / "model.keras")
+    with strategy.scope():
+        again = make_model()
+        again.compile(tf_dgc.DGCOptimizer(inner(), 0.9), "mse")
+        again.optimizer.build(again.trainable_variables)
+    if kind == "weights":
+        model.save_weights(tmp_path / "model.weights.h5")
+        again.load_weights(tmp_path / "model.weights.h5")
+        return again
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = saved.write(str(tmp_path / "checkpoint"))
+    target = tf.train.Checkpoint(model=again, optimizer=again.optimizer)
+    target.read(path).assert_existing_objects_matched()
+    return again
+
+
+@pytest.mark.parametrize(("save_on", "load_on"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+def test_what_was_not_sent_survives_another_number_of_workers(
+    strategies, tmp_path, save_on, load_on
+):
+    model = fitted(momentum, strategies[save_on])
+    model.save(tmp_path / "model.keras")
+    with strategies[load_on].scope():
+        again = keras.models.load_model(tmp_path / "model.keras")
+    states = zip(
+        [*model.optimizer.residual, *model.optimizer.velocity],
+        [*again.optimizer.residual, *again.optimizer.velocity],
+        strict=True,
+    )
+    for old, new in states:
+        np.testing.assert_allclose(new.numpy(), old.numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_loading_state_of_other_settings_is_refused(tmp_path):
+    model = fitted(momentum)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = fitted(lambda: tf_dgc.DGCOptimizer(O.SGD(0.05), 0.9))
+    with pytest.raises(ValueError, match="Load with the settings"):
+        other.load_weights(tmp_path / "model.weights.h5")

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tf_dgc.compressors import num_sent, tie_offsets, top_k
+from tf_dgc.compressors.topk import _by_heap, _by_threshold
+
+# Few distinct values, so that ties are the rule.
+TIED = hnp.arrays(
+    np.float32,
+    st.integers(1, 300),
+    elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-30, -3e38]),
+)
+
+
+def oracle(values, k, offset):
+    cyclic = (np.arange(values.size) - offset) % values.size
+    return np.sort(np.lexsort((cyclic, -np.abs(values)))[:k])
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=TIED, share=st.floats(0, 1), shift=st.floats(0, 1, exclude_max=True))
+def test_both_ways_match_the_oracle(values, share, shift):
+    k = max(1, round(share * values.size))
+    offset = int(shift * values.size)
+    expected = oracle(values, k, offset)
+    magnitudes = tf.abs(tf.constant(values))
+    for select in (_by_heap, _by_threshold):
+        positions = select(magnitudes, tf.constant(k), tf.constant(offset))
+        np.testing.assert_array_equal(positions, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("k", [1, 5, 400, 1000])
+def test_values_come_from_the_positions(dtype, k):
+    values = np.random.default_rng(0).normal(size=1000).astype(dtype)
+    positions, sent = top_k(tf.constant(values), k, tf.constant(0))
+    np.testing.assert_array_equal(sent, values[positions])
+    np.testing.assert_array_equal(positions, oracle(values, k, 0))
+
+
+@pytest.mark.parametrize("values", [np.zeros(1000), np.full(1000, -2.5)])
+def test_equal_entries_are_chosen_without_bias_by_position(values):
+    values = tf.constant(values, tf.float32)
+    hits = np.zeros(1000)
+    for step in range(1000):
+        (offset,) = tie_offsets([1000], 0, tf.constant(step))
+        positions, _ = top_k(values, 10, offset)
+        assert positions.shape == (10,)
+        hits[positions.numpy()] += 1
+    tenths = hits.reshape(10, 100).sum(axis=1)
+    # Each tenth expects 1000 of 10,000; a run of 10 moves together, so its standard
+    # deviation is about 95.
+    assert np.all(np.abs(tenths - 1000) < 5 * 95)
+
+
+def test_recall_does_not_depend_on_position():
+    rng = np.random.default_rng(0)
+    found = np.zeros(10)
+    for seed in range(50):
+        values = rng.normal(size=1000).astype("float32")
+        positions, _ = top_k(tf.constant(values), 50, tf.constant(seed * 19))
+        expected = set(np.argsort(-np.abs(values))[:50])
+        assert set(positions.numpy()) == expected
+        found += np.bincount(positions.numpy() // 100, minlength=10)
+    assert found.min() > 0.5 * found.mean()
+
+
+@pytest.mark.parametrize(
+    ("size", "sparsity", "expected"),
+    [
+        (1000, 0.999, 1),
+        (10_000, 0.9999, 1),
+        (1001, 0.999, 2),
+        (100, 0.29, 71),
+        (5, 0.999, 1),
+        (1, 0.0, 1),
+        (1_048_576, 0.999, 1049),
+        (7, 0.0, 7),
+    ],
+)
+def test_num_sent(size, sparsity, expected):
+    assert num_sent(size, sparsity) == expected
+    assert int(num_sent(size, tf.constant(sparsity, tf.float64))) == expected
+
+
+def test_tie_offsets_leave_the_global_seed_alone():
+    tf.random.set_seed(7)
+    expected = tf.random.uniform([3]).numpy()
+    tf.random.set_seed(7)
+    tie_offsets([10, 20], 0, tf.constant(1))
+    np.testing.assert_array_equal(tf.random.uniform([3]), expected)
+    assert [int(o) for o in tie_offsets([10, 20], 0, tf.constant(3))] == [
+        int(o) for o in tie_offsets([10, 20], 0, tf.constant(3))
+    ]
