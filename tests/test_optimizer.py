@@ -174,10 +174,11 @@ def test_fit_learns(strategies, inner, num_workers):
         model = make_model()
         model.compile(tf_dgc.DGCOptimizer(inner(), 0.9), "mse", metrics=["mae"])
     x, y = make_data(250)  # an uneven last batch
+    before = model.evaluate(x, y, verbose=0)[0]
     history = model.fit(
-        x, y, epochs=6, batch_size=32, validation_data=(x, y), verbose=0
+        x, y, epochs=4, batch_size=32, validation_data=(x, y), verbose=0
     ).history
-    assert history["val_loss"][-1] < 0.3 * history["val_loss"][0]
+    assert history["val_loss"][-1] < 0.7 * before
     assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(
         history["val_loss"][-1], rel=1e-4
     )

@@ -75,6 +75,12 @@ class DGCOptimizer(keras.optimizers.Optimizer):
         seed: int = 0,
         name: str = "dgc_optimizer",
     ):
+        if isinstance(inner, DGCOptimizer):
+            raise ValueError(
+                "`inner` is itself a DGCOptimizer, and what is compressed once cannot "
+                "be compressed again. Pass its own inner optimizer. "
+                f"Received: inner={inner!r}"
+            )
         check_inner(inner)
         sparsity = schedules.get(sparsity)
         if int(min_compress_size) != min_compress_size or min_compress_size < 0:
