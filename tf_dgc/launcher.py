@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-import psutil
-
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
@@ -96,9 +94,10 @@ def _stream(
 ) -> threading.Thread:
     def copy() -> None:
         assert worker.stdout is not None
-        for line in worker.stdout:
-            output.write(f"[{rank}] {line.rstrip()}\n")
-            output.flush()
+        with worker.stdout as lines:
+            for line in lines:
+                output.write(f"[{rank}] {line.rstrip()}\n")
+                output.flush()
 
     reader = threading.Thread(target=copy, daemon=True)
     reader.start()
@@ -123,21 +122,32 @@ def _wait(workers: Sequence["subprocess.Popen[str]"], output: TextIO) -> int:
 
 
 def _end(workers: Sequence["subprocess.Popen[str]"]) -> None:
-    """Terminate, then kill, the workers and everything they started."""
-    processes: list[psutil.Process] = []
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(worker.pid)
-            processes += [process, *process.children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    """Terminate, then kill, the workers and everything they started.
+
+    Every worker leads a process group, which also holds the children of a worker that
+    is gone already.
+    """
+    groups = {worker.pid for worker in workers}
+    deadline = time.monotonic() + _GRACE_SECONDS
+    number: int = signal.SIGTERM
+    # Bounded: an orphan that nobody reaps stays in its group although it is dead.
+    while groups and time.monotonic() < deadline + _GRACE_SECONDS:
+        groups = {group for group in groups if _signal_group(group, number)}
+        for worker in workers:
+            worker.poll()  # a child that was not waited for still counts as there
+        number = signal.SIGKILL if time.monotonic() > deadline else 0
+        time.sleep(_POLL_SECONDS)
     for worker in workers:
         worker.wait()
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Send a signal (0 sends none); return whether the group has any process."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -1,0 +1,58 @@
+"""NaN or Inf on one worker: left out, counted, said once, and nothing is poisoned."""
+
+import keras
+import numpy as np
+import pytest
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+
+SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity([4], [0.0, 0.97])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("sparsity", [0.97, 0.0, SCHEDULE], ids=["sparse", "0", "both"])
+def test_contribution_is_left_out(strategies, capfd, sparsity, value):
+    """The others train on as if this worker's gradient had been zero."""
+
+    def make_optimizer():
+        return tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.125, momentum=0.9), sparsity)
+
+    weights = initial_weights()
+    poisoned = Trainer(strategies[2], make_optimizer, weights)
+    reference = Trainer(strategies[2], make_optimizer, weights)
+    bad_steps = {2: 1, 5: 0, 6: 1}
+    for step, gradients in enumerate(make_gradients(2, 8)):
+        zeroed = [list(local) for local in gradients]
+        if step in bad_steps:
+            worker = bad_steps[step]
+            zeroed[worker] = [np.zeros_like(g) for g in gradients[worker]]
+            gradients[worker][0][3, 4] = value
+        poisoned.step(gradients)
+        reference.step(zeroed)
+    for mine, expected in zip(poisoned.weights(), reference.weights(), strict=True):
+        assert np.all(np.isfinite(mine))
+        np.testing.assert_array_equal(mine, expected)
+    for state in (*poisoned.optimizer.residual, *poisoned.optimizer.velocity):
+        assert np.all(np.isfinite(state.numpy()))
+    assert poisoned.optimizer.stats.nonfinite == 3
+    assert reference.optimizer.stats.nonfinite == 0
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "NaN" in line]
+    assert len(warnings) == 1
+    assert "replica 1 at iteration 2" in warnings[0]
+
+
+def test_all_workers_nonfinite(strategies):
+    weights = initial_weights("float32")
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 0.97),
+        weights,
+    )
+    (gradients,) = make_gradients(2, 1, "float32")
+    for local in gradients:
+        local[1][0] = np.nan
+    trainer.step(gradients)
+    for mine, before in zip(trainer.weights(), weights, strict=True):
+        np.testing.assert_array_equal(mine, before)
+    assert trainer.optimizer.stats.nonfinite == 2
