@@ -71,9 +71,9 @@ def test_warmup_schedule(settings):
 def test_warmup_reaches_its_stages():
     warmup = schedules.WarmupSparsity(8)
     values = [float(warmup(tf.constant(step))) for step in range(10)]
-    assert values == [0.75] * 2 + [0.9375] * 2 + [0.984375] * 2 + [0.996] * 2 + [
-        0.999
-    ] * 2
+    assert (
+        values == [0.75] * 2 + [0.9375] * 2 + [0.984375] * 2 + [0.996] * 2 + [0.999] * 2
+    )
     assert float(schedules.WarmupSparsity(0)(tf.constant(0))) == 0.999
 
 
@@ -199,13 +199,13 @@ CLUSTER = {"worker": ["a:1", "b:2"]}
         (json.dumps({"task": {"type": "worker", "index": 0}}), "lacks a `cluster`"),
         (
             json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}),
-            "not in its cluster",
+            "names a task not in its cluster",
         ),
         (
             json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": "0"}}),
-            "not in its cluster",
+            "names a task not in its cluster",
         ),
-        (json.dumps({"cluster": CLUSTER}), "not in its cluster"),
+        (json.dumps({"cluster": CLUSTER}), "names a task not in its cluster"),
     ],
 )
 def test_tf_config(monkeypatch, text, message):

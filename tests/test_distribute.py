@@ -26,7 +26,10 @@ def collectives(graph):
         (0.999, ["CollectiveGatherV2"]),
         (0.0, ["CollectiveReduceV2"]),
         # One of the two runs in each step.
-        (tf_dgc.schedules.WarmupSparsity(4), ["CollectiveGatherV2", "CollectiveReduceV2"]),
+        (
+            tf_dgc.schedules.WarmupSparsity(4),
+            ["CollectiveGatherV2", "CollectiveReduceV2"],
+        ),
     ],
     ids=["sparse", "dense", "schedule"],
 )
@@ -49,7 +52,9 @@ def test_stock_optimizer_for_comparison(strategies):
     """The counting above finds what stock TensorFlow does."""
     shapes = [(40, 40), (40,)] * 3
     trainer = Trainer(
-        strategies[2], lambda: keras.optimizers.SGD(0.1), initial_weights("float32", shapes)
+        strategies[2],
+        lambda: keras.optimizers.SGD(0.1),
+        initial_weights("float32", shapes),
     )
     (gradients,) = make_gradients(2, 1, "float32", shapes)
     concrete = trainer._run.get_concrete_function(trainer.per_replica(gradients))

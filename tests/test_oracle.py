@@ -35,7 +35,9 @@ def make_pair(strategies, num_workers, case, dtype):
     weights = initial_weights(dtype)
     trainer = Trainer(
         strategies[num_workers],
-        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.125, **sgd_settings), **settings),
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(0.125, **sgd_settings), **settings
+        ),
         weights,
     )
     sparsity = settings.pop("sparsity")
@@ -60,7 +62,12 @@ def make_pair(strategies, num_workers, case, dtype):
 
 @pytest.mark.parametrize(
     ("case", "num_workers"),
-    [*itertools.product(CASES, [1, 2]), ("momentum", 4), ("schedule", 3), ("schedule", 4)],
+    [
+        *itertools.product(CASES, [1, 2]),
+        ("momentum", 4),
+        ("schedule", 3),
+        ("schedule", 4),
+    ],
 )
 def test_matches_oracle_in_float64(strategies, case, num_workers):
     trainer, oracle = make_pair(strategies, num_workers, case, "float64")

@@ -92,6 +92,14 @@ def number_collectives_at_run_time(collective_ops: Any) -> None:
 _FIRST_KEY = 1_000_000_000
 
 
+def wrap_variable_creation(
+    strategy: tf.distribute.Strategy, wrap: Callable[[Callable], Callable]
+) -> None:
+    """Wrap how this strategy instance creates variables (`_create_variable`)."""
+    extended = strategy.extended
+    extended._create_variable = wrap(extended._create_variable)
+
+
 def per_replica(values: Sequence[Any]) -> Any:
     """Wrap one value per local replica (`distribute_utils.regroup`)."""
     return distribute_utils.regroup(tuple(values))

@@ -47,5 +47,3 @@ def _count(text: str) -> int:
             f"must be a whole number, 1 or more; received: {text}"
         )
     return int(text)
-
-

@@ -1,5 +1,6 @@
 """The cluster: what `TF_CONFIG` says, and whether all workers agree."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -39,7 +40,7 @@ def check_tf_config(strategy: tf.distribute.Strategy) -> None:
     index = task.get("index")
     if not isinstance(index, int) or not 0 <= index < len(addresses):
         raise ValueError(
-            _wrong("names a task that is not in its cluster (index out of range?)", text)
+            _wrong("names a task not in its cluster (index out of range?)", text)
         )
     num_workers = len(hosts.get("chief", ())) + len(hosts.get("worker", ()))
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -100,16 +101,30 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
     try:
         _internals.wait_at_barrier(f"tf_dgc/{next(_numbers)}", seconds)
     except tf.errors.OpError as error:
-        message = (
-            f"Worker {_me(strategy)} waited {seconds:g} s for the other workers to "
-            f"{purpose}, but not all came. All workers must run the same program: the "
-            "same model, the same optimizer, and calls that involve the optimizer's "
-            "state (such as `model.save`) on every worker, not on the chief alone. If "
-            f"a worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. "
-            f"TensorFlow says: {error.message}"
-        )
+        raise failure(
+            strategy,
+            f"waited {seconds:g} s for the other workers to {purpose}, but not all "
+            "came. All workers must run the same program: the same model, the same "
+            "optimizer, and calls that involve the optimizer's state (such as "
+            "`model.save`) on every worker, not on the chief alone. If a worker is "
+            f"only slow, set {TIMEOUT_VARIABLE} to more seconds. "
+            f"TensorFlow says: {error.message}",
+        ) from error
+
+
+def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
+    """Tell the other workers that this one fails; return the error to raise.
+
+    Collectives that they wait in end with the same message.
+
+    Args:
+        strategy: whose workers are told.
+        what: what happened, to follow the worker's name.
+    """
+    message = f"tf_dgc: {_me(strategy)} {what}"
+    with contextlib.suppress(tf.errors.OpError):  # they may have failed already
         _internals.report_error_to_cluster(message)
-        raise RuntimeError(message) from error
+    return RuntimeError(message)
 
 
 def agree(
@@ -179,14 +194,12 @@ def _workers(strategy: tf.distribute.Strategy) -> list[str]:
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted path, leaf) of nested dictionaries and lists."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
         yield prefix, value
         return
-    for key, item in items:
+    for key, item in value.items():
         yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
 
 

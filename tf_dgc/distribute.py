@@ -3,14 +3,15 @@
 Both act on one strategy instance; no class or module is changed.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tf_dgc import _internals, cluster
+from tf_dgc.choice import Choice, choose
 
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
-Choice = bool | tf.Tensor
 
 _SUPPORTED = (
     tf.distribute.MirroredStrategy,
@@ -71,9 +72,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         def gather() -> tuple[Any, Any]:
             return _empty(vectors), self._launch(_internals.launch_all_gather, words)
 
-        if isinstance(dense, bool):
-            return all_reduce() if dense else gather()
-        return tf.cond(dense, all_reduce, gather)
+        return choose(dense, all_reduce, gather)
 
     def _launch(self, launch: Any, values: Any) -> tuple[tf.Tensor, ...]:
         with _internals.launch_lock(self._collectives):
@@ -127,8 +126,11 @@ def prepare(strategy: Strategy) -> Strategy:
         ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right.
     """
     cluster.check_tf_config(strategy)
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if multi_worker and not getattr(strategy, "_tf_dgc_prepared", False):
         _mend_reduce(strategy)
+        _report_failed_variables(strategy)
+        strategy._tf_dgc_prepared = True
     if strategy.num_replicas_in_sync > 1:
         cross_device_ops(strategy)
     return strategy
@@ -166,8 +168,6 @@ def _mend_reduce(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     differ in size between workers. (b) `reduce_per_replica` passes `axis=0` with
     scalar metrics.
     """
-    if getattr(strategy, "_tf_dgc_mended", False):
-        return
     stock_reduce = strategy.reduce
 
     def reduce(reduce_op: Any, value: Any, axis: int | None) -> Any:
@@ -180,7 +180,32 @@ def _mend_reduce(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         return stock_reduce(reduce_op, value, axis)
 
     strategy.reduce = reduce
-    strategy._tf_dgc_mended = True
+
+
+def _report_failed_variables(
+    strategy: tf.distribute.MultiWorkerMirroredStrategy,
+) -> None:
+    """Tell all workers why one could not create a variable.
+
+    Creating a variable broadcasts its value. If models differ, TensorFlow names the
+    difference on one worker, and the others hear only that it died.
+    """
+
+    def wrap(create: Callable) -> Callable:
+        def create_variable(next_creator: Any, **kwargs: Any) -> Any:
+            try:
+                return create(next_creator, **kwargs)
+            except tf.errors.OpError as error:
+                name = kwargs.get("name") or "without a name"
+                raise cluster.failure(
+                    strategy,
+                    f"could not create the variable {name}. Do all workers build the "
+                    f"same model? TensorFlow says: {error.message}",
+                ) from error
+
+        return create_variable
+
+    _internals.wrap_variable_creation(strategy, wrap)
 
 
 def _is_scalar(value: Any) -> bool:

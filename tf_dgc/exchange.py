@@ -5,8 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dgc import distribute
-
-Choice = bool | tf.Tensor
+from tf_dgc.choice import Choice
 
 
 class Exchange:
@@ -22,9 +21,9 @@ class Exchange:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self.num_workers: int = strategy.num_replicas_in_sync
-        self._hook = None
-        if self.num_workers > 1:
-            self._hook = distribute.cross_device_ops(strategy)
+        self._hook = (
+            distribute.cross_device_ops(strategy) if self.num_workers > 1 else None
+        )
 
     def __call__(
         self, dense: Choice, vector: tf.Tensor, words: tf.Tensor
@@ -41,11 +40,12 @@ class Exchange:
             The sum `[n]`, and the buffers, int32 `[num_workers, w]`. The one that was
             not asked for is empty.
         """
-        if self._hook is None:
+        hook = self._hook
+        if hook is None:
             return vector, words[tf.newaxis]
 
         def exchange(_: Any, *args: Any) -> Any:
-            return self._hook.exchange(*args)
+            return hook.exchange(*args)
 
         context = tf.distribute.get_replica_context()
         total, buffers = context.merge_call(exchange, args=(dense, vector, words))

@@ -7,19 +7,27 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, clipping, cluster, distribute, monitor, payload
-from tf_dgc import schedules, wire
+from tf_dgc import (
+    _internals,
+    clipping,
+    cluster,
+    distribute,
+    monitor,
+    payload,
+    schedules,
+    validation,
+    wire,
+)
 from tf_dgc.compressors import tie_offsets
 from tf_dgc.correction import correct
 from tf_dgc.exchange import Exchange
 from tf_dgc.state import PerWorkerVariable
 from tf_dgc.takeover import check_inner, take_over
-
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
+from tf_dgc.wrapper import OptimizerWrapper
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class DGCOptimizer(keras.optimizers.Optimizer):
+class DGCOptimizer(OptimizerWrapper):
     """Sends the largest entries of the gradient and keeps the rest until it has grown.
 
     Deep Gradient Compression (Lin et al., ICLR 2018) around any Keras optimizer. Use
@@ -91,14 +99,7 @@ class DGCOptimizer(keras.optimizers.Optimizer):
         strategy = distribute.prepare(tf.distribute.get_strategy())
         compresses = sparsity != 0
         rule, took = take_over(inner, momentum_correction and compresses)
-        super().__init__(
-            learning_rate=lambda: rule.learning_rate,
-            name=name,
-            loss_scale_factor=took.loss_scale,
-        )
-        _internals.share_iterations(self, rule)
-        _internals.replace_all_reduce(rule, list)  # the sum is there already
-        self.inner_optimizer = rule
+        super().__init__(rule, took.loss_scale, name)
         self.sparsity = sparsity
         self.momentum_correction = bool(momentum_correction)
         self.factor_masking = bool(factor_masking)
@@ -112,7 +113,7 @@ class DGCOptimizer(keras.optimizers.Optimizer):
         self._compresses = compresses
         # With sparsity 0 clipping is Keras's own, whatever the number of workers.
         self._num_clip = self.num_workers if compresses else 1
-        self._counters: keras.Variable | None = None
+        self._counters: Any = None
 
     # --- one step -----------------------------------------------------------------
 
@@ -150,7 +151,9 @@ class DGCOptimizer(keras.optimizers.Optimizer):
                 self._counters,
                 entries=step.entries,
                 sent_bytes=tf.size(vector) * vector.dtype.size + 4 * tf.size(words),
-                dense_bytes=sum(v.shape.num_elements() * _itemsize(v) for v in variables),
+                dense_bytes=sum(
+                    v.shape.num_elements() * _itemsize(v) for v in variables
+                ),
                 nonfinite=nonfinite,
             )
         self.inner_optimizer.apply(
@@ -163,7 +166,8 @@ class DGCOptimizer(keras.optimizers.Optimizer):
 
     def _match(self, grads: Any, variables: Any) -> tuple[list, list]:
         """Build if needed; return gradients that exist, with their variables."""
-        self._check_context("apply")
+        validation.check_strategy(self._strategy, "apply")
+        validation.check_in_replica()
         if variables is None:
             variables = self._trainable_variables
         variables = list(variables)
@@ -255,7 +259,9 @@ class DGCOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        self._check_variables(variables)
+        validation.check_variables(self._strategy, variables)
+        validation.check_strategy(self._strategy, "build")
+        validation.check_precision(self._strategy)
         with tf.init_scope():  # the first call may come while a step is being traced
             cluster.agree(self._strategy, lambda: self._description(variables))
         self.inner_optimizer.build(variables)
@@ -286,7 +292,7 @@ class DGCOptimizer(keras.optimizers.Optimizer):
         )
 
     def _description(self, variables: list[keras.Variable]) -> dict[str, Any]:
-        """What must be equal on all workers."""
+        """Return what must be equal on all workers."""
         config = self.get_config()
         config["inner"]["config"].pop("name")
         config.pop("name")
@@ -300,56 +306,7 @@ class DGCOptimizer(keras.optimizers.Optimizer):
             "variable": shapes,
         }
 
-    def _check_context(self, what: str) -> None:
-        if tf.distribute.get_strategy() is not self._strategy:
-            raise ValueError(
-                f"`{what}` was called under {tf.distribute.get_strategy()!r}, but this "
-                f"DGCOptimizer was created under {self._strategy!r}. Create it, build "
-                "it and use it within the scope of the same strategy as the model: "
-                "`with strategy.scope(): model.compile(optimizer=DGCOptimizer(...))`."
-            )
-        if what == "apply" and tf.distribute.in_cross_replica_context():
-            raise ValueError(
-                "`apply` and `apply_gradients` must be called in replica context: "
-                "within a function passed to `strategy.run`."
-            )
-
-    def _check_variables(self, variables: list[keras.Variable]) -> None:
-        if not variables:
-            raise ValueError(
-                "The model has no trainable variables, so there is nothing to "
-                "optimize. Set `trainable=True` on some layers, or build the model "
-                "before the optimizer."
-            )
-        for v in variables:
-            if not self._strategy.extended.variable_created_in_scope(v.value):
-                raise ValueError(
-                    "This DGCOptimizer and the model were created under different "
-                    "strategies. Create both within the same `with strategy.scope():`. "
-                    f"Received: variable {v.path}, and an optimizer of {self._strategy!r}"
-                )
-            if v.dtype not in _DTYPES or _internals.overwrites_with_gradient(v):
-                raise ValueError(
-                    f"DGCOptimizer trains variables of dtype {', '.join(_DTYPES)}. "
-                    f"Received: variable {v.path} of dtype {v.dtype}"
-                )
-            if v.shape.num_elements() > tf.int32.max:
-                raise ValueError(
-                    "Positions are sent as int32, so a variable may have at most "
-                    f"{tf.int32.max} entries. Received: variable {v.path} of shape "
-                    f"{tuple(v.shape)}"
-                )
-        self._check_context("build")
-        policy = keras.config.dtype_policy().name
-        if policy == "mixed_float16" and cluster.is_multi_worker(self._strategy):
-            raise ValueError(
-                "`mixed_float16` is not supported with several workers: Keras's "
-                "`LossScaleOptimizer` lets one worker skip a step while the others "
-                "wait for it. Use `mixed_bfloat16`, which needs no loss scaling. "
-                f"Received: dtype policy {policy}"
-            )
-
-    # --- what Keras asks of an optimizer ------------------------------------------
+    # --- what users read ----------------------------------------------------------
 
     @property
     def num_workers(self) -> int:
@@ -360,56 +317,6 @@ class DGCOptimizer(keras.optimizers.Optimizer):
     def stats(self) -> monitor.CompressionStats:
         """What was sent so far and in the last step, per worker."""
         return monitor.read(self._counters)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The optimizer's variables, those of the inner optimizer included."""
-        own = _internals.own_variables(self)
-        known = {id(v) for v in own}
-        return own + [v for v in self.inner_optimizer.variables if id(v) not in known]
-
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate, which belongs to the inner optimizer."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner_optimizer.learning_rate = value
-
-    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
-        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
-
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """Let the inner optimizer set final values (moving averages)."""
-        self.inner_optimizer.finalize_variable_values(var_list)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save the state, summed over workers; call it on every worker.
-
-        Keras saves the inner optimizer beside it.
-        """
-        for i, variable in enumerate(_internals.own_variables(self)):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load the state, divided among the workers there are now.
-
-        Raises:
-            ValueError: if it was saved with other settings (for example without
-                momentum correction), because what was not sent would be lost.
-        """
-        own = _internals.own_variables(self)
-        if len(store.keys()) != len(own):
-            raise ValueError(
-                f"The saved DGCOptimizer has {len(store.keys())} variables, this one "
-                f"has {len(own)}. Load with the settings it was saved with: sparsity "
-                "above 0, momentum correction and the inner optimizer's momentum "
-                "decide which variables there are."
-            )
-        for i, variable in enumerate(own):
-            variable.assign(store[str(i)])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""

@@ -5,17 +5,17 @@ The same functions serve a sparse step (entries chosen by magnitude), a dense st
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tf_dgc import wire
-from tf_dgc.compressors.topk import choose, num_sent, top_k
+from tf_dgc.choice import Choice, choose
+from tf_dgc.compressors import num_sent, top_k
 from tf_dgc.correction import mask
 from tf_dgc.wire import Selection, TensorLayout
 
-Choice = bool | tf.Tensor
-Tensors = list[tf.Tensor]
+Tensors: TypeAlias = list[tf.Tensor]
 
 
 class Plan(NamedTuple):
@@ -36,7 +36,9 @@ class Plan(NamedTuple):
     def entries(self) -> int | tf.Tensor:
         """Entries that one worker sends in this step."""
         return choose(
-            self.dense, lambda: sum(t.size for t in self.layout), lambda: sum(self.counts)
+            self.dense,
+            lambda: sum(t.size for t in self.layout),
+            lambda: sum(self.counts),
         )
 
 

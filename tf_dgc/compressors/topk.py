@@ -4,12 +4,11 @@ Lin et al., ICLR 2018, section 3.1 (gradient sparsification).
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from tf_dgc import _internals
+from tf_dgc.choice import Choice, choose
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
@@ -57,14 +56,7 @@ def top_k(
     return positions, tf.gather(values, positions)
 
 
-def choose(choice: bool | tf.Tensor, if_true: Callable, if_false: Callable) -> Any:
-    """Call one of two functions, now if `choice` is a bool, else at run time."""
-    if isinstance(choice, bool):
-        return if_true() if choice else if_false()
-    return tf.cond(choice, if_true, if_false)
-
-
-def _prefers_heap(size: int, k: int | tf.Tensor) -> bool | tf.Tensor:
+def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
     """`tf.math.top_k` is the faster one below about 1 % of the entries.
 
     Its time grows with k: a warm-up step at 75 % of 1 M entries takes it 100 ms, the
@@ -73,9 +65,7 @@ def _prefers_heap(size: int, k: int | tf.Tensor) -> bool | tf.Tensor:
     return _internals.in_xla_context() or k * 128 <= size
 
 
-def _by_heap(
-    magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
-) -> tf.Tensor:
+def _by_heap(magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
     rotated = tf.roll(magnitudes, -offset, axis=0)  # top_k takes the lowest index first
     positions = tf.math.top_k(rotated, k, sorted=False).indices
     return tf.sort(tf.math.floormod(positions + offset, magnitudes.shape[0]))

@@ -1,0 +1,79 @@
+"""The examples run as their docstrings say, on less data."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+SHARED = pathlib.Path(__file__).parents[2] / "shared" / "tensorflow_datasets"
+KEYS = {
+    "method",
+    "sparsity",
+    "val_accuracy",
+    "bytes_per_step",
+    "dense_bytes_per_step",
+    "ratio",
+    "step_ms",
+    "workers",
+}
+
+
+def run(tmp_path, script, *flags, workers=2):
+    """Run an example under the launcher; return its rows and its output."""
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", str(workers)]
+    command += [str(EXAMPLES / script), *flags, f"--json={path}"]
+    finished = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    print(finished.stdout[-5000:])
+    rows = json.loads(path.read_text()) if path.exists() else None
+    return finished.returncode, rows, finished.stdout
+
+
+@pytest.mark.workers
+def test_digits(tmp_path):
+    code, rows, output = run(tmp_path, "digits.py", "--steps=60", "--seeds=1")
+    assert code == 0
+    assert "bytes per step and worker" in output
+    dense, dgc = rows
+    assert set(dense) == set(dgc) == KEYS
+    assert (dense["method"], dgc["method"]) == ("dense", "dgc")
+    assert dense["workers"] == dgc["workers"] == 2
+    assert dense["ratio"] == 1
+    assert dgc["ratio"] > 200
+    assert dgc["dense_bytes_per_step"] == dense["bytes_per_step"]
+    assert min(dense["val_accuracy"], dgc["val_accuracy"]) > 0.7
+
+
+@pytest.mark.workers
+def test_custom_loop(tmp_path):
+    code, rows, _ = run(tmp_path, "custom_loop.py", "--steps=60")
+    assert code == 0
+    assert set(rows[0]) == KEYS
+    assert rows[0]["val_accuracy"] > 0.7
+
+
+@pytest.mark.workers
+@pytest.mark.skipif(not SHARED.exists(), reason=f"MNIST is not in {SHARED}")
+def test_mnist(tmp_path):
+    flags = [f"--data_dir={SHARED}", "--epochs=1", "--batch_size=1000"]
+    code, rows, _ = run(tmp_path, "mnist.py", *flags)
+    assert code == 0
+    assert [row["method"] for row in rows] == ["dense", "dgc"]
+    assert min(row["val_accuracy"] for row in rows) > 0.7
+
+
+@pytest.mark.workers
+def test_mnist_says_how_to_get_the_data(tmp_path):
+    code, _, output = run(tmp_path, "mnist.py", f"--data_dir={tmp_path}", workers=1)
+    assert code != 0
+    assert "examples/mnist.py --download" in output

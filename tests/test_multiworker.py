@@ -1,0 +1,133 @@
+"""Real worker processes on loopback, under stock MultiWorkerMirroredStrategy."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tf_dgc import launcher
+
+pytestmark = pytest.mark.workers
+SCRIPT = pathlib.Path(__file__).with_name("worker_scenarios.py")
+
+
+class Finished:
+    """How each worker ended."""
+
+    def __init__(self, codes, outputs, findings, seconds):
+        self.codes, self.outputs = codes, outputs
+        self.findings, self.seconds = findings, seconds
+
+
+def run(scenario, num_workers, directory, timeout=150, **environment):
+    """Run a scenario; until `timeout`, every worker has to end by itself."""
+    environment = {"CUDA_VISIBLE_DEVICES": "-1", **environment}
+    command = [sys.executable, str(SCRIPT), scenario, str(directory)]
+    logs = [
+        open(directory / f"{rank}.log", "w+")  # noqa: SIM115
+        for rank in range(num_workers)
+    ]
+    start = time.monotonic()
+    workers = [
+        subprocess.Popen(
+            command, env={**env, **environment}, stdout=log, stderr=log,
+            start_new_session=True,
+        )
+        for env, log in zip(launcher._environments(num_workers), logs, strict=True)
+    ]  # fmt: skip
+    try:
+        codes = [w.wait(max(1, timeout - (time.monotonic() - start))) for w in workers]
+    finally:
+        launcher._end(workers)
+        outputs = []
+        for log in logs:
+            log.seek(0)
+            outputs.append(log.read())
+            log.close()
+        print(*(f"--- worker {i}\n{o[-3000:]}" for i, o in enumerate(outputs)))
+    findings = [
+        json.loads((directory / f"{rank}.json").read_text())
+        for rank in range(num_workers)
+        if os.path.exists(directory / f"{rank}.json")
+    ]
+    return Finished(codes, outputs, findings, time.monotonic() - start)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
+def test_fit_evaluate_predict_save_load(tmp_path, num_workers):
+    finished = run("fit", num_workers, tmp_path)
+    assert finished.codes == [0] * num_workers
+    first = finished.findings[0]
+    for other in finished.findings[1:]:
+        for key in ("weights", "residual", "history", "evaluate"):
+            assert other[key] == first[key], key
+    losses = first["history"]["val_loss"]
+    assert losses[-1] < losses[0]
+    assert first["evaluate"][0] == pytest.approx(losses[-1], rel=1e-4)
+    assert first["predictions"] == [70, 1]
+    assert first["restored"]
+    assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
+
+
+def test_steps_per_execution_with_a_schedule(tmp_path):
+    finished = run("steps_per_execution", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    hashes = {value for found in finished.findings for value in found.values()}
+    assert len(hashes) == 1
+
+
+def test_stock_sgd_trains_and_equals_sparsity_0(tmp_path):
+    finished = run("stock", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    for found in finished.findings:
+        np.testing.assert_allclose(found["wrapped"], found["stock"], rtol=1e-5)
+
+
+def test_nan_on_one_worker(tmp_path):
+    finished = run("nan", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    assert finished.findings[0] == finished.findings[1]
+    assert finished.findings[0]["nonfinite"] == 1
+    assert finished.findings[0]["finite"]
+    assert sum("holds NaN or Inf" in output for output in finished.outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        ("other_sparsity", "optimizer.sparsity: 0.9"),
+        ("other_inner", "optimizer.inner.class_name: 'Adam"),
+        ("mixed_float16", "`mixed_float16` is not supported with several workers"),
+    ],
+)
+def test_every_worker_names_what_is_wrong(tmp_path, scenario, message):
+    finished = run(scenario, 2, tmp_path)
+    assert all(finished.codes)
+    for output in finished.outputs:
+        assert message in output
+
+
+@pytest.mark.parametrize(
+    ("scenario", "shapes"),
+    [("other_shape", ["[50,48]", "[50,40]"]), ("more_layers", ["[40,40]", "[40,1]"])],
+)
+def test_different_models(tmp_path, scenario, shapes):
+    finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="10")
+    assert all(finished.codes)
+    for output in finished.outputs:
+        for shape in shapes:
+            assert shape in output
+    assert finished.seconds < 60
+
+
+@pytest.mark.parametrize("scenario", ["chief_saves_alone", "chief_checkpoints_alone"])
+def test_reading_the_state_on_one_worker(tmp_path, scenario):
+    finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="8")
+    assert finished.codes[0]
+    assert "not on the chief alone" in finished.outputs[0]
+    assert finished.seconds < 90

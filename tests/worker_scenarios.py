@@ -1,0 +1,180 @@
+"""What the workers of test_multiworker.py do; started once per worker.
+
+    python worker_scenarios.py SCENARIO DIRECTORY
+
+Writes its findings to DIRECTORY/RANK.json.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dgc
+
+RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
+SGD = keras.optimizers.SGD
+
+
+def dgc(sparsity=0.9, **settings):
+    return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9, **settings), sparsity)
+
+
+def make_model(optimizer, units=40, layers=1, **settings):
+    keras.utils.set_random_seed(0)
+    with STRATEGY.scope():
+        tokens = keras.Input((5,))
+        x = keras.layers.Embedding(50, units)(tokens)
+        x = keras.layers.Flatten()(x)
+        for _ in range(layers):
+            x = keras.layers.Dense(units, activation="relu")(x)
+        model = keras.Model(tokens, keras.layers.Dense(1)(x))
+        model.compile(optimizer(), "mse", metrics=["mae"], **settings)
+    return model
+
+
+def make_data(examples=70):
+    tokens = np.random.default_rng(0).integers(0, 50, (examples, 5))
+    return tokens, tokens.mean(axis=1, keepdims=True) / 50.0
+
+
+def digest(arrays):
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(a).data for a in arrays)
+    ).hexdigest()
+
+
+def fit(directory, optimizer=dgc, **settings):
+    """Everything `fit` users do, with uneven last batches; then save and load."""
+    model = make_model(optimizer, **settings)
+    x, y = make_data()
+    callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)]
+    if isinstance(model.optimizer, tf_dgc.DGCOptimizer):
+        callbacks.append(tf_dgc.callbacks.CompressionMonitor())
+        callbacks.append(
+            keras.callbacks.ModelCheckpoint(
+                directory / f"{RANK}-{{epoch}}.weights.h5", save_weights_only=True
+            )
+        )
+    history = model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        validation_data=(x, y),
+        callbacks=callbacks,
+        verbose=0,
+    ).history
+    return model, {
+        "history": {k: [float(x) for x in v] for k, v in history.items()},
+        "evaluate": model.evaluate(x, y, batch_size=16, verbose=0),
+        "predictions": list(model.predict(x, batch_size=16, verbose=0).shape),
+        "weights": digest(model.get_weights()),
+        "values": [float(np.sum(np.abs(w))) for w in model.get_weights()],
+    }
+
+
+def scenario_fit(directory):
+    model, result = fit(directory)
+    result["stats"] = model.optimizer.stats.bytes_per_step
+    saved = [v.numpy() for v in model.optimizer.variables]
+    model.save(directory / f"{RANK}.keras")
+    with STRATEGY.scope():
+        again = keras.models.load_model(directory / f"{RANK}.keras")
+    loaded = [v.numpy() for v in again.optimizer.variables]
+    result["restored"] = all(
+        np.allclose(a, b, rtol=1e-6, atol=1e-7)
+        for a, b in zip(saved, loaded, strict=True)
+    )
+    result["residual"] = digest([model.optimizer.residual[0].numpy()])
+    return result
+
+
+def scenario_steps_per_execution(directory):
+    warmup = tf_dgc.schedules.PiecewiseConstantSparsity([4, 8], [0.0, 0.9, 0.99])
+    results = {}
+    for steps in (1, 3):
+        _, result = fit(directory, lambda: dgc(warmup), steps_per_execution=steps)
+        results[str(steps)] = result["weights"]
+    return results
+
+
+def scenario_stock(directory):
+    """Stock SGD after `prepare`, against `sparsity=0`."""
+    tf_dgc.prepare(STRATEGY)
+    _, stock = fit(directory, lambda: SGD(0.05, momentum=0.9, nesterov=True))
+    _, wrapped = fit(directory, lambda: dgc(0.0, nesterov=True))
+    return {"stock": stock["values"], "wrapped": wrapped["values"]}
+
+
+def scenario_nan(directory):
+    """A NaN in the examples of one worker."""
+    model = make_model(dgc)
+    x, y = make_data(64)
+    y[3] = np.nan  # in one worker's half of the first batch
+    model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
+    return {
+        "nonfinite": model.optimizer.stats.nonfinite,
+        "finite": bool(all(np.all(np.isfinite(w)) for w in model.get_weights())),
+        "weights": digest(model.get_weights()),
+    }
+
+
+def scenario_other_sparsity(directory):
+    fit(directory, lambda: dgc(0.9 if RANK == 0 else 0.99))
+
+
+def scenario_other_inner(directory):
+    fit(
+        directory,
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.Adam(0.1) if RANK == 0 else keras.optimizers.AdamW(0.1)
+        ),
+    )
+
+
+def scenario_other_shape(directory):
+    tf_dgc.prepare(STRATEGY)
+    fit(directory, units=40 if RANK == 0 else 48)
+
+
+def scenario_more_layers(directory):
+    tf_dgc.prepare(STRATEGY)
+    fit(directory, layers=1 if RANK == 0 else 2)
+
+
+def scenario_chief_saves_alone(directory):
+    model = make_model(dgc)
+    x, y = make_data(64)
+    model.fit(x, y, batch_size=16, verbose=0)
+    if RANK == 0:
+        model.save(directory / "model.keras")
+    time.sleep(30)  # the other worker is busy with something else
+
+
+def scenario_chief_checkpoints_alone(directory):
+    model = make_model(dgc)
+    x, y = make_data(64)
+    model.fit(x, y, batch_size=16, verbose=0)
+    if RANK == 0:
+        tf.train.Checkpoint(optimizer=model.optimizer).write(str(directory / "c"))
+    model.fit(x, y, batch_size=16, verbose=0)
+
+
+def scenario_mixed_float16(directory):
+    keras.config.set_dtype_policy("mixed_float16")
+    fit(directory)
+
+
+if __name__ == "__main__":
+    folder = pathlib.Path(sys.argv[2])
+    findings = globals()[f"scenario_{sys.argv[1]}"](folder)
+    (folder / f"{RANK}.json").write_text(json.dumps(findings))

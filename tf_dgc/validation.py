@@ -1,0 +1,73 @@
+"""What an optimizer checks before its first step."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import _internals, cluster
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
+    """Raise `ValueError` if `what` is called under another strategy."""
+    current = tf.distribute.get_strategy()
+    if current is not strategy:
+        raise ValueError(
+            f"`{what}` was called under {current!r}, but this optimizer was created "
+            f"under {strategy!r}. Create it, build it and use it within the scope of "
+            "the same strategy as the model: "
+            "`with strategy.scope(): model.compile(optimizer=DGCOptimizer(...))`."
+        )
+
+
+def check_in_replica() -> None:
+    """Raise `ValueError` outside replica context."""
+    if tf.distribute.in_cross_replica_context():
+        raise ValueError(
+            "`apply` and `apply_gradients` must be called in replica context: within "
+            "a function passed to `strategy.run`."
+        )
+
+
+def check_variables(
+    strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
+) -> None:
+    """Raise `ValueError` for variables that cannot be trained under the strategy."""
+    if not variables:
+        raise ValueError(
+            "The model has no trainable variables, so there is nothing to optimize. "
+            "Set `trainable=True` on some layers, or build the model before the "
+            "optimizer."
+        )
+    for v in variables:
+        if not strategy.extended.variable_created_in_scope(v.value):
+            raise ValueError(
+                "This optimizer and the model were created under different "
+                "strategies. Create both within the same `with strategy.scope():`. "
+                f"Received: variable {v.path}, and an optimizer of {strategy!r}"
+            )
+        if v.dtype not in _DTYPES or _internals.overwrites_with_gradient(v):
+            raise ValueError(
+                f"Variables must be of dtype {', '.join(_DTYPES)}. "
+                f"Received: variable {v.path} of dtype {v.dtype}"
+            )
+        if v.shape.num_elements() > tf.int32.max:
+            raise ValueError(
+                "Positions are sent as int32, so a variable may have at most "
+                f"{tf.int32.max} entries. Received: variable {v.path} of shape "
+                f"{tuple(v.shape)}"
+            )
+
+
+def check_precision(strategy: tf.distribute.Strategy) -> None:
+    """Raise `ValueError` where loss scaling could make workers wait for ever."""
+    policy = keras.config.dtype_policy().name
+    if policy == "mixed_float16" and cluster.is_multi_worker(strategy):
+        raise ValueError(
+            "`mixed_float16` is not supported with several workers: Keras's "
+            "`LossScaleOptimizer` lets one worker skip a step while the others wait "
+            "for it. Use `mixed_bfloat16`, which needs no loss scaling. "
+            f"Received: dtype policy {policy}"
+        )
