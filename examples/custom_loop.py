@@ -1,6 +1,8 @@
 """Compressed training with your own loop instead of `model.fit`.
 
     tf-dgc run --workers 2 examples/custom_loop.py
+
+Gradients of all workers are summed, so the loss is divided by the whole batch.
 """
 
 import time
@@ -51,7 +53,6 @@ def main(_):
 
     def train_step(x, y):
         with tf.GradientTape() as tape:
-            # Gradients are summed over workers: divide by the whole batch.
             loss = tf.reduce_sum(loss_of(y, model(x, training=True)))
             loss /= _BATCH_SIZE.value
         gradients = tape.gradient(loss, model.trainable_variables)

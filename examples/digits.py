@@ -68,6 +68,7 @@ def train(method, seed, strategy, data):
         examples.batch(_BATCH_SIZE.value),
         steps_per_epoch=_STEPS.value,
         callbacks=[timer],
+        shuffle=False,
         verbose=0,
     )
     _, accuracy = model.evaluate(x_val, y_val, batch_size=len(x_val), verbose=0)

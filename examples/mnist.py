@@ -97,6 +97,7 @@ def train(method, strategy):
         steps_per_epoch=steps_per_epoch,
         validation_data=load("test").map(prepare).batch(1000),
         callbacks=[*monitor, timer],
+        shuffle=False,
         verbose=2 if reporting.is_chief() else 0,
     )
     return reporting.row(

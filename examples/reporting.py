@@ -33,7 +33,7 @@ class StepTimer(keras.callbacks.Callback):
 
     @property
     def median_ms(self):
-        return 1000 * statistics.median(self._times[self._skip :])
+        return 1000 * statistics.median(self._times[self._skip :] or self._times)
 
 
 def quiet():
