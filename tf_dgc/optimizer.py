@@ -134,7 +134,10 @@ class DGCOptimizer(OptimizerWrapper):
         states = [_internals.variable_index(self, v) for v in variables]
         layout = [self._layout[i] for i in states]
         with tf.name_scope(self.name):
-            gradients = [self._local(g, t) for g, t in zip(grads, layout, strict=True)]
+            gradients = [
+                self._local(g, v, t)
+                for g, v, t in zip(grads, variables, layout, strict=True)
+            ]
             gradients, finite = clipping.drop_nonfinite(gradients)
             self._warn_if_first(finite)
             gradients = clipping.clip(gradients, self._num_clip, **self._took.clipping)
@@ -180,14 +183,14 @@ class DGCOptimizer(OptimizerWrapper):
         _internals.check_known(self, variables)
         return _internals.drop_missing_gradients(self, grads, variables)
 
-    def _local(self, gradient: Any, tensor: wire.TensorLayout) -> tf.Tensor:
+    def _local(
+        self, gradient: Any, variable: keras.Variable, tensor: wire.TensorLayout
+    ) -> tf.Tensor:
         """Return a gradient as `[n]` of the accumulators' type, loss scale undone."""
         if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.scatter_nd(
-                gradient.indices[:, tf.newaxis],
-                gradient.values,
-                tf.cast(gradient.dense_shape, gradient.indices.dtype),
-            )
+            rows = gradient.indices[:, tf.newaxis]
+            shape = tf.constant(variable.shape, rows.dtype)
+            gradient = tf.scatter_nd(rows, gradient.values, shape)
         gradient = tf.cast(tf.reshape(gradient, [tensor.size]), tensor.dtype)
         scale = self.loss_scale_factor
         return gradient if scale is None else gradient / scale
