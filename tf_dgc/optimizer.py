@@ -189,7 +189,7 @@ class DGCOptimizer(OptimizerWrapper):
         """Return a gradient as `[n]` of the accumulators' type, loss scale undone."""
         if isinstance(gradient, tf.IndexedSlices):
             rows = gradient.indices[:, tf.newaxis]
-            shape = tf.constant(variable.shape, rows.dtype)
+            shape = tf.constant(tuple(variable.shape), rows.dtype)
             gradient = tf.scatter_nd(rows, gradient.values, shape)
         gradient = tf.cast(tf.reshape(gradient, [tensor.size]), tensor.dtype)
         scale = self.loss_scale_factor
