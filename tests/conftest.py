@@ -19,10 +19,8 @@ def pytest_configure(config):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_keras():
+def _fixed_seed():
     keras.utils.set_random_seed(0)
-    yield
-    keras.backend.clear_session()
 
 
 @pytest.fixture(scope="session")
