@@ -220,8 +220,10 @@ def test_tf_config_without_a_strategy(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task}))
     with pytest.warns(UserWarning, match="trains alone"):
         tf_dgc.DGCOptimizer(O.SGD(0.1))
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    tf_dgc.DGCOptimizer(O.SGD(0.1))
+    evaluator = {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
+    for alone in ({}, evaluator):
+        monkeypatch.setenv("TF_CONFIG", json.dumps(alone))
+        tf_dgc.DGCOptimizer(O.SGD(0.1))
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon"])

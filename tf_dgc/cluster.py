@@ -36,6 +36,8 @@ def check_tf_config(strategy: tf.distribute.Strategy) -> None:
     if not isinstance(hosts, dict) or not hosts:
         raise ValueError(_wrong("lacks a `cluster`", text))
     task = config.get("task") or {}
+    if task.get("type") == "evaluator":  # stands beside the cluster
+        return
     addresses = hosts.get(task.get("type"), ())
     index = task.get("index")
     if not isinstance(index, int) or not 0 <= index < len(addresses):
