@@ -214,6 +214,11 @@ def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]
     return [v for v in optimizer._variables if v is not optimizer._unused_iterations]
 
 
+def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Return the model variables the optimizer was built with."""
+    return optimizer._trainable_variables
+
+
 def drop_missing_gradients(
     optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any
 ) -> tuple[list[Any], list[Any]]:

@@ -83,12 +83,6 @@ class DGCOptimizer(OptimizerWrapper):
         seed: int = 0,
         name: str = "dgc_optimizer",
     ):
-        if isinstance(inner, DGCOptimizer):
-            raise ValueError(
-                "`inner` is itself a DGCOptimizer, and what is compressed once cannot "
-                "be compressed again. Pass its own inner optimizer. "
-                f"Received: inner={inner!r}"
-            )
         check_inner(inner)
         sparsity = schedules.get(sparsity)
         if int(min_compress_size) != min_compress_size or min_compress_size < 0:
@@ -172,7 +166,7 @@ class DGCOptimizer(OptimizerWrapper):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         if variables is None:
-            variables = self._trainable_variables
+            variables = _internals.trainable_variables(self)
         variables = list(variables)
         if len(grads) != len(variables):
             raise ValueError(

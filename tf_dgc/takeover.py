@@ -6,26 +6,41 @@ from typing import Any
 import keras
 
 from tf_dgc import _internals
+from tf_dgc.wrapper import OptimizerWrapper
+
+_CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 @dataclasses.dataclass(frozen=True)
 class TakeOver:
-    """The settings taken over, with the values that the inner optimizer had.
+    """The settings taken over.
 
     Attributes:
-        momentum: coefficient of the momentum correction; 0 for error feedback only.
-        nesterov: whether the correction is Nesterov's.
-        clipping: keyword arguments of `clipping.clip`.
-        loss_scale: what the loss was multiplied by, or None.
-        taken: config entries that were changed in the copy, to be given back by
-            `get_config`.
+        taken: config entries that were changed in the copy, with the values that the
+            inner optimizer had; `get_config` gives them back.
     """
 
-    momentum: float
-    nesterov: bool
-    clipping: dict[str, float | None]
-    loss_scale: float | None
     taken: dict[str, Any]
+
+    @property
+    def momentum(self) -> float:
+        """Coefficient of the momentum correction; 0 for error feedback only."""
+        return self.taken.get("momentum", 0.0)
+
+    @property
+    def nesterov(self) -> bool:
+        """Whether the correction is Nesterov's."""
+        return self.taken.get("nesterov", False)
+
+    @property
+    def clipping(self) -> dict[str, float | None]:
+        """Keyword arguments of `clipping.clip`."""
+        return {name: self.taken[name] for name in _CLIPPING}
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by, or None."""
+        return self.taken["loss_scale_factor"]
 
 
 def check_inner(inner: Any) -> None:
@@ -35,6 +50,12 @@ def check_inner(inner: Any) -> None:
             "`inner` must be a Keras optimizer, for example "
             "`keras.optimizers.SGD(0.1, momentum=0.9)`. "
             f"Received: inner={inner!r} (of type {type(inner)})"
+        )
+    if isinstance(inner, OptimizerWrapper):
+        raise ValueError(
+            f"`inner` is itself a {type(inner).__name__}, and what is compressed once "
+            "cannot be compressed again. Pass its own inner optimizer. "
+            f"Received: inner={inner!r}"
         )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
@@ -82,24 +103,11 @@ def take_over(
         The copy, which applies the update, and what was taken.
     """
     config = _internals.settings_of(inner)
-    changes: dict[str, Any] = {
-        "clipnorm": None,
-        "global_clipnorm": None,
-        "clipvalue": None,
-        "loss_scale_factor": None,
-    }
-    momentum, nesterov = 0.0, False
+    changes: dict[str, Any] = dict.fromkeys((*_CLIPPING, "loss_scale_factor"))
     if momentum_correction and _is_plain_sgd(inner) and inner.momentum:
-        momentum, nesterov = inner.momentum, inner.nesterov
         changes.update(momentum=0.0, nesterov=False)
     taken = {name: config[name] for name in changes}
-    return _internals.copy_optimizer(inner, {**config, **changes}), TakeOver(
-        momentum=momentum,
-        nesterov=nesterov,
-        clipping={n: config[n] for n in ("clipnorm", "global_clipnorm", "clipvalue")},
-        loss_scale=config["loss_scale_factor"],
-        taken=taken,
-    )
+    return _internals.copy_optimizer(inner, {**config, **changes}), TakeOver(taken)
 
 
 def _is_plain_sgd(inner: keras.optimizers.Optimizer) -> bool:
