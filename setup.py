@@ -1,5 +1,12 @@
 """Build entry point; the metadata is in pyproject.toml."""
 
+import os
+import sys
+
 from setuptools import setup
 
-setup()
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "custom_ops"))
+
+from builder import BuildNative, extensions  # noqa: E402
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildNative})

@@ -1,0 +1,192 @@
+"""Compile the native operations while the package is built.
+
+The library belongs to one minor version of TensorFlow. A stamp beside it says to which,
+with a checksum of the library; `tf_dgc/ops.py` reads it before it loads anything.
+
+The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is a
+compiler, and the package works without it; 1, building it must succeed; 0, it is not
+built.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+SOURCE = pathlib.Path(__file__).resolve().parent
+LIBRARY = "libtf_dgc_ops.so"
+STAMP = "stamp.json"
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-ffp-contract=off",  # the same results whether or not there are fused operations
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+]
+
+
+def extensions():
+    """Return the extension modules for `setup`: none if building is forbidden."""
+    if _wish() == "0" or (_wish() != "1" and compiler() is None):
+        return []
+    return [Extension("tf_dgc._native.ops", [])]
+
+
+def build_requirements():
+    """Return TensorFlow's requirement if it must be brought in to build against.
+
+    A TensorFlow that is installed already is the one that the library is for.
+    """
+    if not extensions() or find_tensorflow() is not None:
+        return []
+    return [str(_tensorflow_requirement())]
+
+
+def compiler():
+    """Return the C++ compiler as a list of arguments, or None."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    return command if shutil.which(command[0]) else None
+
+
+def find_tensorflow():
+    """Return directory and version of the TensorFlow to build against, or None.
+
+    It is looked for where this build runs (an isolated environment, perhaps) and where
+    the package is going to be installed. It is not imported.
+    """
+    supported = _tensorflow_requirement().specifier
+    for path in [*sys.path, *(sysconfig.get_paths()[p] for p in ("purelib", "platlib"))]:
+        for found in metadata.distributions(name="tensorflow", path=[path]):
+            directory = pathlib.Path(path) / "tensorflow"
+            if found.version in supported and (directory / "include").is_dir():
+                return directory, found.version
+    return None
+
+
+def sources():
+    """Return the C++ files of the library, TensorFlow's first as they take longest."""
+    return sorted((SOURCE / "tensorflow").glob("*.cc")) + sorted(
+        (SOURCE / "cpu").glob("*.cc")
+    )
+
+
+def source_hash():
+    """Return a hash of everything that is compiled."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE.glob("*/*")):
+        if path.parent.name in ("cpu", "tensorflow") and path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+class BuildNative(build_ext):
+    """Builds the library of operations, which is no Python module."""
+
+    def get_ext_filename(self, fullname):
+        """Return where the library goes in the package."""
+        return os.path.join(*fullname.split(".")[:-1], LIBRARY)
+
+    def build_extension(self, ext):
+        """Compile and link; without TF_DGC_NATIVE=1 a failure is only reported."""
+        library = pathlib.Path(self.get_ext_fullpath(ext.name))
+        try:
+            build(library, pathlib.Path(self.build_temp))
+        except CompileError as error:
+            if _wish() == "1":
+                raise
+            ext.optional = True  # so that nobody asks for the file
+            self.announce(
+                f"tf_dgc is installed without its native operations: {error}", level=3
+            )
+
+    def copy_extensions_to_source(self):
+        """Put the library and its stamp into the source tree (editable install)."""
+        package = SOURCE.parent / "tf_dgc" / "_native"
+        for ext in self.extensions:
+            built = pathlib.Path(self.build_lib) / self.get_ext_filename(ext.name)
+            for path in (built, built.with_name(STAMP)):
+                if path.exists():
+                    package.mkdir(exist_ok=True)
+                    shutil.copy(path, package / path.name)
+
+
+def build(library, work):
+    """Build `library` and its stamp, with object files in the directory `work`."""
+    command = compiler()
+    if command is None:
+        raise CompileError("there is no C++ compiler (g++, or what CXX names)")
+    found = find_tensorflow()
+    if found is None:
+        raise CompileError(
+            f"there is no {_tensorflow_requirement()} to build against"
+        )
+    tensorflow, version = found
+    work.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    includes = [f"-I{SOURCE / 'cpu'}", "-isystem", str(tensorflow / "include")]
+    abi = ["-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64"]
+
+    def compile_one(source):
+        target = work / f"{source.parent.name}_{source.stem}.o"
+        quiet = ["-Wno-deprecated-declarations"]  # TensorFlow's own mutex
+        _run([*command, *FLAGS, *quiet, *abi, *includes, "-c", source, "-o", target])
+        return target
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, sources()))
+    framework = [f"-L{tensorflow}", "-l:libtensorflow_framework.so.2"]
+    _run([*command, "-shared", *objects, "-o", library, *framework])
+    library.with_name(STAMP).write_text(
+        json.dumps(_stamp(library, version, command), indent=2), encoding="utf-8"
+    )
+
+
+def _tensorflow_requirement():
+    """Return the requirement that pyproject.toml states."""
+    project = (SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    return Requirement(re.search(r'^  "(tensorflow[<>=].*)",$', project, re.M).group(1))
+
+
+def _stamp(library, version, command):
+    compiler_version = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()[0]
+    return {
+        "tensorflow": version,
+        "compiler": compiler_version,
+        "sources": source_hash(),
+        "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+    }
+
+
+def _run(command):
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise CompileError(f"{shlex.join(map(str, command))}\n{result.stderr[-4000:]}")
+
+
+def _wish():
+    wish = os.environ.get("TF_DGC_NATIVE", "")
+    if wish not in ("", "0", "1"):
+        raise ValueError(
+            "TF_DGC_NATIVE must be 1 (the native operations must be built), 0 (they must "
+            f"not) or unset (they are if possible). Received: TF_DGC_NATIVE={wish}"
+        )
+    return wish

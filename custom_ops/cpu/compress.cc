@@ -1,0 +1,284 @@
+#include "compress.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+
+#include "select.h"
+
+namespace tf_dgc {
+namespace {
+
+constexpr int64_t kSmall = 4096;      // entries below which all are candidates
+constexpr int64_t kMaxSample = 1 << 13;
+constexpr int64_t kSampleJob = 1 << 11;
+constexpr int64_t kSendJob = 1 << 12;
+constexpr int64_t kPrefetch = 16;
+
+int64_t SampleSize(int64_t size) {
+  return std::clamp<int64_t>(size / 256, 1024, kMaxSample);
+}
+
+// A well-mixed number in [0, bound).
+int64_t Mix(uint64_t i, int64_t bound) {
+  uint64_t x = (i + 1) * 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  return static_cast<int64_t>((x ^ x >> 31) % static_cast<uint64_t>(bound));
+}
+
+struct Job {
+  size_t tensor;
+  int64_t index;
+};
+
+// A tensor on its way through the step.
+class State {
+ public:
+  State(const Tensor& tensor, const Settings& settings)
+      : layout_(tensor.layout), settings_(settings), offset_(tensor.offset) {}
+  virtual ~State() = default;
+
+  const Layout& layout() const { return layout_; }
+  bool exempt() const { return layout_.value_type == ValueType::kExempt; }
+
+  virtual int64_t NumSampleJobs() const = 0;
+  virtual void Sample(int64_t job) = 0;
+  virtual void Predict() = 0;
+  virtual void Accumulate(int64_t part) = 0;
+  virtual bool LeftOut(int64_t part) const = 0;
+  virtual void Undo(int64_t part) = 0;
+  virtual void Send(Threads& threads, uint32_t* words) = 0;
+
+ protected:
+  const Layout layout_;
+  const Settings& settings_;
+  const int64_t offset_;
+};
+
+template <class G, class A>
+class TypedState : public State {
+ public:
+  using Bits = typename Magnitude<A>::Bits;
+
+  TypedState(const Tensor& tensor, const Settings& settings)
+      : State(tensor, settings),
+        gradient_(static_cast<const G*>(tensor.gradient)),
+        velocity_(static_cast<A*>(tensor.velocity)),
+        residual_(static_cast<A*>(tensor.residual)),
+        scale_(static_cast<A>(tensor.scale)),
+        momentum_(static_cast<A>(settings.momentum)),
+        pass_(GetPass<G, A>(settings.rule, settings.level)),
+        parts_(NumParts(layout_.size)) {
+    if (NumSampleJobs() > 0) sample_.resize(SampleSize(layout_.size));
+  }
+
+  int64_t NumSampleJobs() const override {
+    if (exempt() || layout_.size < kSmall) return 0;
+    return (SampleSize(layout_.size) + kSampleJob - 1) / kSampleJob;
+  }
+
+  void Sample(int64_t job) override {
+    const int64_t size = sample_.size();
+    const int64_t end = std::min(size, (job + 1) * kSampleJob);
+    for (int64_t i = job * kSampleJob; i < end; ++i) {
+      if (i + kPrefetch < end) {
+        const int64_t ahead = SamplePosition(i + kPrefetch);
+        __builtin_prefetch(gradient_ + ahead);
+        PrefetchState(ahead);
+      }
+      const Bits magnitude = MagnitudeOf(Accumulated(SamplePosition(i)));
+      sample_[i] = magnitude < Magnitude<A>::kInfinity ? magnitude : 0;
+    }
+  }
+
+  void Predict() override {
+    if (exempt()) {
+      threshold_ = Magnitude<A>::kInfinity;  // no candidates, but a look at what is not finite
+    } else if (!sample_.empty()) {
+      threshold_ = PredictThreshold<A>(layout_.size, layout_.k, sample_);
+    }
+  }
+
+  void Accumulate(int64_t index) override {
+    Part<G, A> part{gradient_, velocity_, residual_, index * kPart,
+                    std::min(layout_.size, (index + 1) * kPart), scale_, momentum_, threshold_};
+    const int64_t limit = CandidateLimit(layout_.size, layout_.k);
+    if (num_candidates_ > limit) part.threshold = Magnitude<A>::kInfinity;
+    pass_(part, parts_[index]);
+    num_candidates_ += parts_[index].count;
+  }
+
+  bool LeftOut(int64_t index) const override { return !parts_[index].left_out.empty(); }
+
+  void Undo(int64_t index) override {
+    undone_ = true;
+    const int64_t begin = index * kPart;
+    const int64_t end = std::min(layout_.size, begin + kPart);
+    const auto& left_out = parts_[index].left_out;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t bit = i - begin;
+      if (!left_out.empty() && left_out[bit / 64] >> (bit % 64) & 1) continue;
+      const A gradient = scale_ * static_cast<A>(ToFloat(gradient_[i]));
+      const bool nesterov = settings_.rule == Rule::kNesterov;
+      const A in_velocity = nesterov ? momentum_ * gradient : gradient;
+      if (settings_.rule != Rule::kNone) velocity_[i] -= in_velocity;
+      residual_[i] -= nesterov ? in_velocity + gradient : gradient;
+    }
+  }
+
+  void Send(Threads& threads, uint32_t* words) override {
+    if (exempt()) return SendWhole(words);
+    const bool complete =
+        !undone_ && num_candidates_ <= CandidateLimit(layout_.size, layout_.k);
+    Choose<A>({residual_, layout_.size, layout_.k, offset_}, threshold_, complete, parts_,
+              threads);
+    std::vector<int32_t> positions;
+    positions.reserve(layout_.k);
+    for (const Found<A>& found : parts_) {
+      for (int64_t i = 0; i < found.count; ++i) {
+        positions.push_back(found.candidates[i].position);
+      }
+    }
+    WritePositions(layout_, positions.data(), words);
+    SendValues(positions, threads, words);
+  }
+
+ private:
+  int64_t SamplePosition(int64_t i) const {
+    const int64_t stride = layout_.size / sample_.size();
+    return i * stride + Mix(i, stride);
+  }
+
+  void PrefetchState(int64_t position) const {
+    __builtin_prefetch(residual_ + position);
+    if (settings_.rule != Rule::kNone) __builtin_prefetch(velocity_ + position);
+  }
+
+  // What the residual at a position is going to be.
+  A Accumulated(int64_t position) const {
+    const A gradient = scale_ * static_cast<A>(ToFloat(gradient_[position]));
+    const A residual = residual_[position];
+    if (settings_.rule == Rule::kNone) return residual + gradient;
+    const A velocity = velocity_[position];
+    if (settings_.rule == Rule::kMomentum) return residual + (momentum_ * velocity + gradient);
+    return residual + (momentum_ * (velocity + gradient) + gradient);
+  }
+
+  void SendWhole(uint32_t* words) {
+    WriteValues(layout_, residual_, words);
+    std::fill(residual_, residual_ + layout_.size, A{0});
+  }
+
+  // Takes the values out of the residual and leaves there what the coding loses.
+  void SendValues(const std::vector<int32_t>& positions, Threads& threads, uint32_t* words) {
+    std::vector<A> values(layout_.k);
+    // With every entry sent, masking would erase the momentum of all of them.
+    const bool masks = settings_.rule != Rule::kNone && settings_.factor_masking &&
+                       layout_.k < layout_.size;
+    ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
+      values[i] = residual_[position];
+      residual_[position] = 0;
+      if (masks) velocity_[position] = 0;
+    });
+    if (IsLossless()) return WriteValues(layout_, values.data(), words);
+    std::vector<A> coded = values;
+    WriteValues(layout_, coded.data(), words);
+    ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
+      residual_[position] = values[i] - coded[i];
+    });
+  }
+
+  bool IsLossless() const {
+    return layout_.value_type == (layout_.wide ? ValueType::kFloat64 : ValueType::kFloat32);
+  }
+
+  // Positions are far apart in memory: several threads wait for it, and ask ahead.
+  template <class Work>
+  void ForEachSent(Threads& threads, const std::vector<int32_t>& positions, Work work) const {
+    const int64_t k = positions.size();
+    ForEachJob(threads, (k + kSendJob - 1) / kSendJob, [&](int64_t job) {
+      const int64_t end = std::min(k, (job + 1) * kSendJob);
+      for (int64_t i = job * kSendJob; i < end; ++i) {
+        if (i + kPrefetch < end) PrefetchState(positions[i + kPrefetch]);
+        work(i, positions[i]);
+      }
+    });
+  }
+
+  const G* gradient_;
+  A* velocity_;
+  A* residual_;
+  const A scale_;
+  const A momentum_;
+  const PassFunction<G, A> pass_;
+  std::vector<Found<A>> parts_;
+  std::vector<Bits> sample_;
+  Bits threshold_ = 0;
+  std::atomic<int64_t> num_candidates_{0};
+  std::atomic<bool> undone_{false};
+};
+
+std::unique_ptr<State> MakeState(const Tensor& tensor, const Settings& settings) {
+  switch (tensor.gradient_type) {
+    case GradientType::kFloat32:
+      return std::make_unique<TypedState<float, float>>(tensor, settings);
+    case GradientType::kFloat64:
+      return std::make_unique<TypedState<double, double>>(tensor, settings);
+    case GradientType::kBFloat16:
+      return std::make_unique<TypedState<BFloat16, float>>(tensor, settings);
+    case GradientType::kFloat16:
+      return std::make_unique<TypedState<Float16, float>>(tensor, settings);
+  }
+  return nullptr;
+}
+
+using States = std::vector<std::unique_ptr<State>>;
+
+// Calls work(state, i) for i below count(state), of all states, on all threads.
+template <class Count, class Work>
+void ForEachPart(States& states, Threads& threads, Count count, Work work) {
+  std::vector<Job> jobs;
+  for (size_t t = 0; t < states.size(); ++t) {
+    for (int64_t i = 0; i < count(*states[t]); ++i) jobs.push_back({t, i});
+  }
+  ForEachJob(threads, jobs.size(),
+             [&](int64_t j) { work(*states[jobs[j].tensor], jobs[j].index); });
+}
+
+int64_t PartsOf(const State& state) { return NumParts(state.layout().size); }
+
+bool AllFinite(const States& states) {
+  for (const auto& state : states) {
+    for (int64_t i = 0; i < PartsOf(*state); ++i) {
+      if (state->LeftOut(i)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Threads& threads,
+              uint32_t* words) {
+  States states;
+  std::vector<int64_t> starts;
+  int64_t num_words = kHeaderWords;
+  for (const Tensor& tensor : tensors) {
+    states.push_back(MakeState(tensor, settings));
+    starts.push_back(num_words);
+    num_words += TensorWords(tensor.layout);
+  }
+  ForEachPart(
+      states, threads, [](const State& s) { return s.NumSampleJobs(); },
+      [](State& s, int64_t i) { s.Sample(i); });
+  for (auto& state : states) state->Predict();
+  ForEachPart(states, threads, PartsOf, [](State& s, int64_t i) { s.Accumulate(i); });
+  const bool finite = AllFinite(states);
+  if (!finite) ForEachPart(states, threads, PartsOf, [](State& s, int64_t i) { s.Undo(i); });
+  ForEachJob(threads, states.size(),
+             [&](int64_t t) { states[t]->Send(threads, words + starts[t]); });
+  WriteHeader(settings.fingerprint, finite, words, num_words);
+}
+
+}  // namespace tf_dgc

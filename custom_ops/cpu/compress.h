@@ -1,0 +1,48 @@
+// The fused step of Deep Gradient Compression: gradients in, one buffer out.
+#ifndef TF_DGC_CPU_COMPRESS_H_
+#define TF_DGC_CPU_COMPRESS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "loops.h"
+#include "parallel.h"
+#include "wire.h"
+
+namespace tf_dgc {
+
+enum class GradientType { kFloat32, kFloat64, kBFloat16, kFloat16 };
+
+// One tensor of a step. Accumulators are float64 for float64 gradients, else float32.
+struct Tensor {
+  Layout layout;
+  GradientType gradient_type;
+  const void* gradient;
+  void* velocity;  // not used with Rule::kNone
+  void* residual;
+  double scale;    // what the gradient is multiplied by; NaN leaves the gradient out
+  int64_t offset;  // in [0, n): where ties are broken from
+};
+
+struct Settings {
+  Rule rule;
+  double momentum;
+  bool factor_masking;
+  uint32_t fingerprint;
+  Level level;
+};
+
+// Accumulates the gradients into velocity and residual, takes the k entries of largest
+// magnitude of each tensor out of the residual (and clears the velocity there), and codes
+// them into `words`, BufferWords() of them. What the coding loses stays in the residual.
+//
+// If any gradient would make its residual infinite or NaN, all gradients of the step are
+// left out, and the buffer's flag says so: exactly where it would have, to rounding
+// elsewhere (what was added is subtracted again).
+void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Threads& threads,
+              uint32_t* words);
+
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_CPU_COMPRESS_H_

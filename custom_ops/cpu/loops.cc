@@ -1,0 +1,134 @@
+#include "loops.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tf_dgc {
+namespace {
+
+constexpr int64_t kBlock = 64;  // as many as a word has bits
+
+// Replaces results that are not finite by those of a gradient of 0, and remembers where.
+template <class A, Rule kRule>
+void LeaveOut(const A* u, const A* v, A* new_u, A* new_v, int64_t i, int64_t index,
+              int64_t size, A m, Found<A>& found) {
+  A added = 0;
+  if (kRule != Rule::kNone) added = new_u[i] = m * u[i];
+  const A sum = v[i] + added;
+  const A largest = std::numeric_limits<A>::max();
+  new_v[i] = sum > largest ? largest : sum < -largest ? -largest : sum;
+  if (found.left_out.empty()) found.left_out.resize((size + 63) / 64);
+  found.left_out[index / 64] |= uint64_t{1} << (index % 64);
+}
+
+// Looks at the entries of a block that reach the threshold: candidates, and what is not
+// finite. Bits beyond the block's n entries may be set if the threshold is 0.
+template <class A, Rule kRule, class G>
+void Inspect(const A* u, const A* v, A* new_u, A* new_v, uint64_t bits, int64_t n, int64_t at,
+             const Part<G, A>& part, Found<A>& found) {
+  if (found.candidates.size() < static_cast<size_t>(found.count + kBlock)) {
+    found.candidates.resize(2 * (found.count + kBlock));
+  }
+  const bool collects = part.threshold < Magnitude<A>::kInfinity;
+  for (; bits != 0; bits &= bits - 1) {
+    const int64_t i = __builtin_ctzll(bits);
+    if (i >= n) break;
+    auto magnitude = MagnitudeOf(new_v[i]);
+    if (magnitude >= Magnitude<A>::kInfinity) {
+      LeaveOut<A, kRule>(u, v, new_u, new_v, i, at + i - part.begin, part.end - part.begin,
+                         part.momentum, found);
+      magnitude = MagnitudeOf(new_v[i]);
+    }
+    if (collects && magnitude >= part.threshold) {
+      found.candidates[found.count++] = {magnitude, static_cast<int32_t>(at + i)};
+    }
+  }
+}
+
+namespace baseline {
+#define TF_DGC_TARGET
+#include "loops_impl.inc"
+#undef TF_DGC_TARGET
+}  // namespace baseline
+
+#if defined(__x86_64__)
+namespace avx2 {
+#define TF_DGC_TARGET __attribute__((target("avx2")))
+#define TF_DGC_AVX2 1
+#include "loops_impl.inc"
+#undef TF_DGC_AVX2
+#undef TF_DGC_TARGET
+}  // namespace avx2
+
+namespace avx512 {
+#define TF_DGC_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define TF_DGC_AVX512 1
+#include "loops_impl.inc"
+#undef TF_DGC_AVX512
+#undef TF_DGC_TARGET
+}  // namespace avx512
+#endif
+
+}  // namespace
+
+namespace {
+
+Level DetectLevel() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return Level::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2")) return Level::kAvx2;
+#endif
+  return Level::kBaseline;
+}
+
+}  // namespace
+
+Level CurrentLevel() {
+  static const Level best = DetectLevel();
+  const char* wanted = std::getenv("TF_DGC_VECTOR_LEVEL");
+  for (Level level : {Level::kBaseline, Level::kAvx2}) {
+    if (wanted != nullptr && std::strcmp(wanted, LevelName(level)) == 0) {
+      return std::min(level, best);
+    }
+  }
+  return best;
+}
+
+const char* LevelName(Level level) {
+  switch (level) {
+    case Level::kAvx512:
+      return "avx512";
+    case Level::kAvx2:
+      return "avx2";
+    case Level::kBaseline:
+      return "baseline";
+  }
+  return "";
+}
+
+template <class G, class A>
+PassFunction<G, A> GetPass(Rule rule, Level level) {
+#if defined(__x86_64__)
+  if (level == Level::kAvx512) return avx512::Get<G, A>(rule);
+  if (level == Level::kAvx2) return avx2::Get<G, A>(rule);
+#endif
+  return baseline::Get<G, A>(rule);
+}
+
+template PassFunction<float, float> GetPass(Rule, Level);
+template PassFunction<BFloat16, float> GetPass(Rule, Level);
+template PassFunction<Float16, float> GetPass(Rule, Level);
+template PassFunction<double, double> GetPass(Rule, Level);
+
+}  // namespace tf_dgc

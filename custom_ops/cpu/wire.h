@@ -1,0 +1,66 @@
+// The wire format of docs/wire_format.md: one worker's payload of one step as words.
+#ifndef TF_DGC_CPU_WIRE_H_
+#define TF_DGC_CPU_WIRE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tf_dgc {
+
+enum class ValueType : int { kFloat32, kFloat64, kBFloat16, kFloat16, kSign, kExempt };
+
+// What all workers know of a tensor before the step.
+struct Layout {
+  int64_t size;          // n
+  int64_t k;             // entries sent; n if exempt
+  bool wide;             // accumulators are float64, not float32
+  ValueType value_type;  // kExempt: sent whole, in the accumulators' type
+};
+
+constexpr int64_t kHeaderWords = 5;
+
+// Where the streams of a compressed tensor start, in words from its first one.
+struct Streams {
+  int low_bits;  // l, bits of a position that are stored verbatim
+  int64_t high;
+  int64_t values;
+  int64_t end;
+};
+Streams StreamsOf(const Layout& layout);
+
+// Words of a tensor, and of a whole buffer.
+int64_t TensorWords(const Layout& layout);
+int64_t BufferWords(const std::vector<Layout>& layout);
+
+// What is wrong with what was asked for (not with a buffer), or "".
+std::string CheckLayout(const Layout& layout);
+
+void WriteHeader(uint32_t fingerprint, bool finite, uint32_t* words, int64_t num_words);
+
+// Codes ascending positions, and the values at them. The streams' words are overwritten.
+// After it `values` holds what a decoder will see.
+void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* words);
+template <class A>
+void WriteValues(const Layout& layout, A* values, uint32_t* words);
+
+// The entries of one tensor of one worker; all n of them, without positions, if exempt.
+template <class A>
+struct Entries {
+  std::vector<int32_t> positions;
+  std::vector<A> values;
+};
+
+// Checks header and checksum; returns what is wrong, or "" .
+std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expected_words,
+                       uint32_t fingerprint, bool* finite);
+
+// Decodes a tensor from its TensorWords(layout) words. Whatever they hold, nothing outside
+// of them is read, and on success positions are ascending, distinct and below n and values
+// are finite. Returns what is wrong, or "".
+template <class A>
+std::string ReadTensor(const Layout& layout, const uint32_t* words, Entries<A>* entries);
+
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_CPU_WIRE_H_

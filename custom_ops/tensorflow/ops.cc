@@ -1,0 +1,95 @@
+// The operations as TensorFlow knows them; kernels register for them per device.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_dgc {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+#define TF_DGC_VALUE_TYPES \
+  "value_types: list({'float32', 'float64', 'bfloat16', 'float16', 'sign', 'exempt'})"
+
+REGISTER_OP("TfDgcCompress")
+    .Attr("T: list({float, double, bfloat16, half})")
+    .Attr("num_velocity: int >= 0")
+    .Attr("num_residual: int >= 1")
+    .Attr(TF_DGC_VALUE_TYPES)
+    .Attr("nesterov: bool")
+    .Attr("factor_masking: bool")
+    .Attr("fingerprint: int")
+    .Input("gradients: T")
+    .Input("velocity: num_velocity * resource")
+    .Input("residual: num_residual * resource")
+    .Input("momentum: float64")
+    .Input("scales: float64")
+    .Input("counts: int32")
+    .Input("offsets: int32")
+    .Output("words: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Accumulates gradients into velocity and residual, in place, and takes the entries of
+largest magnitude out as one buffer (see docs/wire_format.md).
+
+gradients: one per tensor.
+velocity: variables, one per tensor, or none for accumulation without momentum.
+residual: variables, one per tensor; float64 for double gradients, else float32.
+momentum: scalar.
+scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
+counts: [tensors], entries to send of each; all of an exempt tensor.
+offsets: [tensors], the position from which ties are broken.
+words: the buffer.
+)doc");
+
+REGISTER_OP("TfDgcSum")
+    .Attr("T: list({float, double})")
+    .Attr("sizes: list(int)")
+    .Attr(TF_DGC_VALUE_TYPES)
+    .Attr("fingerprint: int")
+    .Input("buffers: int32")
+    .Input("counts: int32")
+    .Output("nonfinite: int32")
+    .Output("sums: T")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> sizes;
+      TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
+      c->set_output(0, c->Scalar());
+      for (size_t i = 0; i < sizes.size(); ++i) c->set_output(i + 1, c->Vector(sizes[i]));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Decodes the buffers of all workers and adds them, entry by entry in their order.
+
+buffers: [workers, words].
+counts: [tensors], entries sent of each.
+nonfinite: workers whose gradient was not finite.
+sums: [n] per tensor.
+)doc");
+
+REGISTER_OP("TfDgcDescend")
+    .Attr("T: list({float, double})")
+    .Attr("num_variables: int >= 1")
+    .Attr(TF_DGC_VALUE_TYPES)
+    .Attr("fingerprint: int")
+    .Input("variables: num_variables * resource")
+    .Input("rate: float64")
+    .Input("buffers: int32")
+    .Input("counts: int32")
+    .Output("nonfinite: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Subtracts rate times the sum of all workers' buffers from variables of types T, in place,
+at the positions that were sent; other entries are not touched.
+)doc");
+
+}  // namespace
+}  // namespace tf_dgc
