@@ -4,6 +4,8 @@ Words are int32 outside and uint32 where bits move: a right shift of a negative 
 would fill in ones.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
@@ -29,22 +31,27 @@ def unpack(words: tf.Tensor) -> tf.Tensor:
     return tf.reshape(bits, [words.shape[0], -1])
 
 
-def excess(words: tf.Tensor, bits: int | tf.Tensor) -> tf.Tensor:
-    """Return what stands in the unused bits of each stream's last word.
+def num_excess(
+    buffers: tf.Tensor, start: int, streams: Sequence[int | tf.Tensor]
+) -> tf.Tensor:
+    """Count the streams in whose last word unused bits are set.
 
     Args:
-        words: int32 `[N, w]`, of which a stream takes the last words, or none.
-        bits: in a stream, an int or a scalar int64 tensor.
+        buffers: int32 `[N, words]`.
+        start: words before the first stream.
+        streams: bits of each, one after the other: ints, or scalar int64 tensors.
 
     Returns:
-        uint32 `[N]`, below 2**31, and 0 where all is well.
+        int32 `[N]`.
     """
-    if isinstance(bits, int) and bits % 32 == 0:
-        return tf.zeros([words.shape[0]], tf.uint32)
-    # One less, and one more below: a shift by 32 would not be defined.
-    used = tf.cast((bits - 1) % 32, tf.uint32)
-    last = tf.bitwise.right_shift(unsigned(words[:, -1:]), used)
-    return tf.reduce_sum(tf.bitwise.right_shift(last, tf.constant(1, tf.uint32)), 1)
+    bits = tf.convert_to_tensor(streams, tf.int64)
+    last = tf.gather(buffers, start - 1 + tf.cumsum(num_words(bits)), axis=1)
+    # All bits of a full word are used, and none of an empty stream's, which has no last
+    # word: both shift everything out. In two steps, as a shift by 32 is undefined.
+    used = tf.cast(tf.math.floormod(bits - 1, 32), tf.uint32)
+    unused = tf.bitwise.right_shift(unsigned(last), used)
+    unused = tf.bitwise.right_shift(unused, tf.constant(1, tf.uint32))
+    return tf.math.count_nonzero(unused, axis=1, dtype=tf.int32)
 
 
 def unsigned(words: tf.Tensor) -> tf.Tensor:

@@ -13,18 +13,18 @@ _DAMAGED = (
 
 
 class Check(NamedTuple):
-    """Two numbers per worker that must be equal.
+    """A number of every worker that must be as expected, modulo 2**32.
 
     Attributes:
-        what: they are, for the error.
-        received: int32 or uint32 `[N]`.
-        expected: the same type, `[N]` or scalar, or an int.
+        what: the number is, for the error.
+        received: int32 `[N]`.
+        expected: an int, or a scalar integer tensor.
         advice: what to do if they differ.
     """
 
     what: str
     received: tf.Tensor
-    expected: tf.Tensor | int
+    expected: int | tf.Tensor
     advice: str = _DAMAGED
 
 
@@ -43,11 +43,10 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
     """
     if _internals.in_xla_context():
         return results
-    received = tf.stack([tf.bitcast(c.received, tf.uint32) for c in checks])
-    expected = tf.stack(
-        [tf.broadcast_to(_unsigned(c.expected), received.shape[1:]) for c in checks]
-    )
-    wrong = tf.not_equal(received, expected)
+    received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
+    expected = tf.convert_to_tensor([_int64(c.expected) for c in checks], tf.int64)
+    expected = tf.cast(expected, tf.uint32)
+    wrong = tf.not_equal(received, expected[:, tf.newaxis])
     first = tf.argmax(tf.reshape(wrong, [-1]))
     check, worker = first // received.shape[1], first % received.shape[1]
     message = tf.strings.join(
@@ -59,7 +58,7 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
             ". Received: ",
             tf.strings.as_string(received[check, worker]),
             ", expected: ",
-            tf.strings.as_string(expected[check, worker]),
+            tf.strings.as_string(expected[check]),
             ". ",
             tf.constant([c.advice for c in checks])[check],
         ]
@@ -73,7 +72,5 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
         )
 
 
-def _unsigned(number: tf.Tensor | int) -> tf.Tensor:
-    if isinstance(number, int):
-        return tf.constant(number, tf.uint32)
-    return tf.bitcast(number, tf.uint32)
+def _int64(number: int | tf.Tensor) -> int | tf.Tensor:
+    return number if isinstance(number, int) else tf.cast(number, tf.int64)

@@ -11,18 +11,22 @@ from tf_dgc import _internals, bitstream
 from tf_dgc.checks import Check
 
 
-def num_words(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
-    """Return the words that k positions below `size` take.
+def stream_bits(size: int, k: int | tf.Tensor) -> list:
+    """Return the bits of the two streams, of low bits and of high bits.
 
     Args:
         size: n, 1 <= n < 2**31.
         k: 1 <= k <= n; an int, or a scalar int32 tensor.
 
     Returns:
-        An int, or a scalar int64 tensor if k is one.
+        Ints, or scalar int64 tensors if k is one.
     """
-    low, high = _num_bits(size, k)
-    return bitstream.num_words(low) + bitstream.num_words(high)
+    width = _low_width(size, k)
+    if isinstance(k, int):
+        return [k * width, k + ((size - 1) >> width)]
+    k, width = tf.cast(k, tf.int64), tf.cast(width, tf.int64)
+    highest = tf.bitwise.right_shift(tf.constant(size - 1, tf.int64), width)
+    return [k * width, k + highest]
 
 
 def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
@@ -34,14 +38,14 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
         k: an int, or a scalar int32 tensor.
 
     Returns:
-        int32 `[num_words(size, k)]`: the low bits' words, then the high bits'.
+        int32 `[w]`, the words of the two streams.
     """
     width = _low_width(size, k)
     ranks = tf.range(k)
     low = tf.bitwise.bitwise_and(positions, _mask(width))
     offsets = ranks * width  # int32 will do: k * l <= n * l / 2**l <= n / 2
     shift = tf.bitwise.bitwise_and(offsets, 31)
-    low_words = bitstream.num_words(_num_bits(size, k)[0])
+    low_words, high_words = map(bitstream.num_words, stream_bits(size, k))
     bit = _ranks(size, k) + _wide(tf.bitwise.right_shift(positions, width), size)
     # No two entries share a bit, so the sum of a word's parts is their union. A part
     # that continues in the next word is 0 unless there is one.
@@ -61,7 +65,7 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
         ],
         axis=0,
     )
-    return tf.math.unsorted_segment_sum(parts, words, num_words(size, k))
+    return tf.math.unsorted_segment_sum(parts, words, low_words + high_words)
 
 
 def decode(
@@ -70,7 +74,7 @@ def decode(
     """Decode the positions of N workers.
 
     Args:
-        words: int32 `[N, num_words(size, k)]`.
+        words: int32 `[N, w]`, as encoded.
         size: n.
         k: an int, or a scalar int32 tensor.
 
@@ -78,18 +82,13 @@ def decode(
         Positions, int32 `[N, k]`, and what must hold before they may be used. Whatever
         the words are, the shape is this.
     """
-    low_bits, high_bits = _num_bits(size, k)
-    low_words = bitstream.num_words(low_bits)
-    high = words[:, low_words:]
+    high = words[:, bitstream.num_words(stream_bits(size, k)[0]) :]
     rest = tf.cast(_set_bits(high, size, k) - _ranks(size, k), tf.int32)
     rest = tf.bitwise.left_shift(rest, _low_width(size, k))
     positions = tf.bitwise.bitwise_or(rest, _decode_low(words, size, k))
-    excess = bitstream.excess(words[:, :low_words], low_bits)
-    excess += bitstream.excess(high, high_bits)
     return positions, [
         Check("number of positions", _num_ones(high), k),
         Check("positions out of order or too high", _num_wrong(positions, size), 0),
-        Check("unused bits after the positions", excess, 0),
     ]
 
 
@@ -99,15 +98,6 @@ def _low_width(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
         return (size // k).bit_length() - 1
     powers = tf.constant([2**i for i in range(1, 31)])
     return tf.reduce_sum(tf.cast(powers <= size // k, tf.int32))
-
-
-def _num_bits(size: int, k: int | tf.Tensor) -> tuple:
-    """Bits of the low and of the high stream; int64 tensors if k is a tensor."""
-    width = _low_width(size, k)
-    if isinstance(k, int):
-        return k * width, k + ((size - 1) >> width)
-    k, width = tf.cast(k, tf.int64), tf.cast(width, tf.int64)
-    return k * width, k + tf.bitwise.right_shift(tf.constant(size - 1, tf.int64), width)
 
 
 def _mask(width: int | tf.Tensor) -> int | tf.Tensor:

@@ -11,7 +11,6 @@ from tf_dgc.checks import Check
 CHOICES = ("float32", "bfloat16", "float16", "sign")
 """What a user may choose. "float64" is what float64 accumulators send by default."""
 
-_BITS = {"sign": 1, "bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
 _OVERFLOW = (
     "What that worker accumulated has overflowed; clip its gradients (`clipnorm` of "
     "the inner optimizer) or lower the learning rate."
@@ -23,18 +22,20 @@ def is_exact(value_dtype: str, dtype: tf.DType) -> bool:
     return value_dtype in {dtype.name, "float64"}
 
 
-def num_words(value_dtype: str, k: int | tf.Tensor) -> int | tf.Tensor:
-    """Return the words that k values take.
+def stream_bits(value_dtype: str, k: int | tf.Tensor) -> list:
+    """Return the bits of the streams in which k values are sent.
 
     Args:
         value_dtype: one of `CHOICES`, or "float64".
         k: an int, or a scalar int32 tensor.
 
     Returns:
-        An int, or a scalar int64 tensor if k is one.
+        Ints, or scalar int64 tensors if k is one.
     """
-    words = bitstream.num_words(_stream_bits(value_dtype, k))
-    return words + 1 if value_dtype == "sign" else words
+    k = k if isinstance(k, int) else tf.cast(k, tf.int64)
+    if value_dtype == "sign":
+        return [32, k]  # the magnitude, which fills a word, and the signs
+    return [8 * tf.as_dtype(value_dtype).size * k]
 
 
 def encode(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
@@ -48,7 +49,7 @@ def encode(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
         value_dtype: one of `CHOICES`, or "float64".
 
     Returns:
-        int32 `[num_words(value_dtype, k)]`.
+        int32 `[w]`, the words of the streams.
     """
     if value_dtype == "float64":
         return _to_words(tf.cast(values, tf.float64))
@@ -65,7 +66,7 @@ def decode(
     """Decode the values of N workers.
 
     Args:
-        words: int32 `[N, num_words(value_dtype, k)]`.
+        words: int32 `[N, w]`, as encoded.
         value_dtype: with which they were encoded.
         k: an int, or a scalar int32 tensor.
         dtype: of the result, float32 or float64.
@@ -83,31 +84,21 @@ def decode(
     return tf.cast(tf.reshape(values, [words.shape[0], -1])[:, :k], dtype)
 
 
-def checks(
-    values: tf.Tensor, words: tf.Tensor, value_dtype: str, k: int | tf.Tensor
-) -> list[Check]:
+def checks(values: tf.Tensor, words: tf.Tensor, value_dtype: str) -> list[Check]:
     """Return what must hold before decoded values may be used.
 
     Args:
         values: what `decode` made, `[N, k]`.
-        words: of what, int32 `[N, num_words(value_dtype, k)]`.
+        words: of what, int32 `[N, w]`.
         value_dtype: with which they were encoded.
-        k: an int, or a scalar int32 tensor.
     """
     bad = tf.math.count_nonzero(~tf.math.is_finite(values), axis=1, dtype=tf.int32)
     found = [Check("values that are not finite", bad, 0, _OVERFLOW)]
-    if _BITS[value_dtype] < 32:
-        excess = bitstream.excess(words, _stream_bits(value_dtype, k))
-        found.append(Check("unused bits after the values", excess, 0))
     if value_dtype == "sign":
         # By its sign bit: whether a denormal is less than 0 depends on the processor.
         negative = tf.cast(words[:, 0] < 0, tf.int32)
         found.append(Check("negative magnitudes", negative, 0))
     return found
-
-
-def _stream_bits(value_dtype: str, k: int | tf.Tensor) -> int | tf.Tensor:
-    return _BITS[value_dtype] * (k if isinstance(k, int) else tf.cast(k, tf.int64))
 
 
 def _narrow(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

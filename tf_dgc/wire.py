@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_dgc import elias_fano, values
+from tf_dgc import bitstream, elias_fano, values
 from tf_dgc.checks import Check, gate
 
 _MAGIC = 0x44474301
@@ -67,9 +67,7 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     Returns:
         An int, or a scalar int64 tensor if one of the counts is a tensor.
     """
-    return _HEADER_WORDS + sum(
-        sum(_word_counts(t, k)) for t, k in zip(layout, counts, strict=True)
-    )
+    return sum(_word_counts(layout, counts))
 
 
 def dense_words(layout: Sequence[TensorLayout]) -> int:
@@ -136,12 +134,9 @@ def decode(
             upon or was damaged; nothing is returned then. Not within XLA, which drops
             assertions.
     """
-    words = sparse_words(layout, counts)
-    buffers = _of_length(buffers, words)
-    sizes = [_word_counts(t, k) for t, k in zip(layout, counts, strict=True)]
-    split = [_HEADER_WORDS, *(size for pair in sizes for size in pair)]
-    header, *parts = tf.split(buffers, split, axis=1)
-    checks = _check_header(buffers, layout, words)
+    buffers = _of_length(buffers, sparse_words(layout, counts))
+    header, *parts = tf.split(buffers, _word_counts(layout, counts), axis=1)
+    checks = _checks(buffers, layout, counts)
     entries = []
     for i, (tensor, k) in enumerate(zip(layout, counts, strict=True)):
         found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
@@ -193,12 +188,19 @@ def _checksum(buffers: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(buffers * factors, axis=1)
 
 
-def _word_counts(tensor: TensorLayout, k: int | tf.Tensor) -> tuple:
-    """Words of a tensor's positions and of its values."""
+def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
+    """Bits of a tensor's streams: of its positions, and of its values."""
     if tensor.exempt:
-        return 0, values.num_words(tensor.dtype.name, tensor.size)
-    positions = elias_fano.num_words(tensor.size, k)
-    return positions, values.num_words(tensor.value_dtype, k)
+        return [], values.stream_bits(tensor.dtype.name, tensor.size)
+    positions = elias_fano.stream_bits(tensor.size, k)
+    return positions, values.stream_bits(tensor.value_dtype, k)
+
+
+def _word_counts(layout: Sequence[TensorLayout], counts: Sequence) -> list:
+    """Words of the header, and of every tensor's positions and values."""
+    streams = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
+    words = [sum(map(bitstream.num_words, part)) for pair in streams for part in pair]
+    return [_HEADER_WORDS, *words]
 
 
 def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
@@ -211,28 +213,39 @@ def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
             )
         return buffers
     received = tf.repeat(tf.shape(buffers)[1], buffers.shape[0])
-    check = Check("words that arrived", received, _as_word(words), _SAME_PROGRAM)
+    check = Check("words that arrived", received, words, _SAME_PROGRAM)
     buffers = gate([check], buffers)
     if isinstance(words, int):
         buffers.set_shape([None, words])
     return buffers
 
 
-def _check_header(
-    buffers: tf.Tensor, layout: Sequence[TensorLayout], words: int | tf.Tensor
+def _checks(
+    buffers: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
 ) -> list[Check]:
+    """Return what must hold of the buffers as such, `[N, words]`."""
     magic, tensors, flags, length, checksum = tf.unstack(
         buffers[:, :_HEADER_WORDS], axis=1
     )
-    unknown = tf.bitwise.bitwise_and(flags, ~1)
+    expected_length = sparse_words(layout, counts)
     # The checksum is over all words but itself, whose factor is 9.
-    expected = _checksum(buffers) - 9 * checksum
+    difference = checksum - (_checksum(buffers) - 9 * checksum)
+    streams = [
+        bits
+        for t, k in zip(layout, counts, strict=True)
+        for part in _streams(t, k)
+        for bits in part
+    ]
+    num_excess = bitstream.num_excess(buffers, _HEADER_WORDS, streams)
     return [
         Check("version of the wire format", magic, _MAGIC, _SAME_PROGRAM),
-        Check("the tensors' fingerprint", tensors, fingerprint(layout), _SAME_PROGRAM),
-        Check("length in words", length, _as_word(words), _SAME_PROGRAM),
-        Check("checksum", checksum, expected),
-        Check("unknown flags", unknown, 0, _SAME_PROGRAM),
+        Check(
+            "fingerprint of the tensors", tensors, fingerprint(layout), _SAME_PROGRAM
+        ),
+        Check("length in words", length, expected_length, _SAME_PROGRAM),
+        Check("difference of the checksum", difference, 0),
+        Check("unknown flags", tf.bitwise.bitwise_and(flags, ~1), 0, _SAME_PROGRAM),
+        Check("streams followed by bits that should be 0", num_excess, 0),
     ]
 
 
@@ -242,7 +255,7 @@ def _decode_tensor(
     """Return positions `[N, k]` (None if whole) and values, with their checks."""
     value_dtype = tensor.dtype.name if tensor.exempt else tensor.value_dtype
     found = values.decode(words, value_dtype, k, tensor.dtype)
-    checks = values.checks(found, words, value_dtype, k)
+    checks = values.checks(found, words, value_dtype)
     if tensor.exempt:
         return (None, found), checks
     where, where_checks = elias_fano.decode(positions, tensor.size, k)
