@@ -21,12 +21,7 @@ def stream_bits(size: int, k: int | tf.Tensor) -> list:
     Returns:
         Ints, or scalar int64 tensors if k is one.
     """
-    width = _low_width(size, k)
-    if isinstance(k, int):
-        return [k * width, k + ((size - 1) >> width)]
-    k, width = tf.cast(k, tf.int64), tf.cast(width, tf.int64)
-    highest = tf.bitwise.right_shift(tf.constant(size - 1, tf.int64), width)
-    return [k * width, k + highest]
+    return _stream_bits(size, k, _low_width(size, k))
 
 
 def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
@@ -45,7 +40,7 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
     low = tf.bitwise.bitwise_and(positions, _mask(width))
     offsets = ranks * width  # int32 will do: k * l <= n * l / 2**l <= n / 2
     shift = tf.bitwise.bitwise_and(offsets, 31)
-    low_words, high_words = map(bitstream.num_words, stream_bits(size, k))
+    low_words, high_words = map(bitstream.num_words, _stream_bits(size, k, width))
     bit = _ranks(size, k) + _wide(tf.bitwise.right_shift(positions, width), size)
     # No two entries share a bit, so the sum of a word's parts is their union. A part
     # that continues in the next word is 0 unless there is one.
@@ -82,10 +77,11 @@ def decode(
         Positions, int32 `[N, k]`, and what must hold before they may be used. Whatever
         the words are, the shape is this.
     """
-    high = words[:, bitstream.num_words(stream_bits(size, k)[0]) :]
+    width = _low_width(size, k)
+    high = words[:, bitstream.num_words(_stream_bits(size, k, width)[0]) :]
     rest = tf.cast(_set_bits(high, size, k) - _ranks(size, k), tf.int32)
-    rest = tf.bitwise.left_shift(rest, _low_width(size, k))
-    positions = tf.bitwise.bitwise_or(rest, _decode_low(words, size, k))
+    rest = tf.bitwise.left_shift(rest, width)
+    positions = tf.bitwise.bitwise_or(rest, _decode_low(words, k, width))
     return positions, [
         Check("number of positions", _num_ones(high), k),
         Check("positions out of order or too high", _num_wrong(positions, size), 0),
@@ -98,6 +94,14 @@ def _low_width(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
         return (size // k).bit_length() - 1
     powers = tf.constant([2**i for i in range(1, 31)])
     return tf.reduce_sum(tf.cast(powers <= size // k, tf.int32))
+
+
+def _stream_bits(size: int, k: int | tf.Tensor, width: int | tf.Tensor) -> list:
+    if isinstance(k, int):
+        return [k * width, k + ((size - 1) >> width)]
+    k, width = tf.cast(k, tf.int64), tf.cast(width, tf.int64)
+    highest = tf.bitwise.right_shift(tf.constant(size - 1, tf.int64), width)
+    return [k * width, k + highest]
 
 
 def _mask(width: int | tf.Tensor) -> int | tf.Tensor:
@@ -113,8 +117,9 @@ def _ranks(size: int, k: int | tf.Tensor) -> tf.Tensor:
     return _wide(tf.range(k), size)
 
 
-def _decode_low(words: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
-    width = _low_width(size, k)
+def _decode_low(
+    words: tf.Tensor, k: int | tf.Tensor, width: int | tf.Tensor
+) -> tf.Tensor:
     words = bitstream.unsigned(words)
     offsets = tf.range(k) * width
     shift = tf.cast(tf.bitwise.bitwise_and(offsets, 31), tf.uint32)

@@ -67,7 +67,9 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     Returns:
         An int, or a scalar int64 tensor if one of the counts is a tensor.
     """
-    return sum(_word_counts(layout, counts))
+    pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
+    streams = [bits for pair in pairs for part in pair for bits in part]
+    return _HEADER_WORDS + sum(map(bitstream.num_words, streams))
 
 
 def dense_words(layout: Sequence[TensorLayout]) -> int:
@@ -134,9 +136,13 @@ def decode(
             upon or was damaged; nothing is returned then. Not within XLA, which drops
             assertions.
     """
-    buffers = _of_length(buffers, sparse_words(layout, counts))
-    header, *parts = tf.split(buffers, _word_counts(layout, counts), axis=1)
-    checks = _checks(buffers, layout, counts)
+    # Bits, and words, of positions and of values by turns.
+    streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
+    words = [_HEADER_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    buffers = _of_length(buffers, sum(words))
+    header, *parts = tf.split(buffers, words, axis=1)
+    checks = _check_header(header, layout, sum(words))
+    checks += _check_bits(buffers, [bits for part in streams for bits in part])
     entries = []
     for i, (tensor, k) in enumerate(zip(layout, counts, strict=True)):
         found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
@@ -189,18 +195,11 @@ def _checksum(buffers: tf.Tensor) -> tf.Tensor:
 
 
 def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
-    """Bits of a tensor's streams: of its positions, and of its values."""
+    """Return the bits of a tensor's streams: of its positions, and of its values."""
     if tensor.exempt:
         return [], values.stream_bits(tensor.dtype.name, tensor.size)
     positions = elias_fano.stream_bits(tensor.size, k)
     return positions, values.stream_bits(tensor.value_dtype, k)
-
-
-def _word_counts(layout: Sequence[TensorLayout], counts: Sequence) -> list:
-    """Words of the header, and of every tensor's positions and values."""
-    streams = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
-    words = [sum(map(bitstream.num_words, part)) for pair in streams for part in pair]
-    return [_HEADER_WORDS, *words]
 
 
 def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
@@ -220,32 +219,27 @@ def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
     return buffers
 
 
-def _checks(
-    buffers: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
+def _check_header(
+    header: tf.Tensor, layout: Sequence[TensorLayout], length: int | tf.Tensor
 ) -> list[Check]:
-    """Return what must hold of the buffers as such, `[N, words]`."""
-    magic, tensors, flags, length, checksum = tf.unstack(
-        buffers[:, :_HEADER_WORDS], axis=1
-    )
-    expected_length = sparse_words(layout, counts)
-    # The checksum is over all words but itself, whose factor is 9.
-    difference = checksum - (_checksum(buffers) - 9 * checksum)
-    streams = [
-        bits
-        for t, k in zip(layout, counts, strict=True)
-        for part in _streams(t, k)
-        for bits in part
-    ]
-    num_excess = bitstream.num_excess(buffers, _HEADER_WORDS, streams)
+    flags = tf.bitwise.bitwise_and(header[:, 2], ~1)
+    tensors = fingerprint(layout)
     return [
-        Check("version of the wire format", magic, _MAGIC, _SAME_PROGRAM),
-        Check(
-            "fingerprint of the tensors", tensors, fingerprint(layout), _SAME_PROGRAM
-        ),
-        Check("length in words", length, expected_length, _SAME_PROGRAM),
+        Check("version of the wire format", header[:, 0], _MAGIC, _SAME_PROGRAM),
+        Check("fingerprint of the tensors", header[:, 1], tensors, _SAME_PROGRAM),
+        Check("unknown flags", flags, 0, _SAME_PROGRAM),
+        Check("length in words", header[:, 3], length, _SAME_PROGRAM),
+    ]
+
+
+def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
+    checksum = buffers[:, 4]
+    # It is over all words but itself, whose factor is 9.
+    difference = _checksum(buffers) - 10 * checksum
+    excess = bitstream.num_excess(buffers, _HEADER_WORDS, streams)
+    return [
         Check("difference of the checksum", difference, 0),
-        Check("unknown flags", tf.bitwise.bitwise_and(flags, ~1), 0, _SAME_PROGRAM),
-        Check("streams followed by bits that should be 0", num_excess, 0),
+        Check("streams followed by bits that should be 0", excess, 0),
     ]
 
 
