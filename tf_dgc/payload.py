@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import wire
+from tf_dgc import values, wire
 from tf_dgc.choice import Choice, choose
 from tf_dgc.compressors import num_sent, top_k
 from tf_dgc.correction import mask
@@ -105,7 +105,8 @@ def pack(
         ]
         selections, velocities, residuals = map(list, zip(*parts, strict=True))
         empty = tf.zeros([0], wire.dense_dtype(step.layout))
-        return empty, wire.encode(selections, finite), velocities, residuals
+        words = wire.encode(step.layout, step.counts, selections, finite)
+        return empty, words, velocities, residuals
 
     return choose(step.dense, dense, sparse)
 
@@ -141,9 +142,19 @@ def _send(
 ) -> tuple[Selection, tf.Tensor | None, tf.Tensor]:
     """Return what is sent of one tensor, and its velocity and residual after."""
     if tensor.exempt:
-        return Selection(None, residual), velocity, tf.zeros_like(residual)
-    positions, values = top_k(residual, k, offset)
+        words = values.encode(residual, tensor.dtype.name)
+        return Selection(None, words), velocity, tf.zeros_like(residual)
+    positions, sent = top_k(residual, k, offset)
+    words = values.encode(sent, tensor.value_dtype)
     if velocity is not None and factor_masking:
         whole = tf.equal(k, tensor.size)
         velocity = tf.where(whole, velocity, mask(velocity, positions))
-    return Selection(positions, values), velocity, mask(residual, positions)
+    residual = mask(residual, positions)
+    if not values.is_exact(tensor.value_dtype, tensor.dtype):
+        decoded = values.decode(words[tf.newaxis], tensor.value_dtype, k, tensor.dtype)[
+            0
+        ]
+        residual = tf.tensor_scatter_nd_add(
+            residual, positions[:, tf.newaxis], sent - decoded
+        )
+    return Selection(positions, words), velocity, residual

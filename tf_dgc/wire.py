@@ -1,21 +1,22 @@
 """Encode and decode: everything one worker sends in a step, as one buffer.
 
-A sparse step is a vector of int32 words (TensorFlow gathers int32, not bytes):
-
-    word 0                     1 if this worker's gradient was not finite, else 0
-    then for every tensor, in the order of the model's variables
-      compressed               k positions, then k values
-      exempt                   all n values
-
-A value takes one word (float32) or two (float64). All sizes follow from the layout
-and the sparsity, which every worker knows, so no lengths are exchanged. A dense step
-is a float vector of all entries that is summed on the way, with the same flag first.
+A sparse step is a vector of int32 words: a header, then positions and values of every
+tensor, as docs/wire_format.md specifies. A dense step is a float vector of all entries
+that is summed on the way, after a flag: 1 if this worker's gradient was not finite.
 """
 
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from tf_dgc import bitstream, elias_fano, values
+from tf_dgc.checks import Check, gate
+
+_MAGIC = 0x44474301
+_HEADER_WORDS = 5
+_SAME_PROGRAM = "All workers must run the same version of tf_dgc on the same model."
 
 
 class TensorLayout(NamedTuple):
@@ -23,30 +24,37 @@ class TensorLayout(NamedTuple):
 
     Attributes:
         size: number of entries n.
-        dtype: of the residual and on the wire, float32 or float64.
+        dtype: of the residual, float32 or float64.
         exempt: whether it is always sent whole.
+        value_dtype: of the values on the wire, one of `values.CHOICES` or "float64";
+            without meaning if exempt, as then it is that of the residual.
     """
 
     size: int
     dtype: tf.DType
     exempt: bool
-
-    @property
-    def words_per_value(self) -> int:
-        """Words (of 32 bits) that one value takes."""
-        return self.dtype.size // 4
+    value_dtype: str
 
 
 class Selection(NamedTuple):
-    """The entries of one tensor that are sent.
+    """What is sent of one tensor.
 
     Attributes:
         positions: int32 `[k]`, distinct and ascending; None for a whole tensor.
-        values: float `[k]`, or `[n]` for a whole tensor.
+        words: the values there, coded by `values.encode`.
     """
 
     positions: tf.Tensor | None
-    values: tf.Tensor
+    words: tf.Tensor
+
+
+def fingerprint(layout: Sequence[TensorLayout]) -> int:
+    """Return the checksum of what must be equal on all workers, 0 to 2**32 - 1."""
+    items = [
+        f"{t.size}:{t.dtype.name}:{'exempt' if t.exempt else t.value_dtype}"
+        for t in layout
+    ]
+    return zlib.crc32(" ".join(["tf_dgc 1", *items]).encode("ascii"))
 
 
 def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.Tensor:
@@ -55,8 +63,13 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     Args:
         layout: of all tensors of the step.
         counts: entries sent of each, ints or scalar int32 tensors.
+
+    Returns:
+        An int, or a scalar int64 tensor if one of the counts is a tensor.
     """
-    return 1 + sum(sum(_word_counts(t, k)) for t, k in zip(layout, counts, strict=True))
+    pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
+    streams = [bits for pair in pairs for part in pair for bits in part]
+    return _HEADER_WORDS + sum(map(bitstream.num_words, streams))
 
 
 def dense_words(layout: Sequence[TensorLayout]) -> int:
@@ -64,22 +77,39 @@ def dense_words(layout: Sequence[TensorLayout]) -> int:
     return (1 + sum(t.size for t in layout)) * dense_dtype(layout).size // 4
 
 
-def encode(selections: Sequence[Selection], finite: tf.Tensor) -> tf.Tensor:
+def encode(
+    layout: Sequence[TensorLayout],
+    counts: Sequence,
+    selections: Sequence[Selection],
+    finite: tf.Tensor,
+) -> tf.Tensor:
     """Pack the selections of all tensors into one buffer.
 
     Args:
-        selections: one per tensor, in layout order.
+        layout: of all tensors of the step.
+        counts: entries sent of each, ints or scalar int32 tensors.
+        selections: one per tensor.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Returns:
-        int32 `[words]`.
+        int32 `[sparse_words(layout, counts)]`.
     """
-    parts = [_flag(finite, tf.int32)]
-    for positions, values in selections:
-        if positions is not None:
-            parts.append(positions)
-        parts.append(tf.reshape(tf.bitcast(values, tf.int32), [-1]))
-    return tf.concat(parts, axis=0)
+    before_checksum = tf.stack(
+        [
+            _as_word(_MAGIC),
+            _as_word(fingerprint(layout)),
+            tf.cast(tf.logical_not(finite), tf.int32),
+            _as_word(sparse_words(layout, counts)),
+        ]
+    )
+    body = []
+    for tensor, k, selection in zip(layout, counts, selections, strict=True):
+        if not tensor.exempt:
+            body.append(elias_fano.encode(selection.positions, tensor.size, k))
+        body.append(selection.words)
+    without = tf.concat([before_checksum, [0], *body], axis=0)
+    checksum = _checksum(without[tf.newaxis])
+    return tf.concat([before_checksum, checksum, *body], axis=0)
 
 
 def decode(
@@ -99,22 +129,28 @@ def decode(
     Returns:
         One dense float `[n]` per tensor, and the number of workers whose gradient was
         not finite, scalar int32.
+
+    Raises:
+        ValueError: if the buffers are known while tracing to be of another length.
+        tf.errors.InvalidArgumentError: when run, if a buffer is not what was agreed
+            upon or was damaged; nothing is returned then. Not within XLA, which drops
+            assertions.
     """
-    word_counts = [_word_counts(t, k) for t, k in zip(layout, counts, strict=True)]
-    sizes = [1, *(count for pair in word_counts for count in pair)]
-    totals = [tf.zeros([t.size], t.dtype) for t in layout]
-    nonfinite = tf.constant(0)
-    for buffer in tf.unstack(buffers):
-        flag, *parts = tf.split(buffer, sizes)
-        nonfinite += flag[0]
-        for i, tensor in enumerate(layout):
-            values = _from_words(parts[2 * i + 1], tensor)
-            if tensor.exempt:
-                totals[i] += values
-            else:
-                where = parts[2 * i][:, tf.newaxis]
-                totals[i] = tf.tensor_scatter_nd_add(totals[i], where, values)
-    return totals, nonfinite
+    # Bits, and words, of positions and of values by turns.
+    streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
+    words = [_HEADER_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    buffers = _of_length(buffers, sum(words))
+    header, *parts = tf.split(buffers, words, axis=1)
+    checks = _check_header(header, layout, sum(words))
+    checks += _check_bits(buffers, [bits for part in streams for bits in part])
+    entries = []
+    for i, (tensor, k) in enumerate(zip(layout, counts, strict=True)):
+        found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
+        entries.append(found)
+        checks += [c._replace(what=f"{c.what} of tensor {i}") for c in found_checks]
+    flags, entries = gate(checks, (header[:, 2], entries))
+    totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
+    return totals, tf.reduce_sum(flags)
 
 
 def encode_dense(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
@@ -128,7 +164,8 @@ def encode_dense(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
         `[1 + sum of n]`, float64 if any tensor is, else float32.
     """
     dtype = dense_dtype(tensors)
-    return tf.concat([_flag(finite, dtype), *(tf.cast(t, dtype) for t in tensors)], 0)
+    flag = tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
+    return tf.concat([flag, *(tf.cast(t, dtype) for t in tensors)], 0)
 
 
 def decode_dense(
@@ -146,18 +183,88 @@ def dense_dtype(tensors: Sequence[TensorLayout | tf.Tensor]) -> tf.DType:
     return tf.float64 if wide else tf.float32
 
 
-def _flag(finite: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
+def _as_word(number: int | tf.Tensor) -> tf.Tensor:
+    """Return an unsigned number as int32 of the same bits."""
+    return tf.bitcast(tf.cast(number, tf.uint32), tf.int32)
 
 
-def _word_counts(tensor: TensorLayout, k: int | tf.Tensor) -> tuple:
-    """Words of a tensor's positions and of its values."""
+def _checksum(buffers: tf.Tensor) -> tf.Tensor:
+    """Sum of `(2 i + 1) * word[i]`, int32 `[N]`, of int32 `[N, words]`; it wraps."""
+    factors = 2 * tf.range(tf.shape(buffers)[1]) + 1
+    return tf.reduce_sum(buffers * factors, axis=1)
+
+
+def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
+    """Return the bits of a tensor's streams: of its positions, and of its values."""
     if tensor.exempt:
-        return 0, tensor.size * tensor.words_per_value
-    return k, k * tensor.words_per_value
+        return [], values.stream_bits(tensor.dtype.name, tensor.size)
+    positions = elias_fano.stream_bits(tensor.size, k)
+    return positions, values.stream_bits(tensor.value_dtype, k)
 
 
-def _from_words(words: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
-    if tensor.words_per_value > 1:
-        words = tf.reshape(words, [-1, tensor.words_per_value])
-    return tf.bitcast(words, tensor.dtype)
+def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
+    known = buffers.shape[1]
+    if known is not None and isinstance(words, int):
+        if known != words:
+            raise ValueError(
+                f"The buffers have the wrong length. {_SAME_PROGRAM} "
+                f"Received: {known} words, expected: {words}"
+            )
+        return buffers
+    received = tf.repeat(tf.shape(buffers)[1], buffers.shape[0])
+    check = Check("words that arrived", received, words, _SAME_PROGRAM)
+    buffers = gate([check], buffers)
+    if isinstance(words, int):
+        buffers.set_shape([None, words])
+    return buffers
+
+
+def _check_header(
+    header: tf.Tensor, layout: Sequence[TensorLayout], length: int | tf.Tensor
+) -> list[Check]:
+    flags = tf.bitwise.bitwise_and(header[:, 2], ~1)
+    tensors = fingerprint(layout)
+    return [
+        Check("version of the wire format", header[:, 0], _MAGIC, _SAME_PROGRAM),
+        Check("fingerprint of the tensors", header[:, 1], tensors, _SAME_PROGRAM),
+        Check("unknown flags", flags, 0, _SAME_PROGRAM),
+        Check("length in words", header[:, 3], length, _SAME_PROGRAM),
+    ]
+
+
+def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
+    checksum = buffers[:, 4]
+    # It is over all words but itself, whose factor is 9.
+    difference = _checksum(buffers) - 10 * checksum
+    excess = bitstream.num_excess(buffers, _HEADER_WORDS, streams)
+    return [
+        Check("difference of the checksum", difference, 0),
+        Check("streams followed by bits that should be 0", excess, 0),
+    ]
+
+
+def _decode_tensor(
+    tensor: TensorLayout, k: int | tf.Tensor, positions: tf.Tensor, words: tf.Tensor
+) -> tuple[tuple[tf.Tensor | None, tf.Tensor], list[Check]]:
+    """Return positions `[N, k]` (None if whole) and values, with their checks."""
+    value_dtype = tensor.dtype.name if tensor.exempt else tensor.value_dtype
+    found = values.decode(words, value_dtype, k, tensor.dtype)
+    checks = values.checks(found, words, value_dtype)
+    if tensor.exempt:
+        return (None, found), checks
+    where, where_checks = elias_fano.decode(positions, tensor.size, k)
+    return (where, found), where_checks + checks
+
+
+def _add_up(
+    tensor: TensorLayout, positions: tf.Tensor | None, found: tf.Tensor
+) -> tf.Tensor:
+    """Add N workers' entries in order, into `[n]`."""
+    total = tf.zeros([tensor.size], tensor.dtype)
+    if positions is None:
+        for whole in tf.unstack(found):
+            total += whole
+        return total
+    for where, part in zip(tf.unstack(positions), tf.unstack(found), strict=True):
+        total = tf.tensor_scatter_nd_add(total, where[:, tf.newaxis], part)
+    return total
