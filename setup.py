@@ -5,8 +5,10 @@ import sys
 
 from setuptools import setup
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "custom_ops"))
+sys.path.insert(
+    0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "custom_ops")
+)
 
-from builder import BuildNative, extensions  # noqa: E402
+from builder import BuildNative, extensions
 
 setup(ext_modules=extensions(), cmdclass={"build_ext": BuildNative})

@@ -1,4 +1,4 @@
-"""PEP 517 build backend: setuptools, plus TensorFlow's headers where they are needed."""
+"""PEP 517 build backend: setuptools, and TensorFlow's headers where needed."""
 
 from builder import build_requirements
 from setuptools import build_meta

@@ -3,9 +3,9 @@
 The library belongs to one minor version of TensorFlow. A stamp beside it says to which,
 with a checksum of the library; `tf_dgc/ops.py` reads it before it loads anything.
 
-The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is a
-compiler, and the package works without it; 1, building it must succeed; 0, it is not
-built.
+The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is
+a compiler, and the package works without it; 1, building it must succeed; 0, it is
+not built.
 """
 
 import concurrent.futures
@@ -70,7 +70,10 @@ def find_tensorflow():
     the package is going to be installed. It is not imported.
     """
     supported = _tensorflow_requirement().specifier
-    for path in [*sys.path, *(sysconfig.get_paths()[p] for p in ("purelib", "platlib"))]:
+    for path in [
+        *sys.path,
+        *(sysconfig.get_paths()[p] for p in ("purelib", "platlib")),
+    ]:
         for found in metadata.distributions(name="tensorflow", path=[path]):
             directory = pathlib.Path(path) / "tensorflow"
             if found.version in supported and (directory / "include").is_dir():
@@ -132,9 +135,7 @@ def build(library, work):
         raise CompileError("there is no C++ compiler (g++, or what CXX names)")
     found = find_tensorflow()
     if found is None:
-        raise CompileError(
-            f"there is no {_tensorflow_requirement()} to build against"
-        )
+        raise CompileError(f"there is no {_tensorflow_requirement()} to build against")
     tensorflow, version = found
     work.mkdir(parents=True, exist_ok=True)
     library.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,8 @@ def _wish():
     wish = os.environ.get("TF_DGC_NATIVE", "")
     if wish not in ("", "0", "1"):
         raise ValueError(
-            "TF_DGC_NATIVE must be 1 (the native operations must be built), 0 (they must "
-            f"not) or unset (they are if possible). Received: TF_DGC_NATIVE={wish}"
+            "TF_DGC_NATIVE must be 1 (the native operations must be built), 0 (they "
+            "must not) or unset (they are if possible). "
+            f"Received: TF_DGC_NATIVE={wish}"
         )
     return wish

@@ -7,53 +7,86 @@ norm that clipping the sum would allow.
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
-
-def drop_nonfinite(
-    gradients: Sequence[tf.Tensor],
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Replace all gradients by zeros if any of them is not finite.
-
-    A NaN that entered `residual` would stay for ever, and a worker that skipped the
-    exchange would leave the others waiting; contributing zeros does neither.
-
-    Args:
-        gradients: dense tensors of any shapes and float dtypes.
-
-    Returns:
-        The gradients (or zeros), and a scalar bool that is True if all were finite.
-    """
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-    return [tf.where(finite, g, tf.zeros_like(g)) for g in gradients], finite
+# A gradient waits to be multiplied: the pass that accumulates it does that on the way.
+Scale: TypeAlias = float | tf.Tensor
 
 
 def clip(
     gradients: Sequence[tf.Tensor],
     num_workers: int,
     *,
+    loss_scale: float | None = None,
     clipnorm: float | None = None,
     global_clipnorm: float | None = None,
     clipvalue: float | None = None,
-) -> list[tf.Tensor]:
+) -> tuple[list[tf.Tensor], list[Scale]]:
     """Clip local gradients; at most one of the three thresholds is set.
 
     Args:
         gradients: dense tensors of one step on this worker.
         num_workers: `N` of the paper; 1 clips as Keras does.
+        loss_scale: what the loss, and so the gradients, were multiplied by.
         clipnorm: bound of each tensor's L2 norm over all workers.
         global_clipnorm: bound of the L2 norm of all tensors together.
         clipvalue: bound of each entry's absolute value, not scaled by `N`.
 
     Returns:
-        Tensors of the same shapes and dtypes.
+        Gradients, and what each is to be multiplied by: a float, or a scalar float64
+        tensor that is NaN if the step's gradients must be left out.
     """
-    scale = 1.0 / math.sqrt(num_workers)
+    unit = 1.0 / loss_scale if loss_scale else 1.0
+    limit = 1.0 / math.sqrt(num_workers)
     if clipnorm:
-        return [tf.clip_by_norm(g, clipnorm * scale) for g in gradients]
+        return list(gradients), [
+            _bounding([g], clipnorm * limit, unit) for g in gradients
+        ]
     if global_clipnorm:
-        return list(tf.clip_by_global_norm(gradients, global_clipnorm * scale)[0])
+        scale = _bounding(gradients, global_clipnorm * limit, unit)
+        return list(gradients), [scale] * len(gradients)
     if clipvalue:
-        return [tf.clip_by_value(g, -clipvalue, clipvalue) for g in gradients]
-    return list(gradients)
+        # An infinite entry would be clipped to an ordinary one.
+        gradients, finite = multiply(gradients, [unit] * len(gradients))
+        kept = tf.where(finite, tf.constant(1.0, tf.float64), math.nan)
+        clipped = [tf.clip_by_value(g, -clipvalue, clipvalue) for g in gradients]
+        return clipped, [kept] * len(clipped)
+    return list(gradients), [unit] * len(gradients)
+
+
+def multiply(
+    gradients: Sequence[tf.Tensor], scales: Sequence[Scale]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Multiply gradients, or return zeros if any entry is not finite then.
+
+    A NaN that entered `residual` would stay for ever, and a worker that skipped the
+    exchange would leave the others waiting; contributing zeros does neither.
+
+    Args:
+        gradients: dense tensors of any shapes and float dtypes.
+        scales: of each, as `clip` returns them.
+
+    Returns:
+        The products (or zeros), and a scalar bool that is True if all were finite.
+    """
+    products = [
+        g if isinstance(s, float) and s == 1.0 else g * tf.cast(s, g.dtype)
+        for g, s in zip(gradients, scales, strict=True)
+    ]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(p)) for p in products])
+    return [tf.where(finite, p, tf.zeros_like(p)) for p in products], finite
+
+
+def _bounding(gradients: Sequence[tf.Tensor], limit: float, unit: float) -> tf.Tensor:
+    """Return the factor that bounds the norm of `unit * gradients`."""
+    squares = [2.0 * _half_square(g) for g in gradients]
+    norm = unit * tf.sqrt(tf.add_n(squares))
+    scale = unit * limit / tf.maximum(norm, limit)
+    return tf.where(tf.math.is_finite(norm), scale, math.nan)
+
+
+def _half_square(gradient: tf.Tensor) -> tf.Tensor:
+    wide = tf.float64 if gradient.dtype == tf.float64 else tf.float32
+    return tf.cast(tf.nn.l2_loss(tf.cast(gradient, wide)), tf.float64)

@@ -1,7 +1,7 @@
 """The native operations: found, checked, loaded, and if not, why not.
 
-The library is built while the package is installed (`custom_ops/builder.py`) and belongs
-to one minor version of TensorFlow; a stamp beside it says to which. Without it
+The library is built while the package is installed (`custom_ops/builder.py`) and
+belongs to one minor version of TensorFlow; a stamp beside it says to which. Without it
 everything works by TensorFlow operations, more slowly.
 """
 
@@ -60,8 +60,8 @@ def native() -> Native:
     wish = os.environ.get(_VARIABLE, "")
     if wish not in ("", "0", "1"):
         raise ValueError(
-            f"{_VARIABLE} must be 1 (the native operations are needed), 0 (they are not "
-            f"to be used) or unset. Received: {_VARIABLE}={wish}"
+            f"{_VARIABLE} must be 1 (the native operations are needed), 0 (they are "
+            f"not to be used) or unset. Received: {_VARIABLE}={wish}"
         )
     if wish == "0":
         return Native(None, f"{_VARIABLE}=0 forbids it", False, {})

@@ -12,18 +12,20 @@ from tf_dgc import (
     clipping,
     cluster,
     distribute,
+    local,
     monitor,
+    native,
+    ops,
     payload,
     schedules,
+    takeover,
     validation,
     values,
     wire,
 )
 from tf_dgc.compressors import tie_offsets
-from tf_dgc.correction import correct
 from tf_dgc.exchange import Exchange
 from tf_dgc.state import PerWorkerVariable
-from tf_dgc.takeover import check_inner, take_over
 from tf_dgc.wrapper import OptimizerWrapper
 
 
@@ -90,7 +92,7 @@ class DGCOptimizer(OptimizerWrapper):
         seed: int = 0,
         name: str = "dgc_optimizer",
     ):
-        check_inner(inner)
+        takeover.check_inner(inner)
         sparsity = schedules.get(sparsity)
         if int(min_compress_size) != min_compress_size or min_compress_size < 0:
             raise ValueError(
@@ -104,7 +106,7 @@ class DGCOptimizer(OptimizerWrapper):
             )
         strategy = distribute.prepare(tf.distribute.get_strategy())
         compresses = sparsity != 0
-        rule, took = take_over(inner, momentum_correction and compresses)
+        rule, took = takeover.take_over(inner, momentum_correction and compresses)
         super().__init__(rule, took.loss_scale, name)
         self.sparsity = sparsity
         self.momentum_correction = bool(momentum_correction)
@@ -120,6 +122,7 @@ class DGCOptimizer(OptimizerWrapper):
         self._compresses = compresses
         # With sparsity 0 clipping is Keras's own, whatever the number of workers.
         self._num_clip = self.num_workers if compresses else 1
+        ops.warn_if_missing()
         self._counters: Any = None
 
     # --- one step -----------------------------------------------------------------
@@ -140,39 +143,25 @@ class DGCOptimizer(OptimizerWrapper):
         grads, variables = self._match(grads, trainable_variables)
         states = [_internals.variable_index(self, v) for v in variables]
         layout = [self._layout[i] for i in states]
+        plan = payload.plan(layout, self._current_sparsity(), self.num_workers)
+        path = native if native.is_live(variables) else local
         with tf.name_scope(self.name):
-            gradients = [
-                self._local(g, v, t)
-                for g, v, t in zip(grads, variables, layout, strict=True)
-            ]
-            gradients, finite = clipping.drop_nonfinite(gradients)
+            step = self._local_step(plan, grads, variables, states)
+            # clip, correct, compress, mask, encode
+            vector, words, finite = path.compress(step)
             self._warn_if_first(finite)
-            gradients = clipping.clip(gradients, self._num_clip, **self._took.clipping)
-            velocity, residual = self._correct(gradients, states)
-            step = payload.plan(layout, self._current_sparsity(), self.num_workers)
-            vector, words, velocity, residual = payload.pack(
-                step, velocity, residual, finite, self._offsets(layout),
-                self.factor_masking,
-            )  # fmt: skip
-            self._store(velocity, residual, states)
-            total, buffers = self._exchange(step.dense, vector, words)
-            sums, nonfinite = payload.unpack(step, total, buffers)
+            total, buffers = self._exchange(plan.dense, vector, words)
+            # decode, sum, update
+            nonfinite = self._update(plan, total, buffers, variables)
             monitor.count_step(
                 self._counters,
-                entries=step.entries,
+                entries=plan.entries,
                 sent_bytes=tf.size(vector) * vector.dtype.size + 4 * tf.size(words),
                 dense_bytes=sum(
                     v.shape.num_elements() * _itemsize(v) for v in variables
                 ),
                 nonfinite=nonfinite,
             )
-        self.inner_optimizer.apply(
-            [
-                tf.cast(tf.reshape(s, v.shape), v.dtype)
-                for s, v in zip(sums, variables, strict=True)
-            ],
-            variables,
-        )
 
     def _match(self, grads: Any, variables: Any) -> tuple[list, list]:
         """Build if needed; return gradients that exist, with their variables."""
@@ -190,17 +179,50 @@ class DGCOptimizer(OptimizerWrapper):
         _internals.check_known(self, variables)
         return _internals.drop_missing_gradients(self, grads, variables)
 
-    def _local(
-        self, gradient: Any, variable: keras.Variable, tensor: wire.TensorLayout
+    def _local_step(
+        self, plan: payload.Plan, grads: list, variables: list, states: list[int]
+    ) -> local.LocalStep:
+        """Collect what this worker puts into the step."""
+        dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
+        gradients, scales = clipping.clip(
+            dense,
+            self._num_clip,
+            loss_scale=self.loss_scale_factor,
+            **self._took.clipping,
+        )
+        return local.LocalStep(
+            plan,
+            gradients,
+            scales,
+            velocity=[self.velocity[i] for i in states] if self.velocity else None,
+            residual=[self.residual[i] for i in states] if self.residual else None,
+            offsets=self._offsets(plan.layout),
+            momentum=self._took.momentum,
+            nesterov=self._took.nesterov,
+            factor_masking=self.factor_masking,
+        )
+
+    def _update(
+        self, plan: payload.Plan, total: tf.Tensor, buffers: tf.Tensor, variables: list
     ) -> tf.Tensor:
-        """Return a gradient as `[n]` of the accumulators' type, loss scale undone."""
-        if isinstance(gradient, tf.IndexedSlices):
-            rows = gradient.indices[:, tf.newaxis]
-            shape = tf.constant(tuple(variable.shape), rows.dtype)
-            gradient = tf.scatter_nd(rows, gradient.values, shape)
-        gradient = tf.cast(tf.reshape(gradient, [tensor.size]), tensor.dtype)
-        scale = self.loss_scale_factor
-        return gradient if scale is None else gradient / scale
+        """Decode, sum and update the model; return the workers that were not finite."""
+        rule = self.inner_optimizer
+        path = native if native.is_live(variables) else payload
+        if path is native and takeover.is_plain_descent(rule, variables):
+            nonfinite = native.descend(
+                plan, total, buffers, variables, rule.learning_rate
+            )
+            rule.iterations.assign_add(1)
+            return nonfinite
+        sums, nonfinite = path.unpack(plan, total, buffers)
+        rule.apply(
+            [
+                tf.cast(tf.reshape(s, v.shape), v.dtype)
+                for s, v in zip(sums, variables, strict=True)
+            ],
+            variables,
+        )
+        return nonfinite
 
     def _warn_if_first(self, finite: tf.Tensor) -> None:
         """Say once on this worker's standard error that its gradient was dropped."""
@@ -220,38 +242,14 @@ class DGCOptimizer(OptimizerWrapper):
 
         tf.cond(first, lambda: tf.group(warn()), tf.no_op)
 
-    def _correct(self, gradients: list, states: list[int]) -> tuple[list, list]:
-        """Accumulate into velocity and residual; return both, `[n]` per tensor."""
-        if not self._compresses:
-            return [None] * len(gradients), gradients
-        corrected = [
-            correct(
-                g,
-                _flat(self.velocity[i]) if self.velocity else None,
-                _flat(self.residual[i]),
-                self._took.momentum,
-                self._took.nesterov,
-            )
-            for g, i in zip(gradients, states, strict=True)
-        ]
-        return [v for v, _ in corrected], [r for _, r in corrected]
-
     def _current_sparsity(self) -> float | tf.Tensor:
         if callable(self.sparsity):
             return schedules.at(self.sparsity, self.iterations.value)
         return self.sparsity
 
-    def _offsets(self, layout: list[wire.TensorLayout]) -> list[tf.Tensor]:
+    def _offsets(self, layout: Sequence[wire.TensorLayout]) -> list[tf.Tensor]:
         sizes = [t.size for t in layout]
         return tie_offsets(sizes, self.seed, self.iterations.value)
-
-    def _store(self, velocity: list, residual: list, states: list[int]) -> None:
-        if not self._compresses:
-            return
-        for i, v, r in zip(states, velocity, residual, strict=True):
-            self.residual[i].assign(tf.reshape(r, self.residual[i].shape))
-            if v is not None:
-                self.velocity[i].assign(tf.reshape(v, self.velocity[i].shape))
 
     # --- state --------------------------------------------------------------------
 
@@ -374,8 +372,13 @@ def find_dgc_optimizer(optimizer: Any) -> DGCOptimizer:
     )
 
 
-def _flat(variable: PerWorkerVariable) -> tf.Tensor:
-    return tf.reshape(variable.local(), [-1])
+def _dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
+    """Return a gradient as a tensor of the variable's type."""
+    if isinstance(gradient, tf.IndexedSlices):
+        rows = gradient.indices[:, tf.newaxis]
+        shape = tf.constant(tuple(variable.shape), rows.dtype)
+        gradient = tf.scatter_nd(rows, gradient.values, shape)
+    return tf.cast(gradient, variable.dtype)
 
 
 def _itemsize(variable: keras.Variable) -> int:

@@ -1,6 +1,7 @@
 """Take over: which settings of the inner optimizer DGC applies in its place."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -113,3 +114,20 @@ def take_over(
 def _is_plain_sgd(inner: keras.optimizers.Optimizer) -> bool:
     """Whether the update rule is SGD's own, not that of a subclass."""
     return type(inner).update_step is keras.optimizers.SGD.update_step
+
+
+def is_plain_descent(
+    rule: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> bool:
+    """Whether `rule.apply` is `w -= learning_rate * gradient` and nothing else.
+
+    Then entries whose gradient is zero need not be touched.
+    """
+    return (
+        _is_plain_sgd(rule)
+        and not rule.momentum
+        and not rule.weight_decay
+        and not rule.use_ema
+        and all(v.constraint is None for v in variables)
+        and all(v.dtype in {"float32", "float64"} for v in variables)
+    )

@@ -16,6 +16,7 @@ from tf_dgc.checks import Check, gate
 
 _MAGIC = 0x44474301
 _HEADER_WORDS = 5
+FLAGS = 2  # the word of the header that is 0 if the gradient was finite
 _SAME_PROGRAM = "All workers must run the same version of tf_dgc on the same model."
 
 
@@ -148,7 +149,7 @@ def decode(
         found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
         entries.append(found)
         checks += [c._replace(what=f"{c.what} of tensor {i}") for c in found_checks]
-    flags, entries = gate(checks, (header[:, 2], entries))
+    flags, entries = gate(checks, (header[:, FLAGS], entries))
     totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
     return totals, tf.reduce_sum(flags)
 
@@ -222,7 +223,7 @@ def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
 def _check_header(
     header: tf.Tensor, layout: Sequence[TensorLayout], length: int | tf.Tensor
 ) -> list[Check]:
-    flags = tf.bitwise.bitwise_and(header[:, 2], ~1)
+    flags = tf.bitwise.bitwise_and(header[:, FLAGS], ~1)
     tensors = fingerprint(layout)
     return [
         Check("version of the wire format", header[:, 0], _MAGIC, _SAME_PROGRAM),

@@ -1,0 +1,131 @@
+"""The same step by the native operations: one pass over memory, and sparse updates."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import _internals, local, ops, payload, wire
+from tf_dgc.choice import choose
+from tf_dgc.local import LocalStep
+from tf_dgc.payload import Plan
+
+
+def is_live(variables: Sequence[keras.Variable]) -> bool:
+    """Whether the native operations can be used for these variables, here and now.
+
+    They run on CPUs, and XLA does not know them.
+    """
+    return (
+        ops.native().library is not None
+        and not _internals.in_xla_context()
+        and all("GPU" not in v.value.device.upper() for v in variables)
+    )
+
+
+def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Do what `local.compress` does; a dense step is left to it."""
+
+    def dense() -> tuple:
+        return local.compress(step._replace(plan=step.plan._replace(dense=True)))
+
+    def sparse() -> tuple:
+        words = _compress(step)
+        finite = tf.equal(words[wire.FLAGS], 0)
+        return tf.zeros([0], wire.dense_dtype(step.plan.layout)), words, finite
+
+    return choose(step.plan.dense, dense, sparse)
+
+
+def unpack(
+    plan: Plan, vector: tf.Tensor, buffers: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Do what `payload.unpack` does."""
+
+    def sparse() -> tuple:
+        nonfinite, sums = _library().tf_dgc_sum(
+            buffers=buffers,
+            counts=_counts(plan),
+            T=[t.dtype for t in plan.layout],
+            sizes=[t.size for t in plan.layout],
+            **_agreed(plan),
+        )
+        return sums, nonfinite
+
+    return choose(plan.dense, lambda: wire.decode_dense(vector, plan.layout), sparse)
+
+
+def descend(
+    plan: Plan,
+    vector: tf.Tensor,
+    buffers: tf.Tensor,
+    variables: Sequence[keras.Variable],
+    rate: Any,
+) -> tf.Tensor:
+    """Decode and subtract `rate` times the sum from this worker's variables, in place.
+
+    In a sparse step only the positions that were sent are touched; the result is that
+    of the dense update, bit for bit.
+
+    Returns:
+        The number of workers whose gradient was not finite.
+    """
+    rate = tf.cast(rate, tf.float64)
+
+    def dense() -> tf.Tensor:
+        sums, nonfinite = wire.decode_dense(vector, plan.layout)
+        for v, s in zip(variables, sums, strict=True):
+            update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
+            tf.raw_ops.AssignSubVariableOp(resource=_handle(v), value=update)
+        return nonfinite
+
+    def sparse() -> tf.Tensor:
+        return _library().tf_dgc_descend(
+            variables=[_handle(v) for v in variables],
+            rate=rate,
+            buffers=buffers,
+            counts=_counts(plan),
+            T=[t.dtype for t in plan.layout],
+            **_agreed(plan),
+        )
+
+    return choose(plan.dense, dense, sparse)
+
+
+def _compress(step: LocalStep) -> tf.Tensor:
+    words = _library().tf_dgc_compress(
+        gradients=list(step.gradients),
+        velocity=[_handle(v) for v in step.velocity or []],
+        residual=[_handle(v) for v in step.residual or []],
+        momentum=tf.constant(step.momentum, tf.float64),
+        scales=tf.stack([tf.cast(s, tf.float64) for s in step.scales]),
+        counts=_counts(step.plan),
+        offsets=tf.stack(step.offsets),
+        nesterov=step.nesterov,
+        factor_masking=step.factor_masking,
+        **_agreed(step.plan),
+    )
+    length = wire.sparse_words(step.plan.layout, step.plan.counts)
+    return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def _agreed(plan: Plan) -> dict[str, Any]:
+    """Return what all workers agree upon, as attributes of the operations."""
+    return {
+        "value_types": ["exempt" if t.exempt else t.value_dtype for t in plan.layout],
+        "fingerprint": wire.fingerprint(plan.layout),
+    }
+
+
+def _counts(plan: payload.Plan) -> tf.Tensor:
+    return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
+
+
+def _handle(variable: keras.Variable) -> tf.Tensor:
+    """Return the resource of this replica's value."""
+    return variable.value.handle
+
+
+def _library() -> Any:
+    return ops.native().library
