@@ -81,6 +81,7 @@ std::string Decoded::Decode(const std::vector<Layout>& layout, const uint32_t* b
     bool is_finite = true;
     errors[w] = ReadHeader(words, num_words, expected, fingerprint, &is_finite);
     finite[w] = is_finite;
+    if (!errors[w].empty()) return;
     words += kHeaderWords;
     for (size_t t = 0; t < layout.size() && errors[w].empty(); ++t) {
       const size_t at = t * num_workers + w;

@@ -1,0 +1,319 @@
+// Random steps against a plain reference, for every vector level and several numbers of
+// threads. Run under the sanitizers: `make -C custom_ops check`.
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "compress.h"
+#include "update.h"
+
+namespace tf_dgc {
+namespace {
+
+class Pool : public Threads {
+ public:
+  explicit Pool(int count) {
+    for (int i = 1; i < count; ++i) threads_.emplace_back([this] { Work(); });
+  }
+
+  ~Pool() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  int count() const override { return threads_.size() + 1; }
+
+  void Schedule(std::function<void()> work) override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      queue_.push_back(std::move(work));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return stops_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const auto work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool stops_ = false;
+  std::vector<std::thread> threads_;
+};
+
+using Random = std::mt19937_64;
+
+int64_t Below(Random& random, int64_t bound) { return random() % bound; }
+
+#define REQUIRE(condition)                                                \
+  if (!(condition)) {                                                     \
+    std::printf("line %d: %s does not hold\n", __LINE__, #condition);     \
+    std::exit(1);                                                         \
+  }
+
+template <class G>
+G Convert(double x);
+template <>
+float Convert(double x) {
+  return static_cast<float>(x);
+}
+template <>
+double Convert(double x) {
+  return x;
+}
+template <>
+BFloat16 Convert(double x) {
+  return {static_cast<uint16_t>(BitCast<uint32_t>(static_cast<float>(x)) >> 16)};
+}
+template <>
+Float16 Convert(double x) {
+  if (std::isnan(x)) return {0x7e00};
+  if (std::isinf(x)) return {static_cast<uint16_t>(x > 0 ? 0x7c00 : 0xfc00)};
+  return ToFloat16(static_cast<float>(x));
+}
+
+// A kind of content: normal numbers, mostly zeros, few distinct numbers, all equal.
+double Draw(Random& random, int kind) {
+  std::normal_distribution<double> normal;
+  switch (kind) {
+    case 0:
+      return normal(random);
+    case 1:
+      return Below(random, 50) == 0 ? normal(random) : 0;
+    case 2:
+      return Below(random, 5) - 2.0;
+    default:
+      return -1.5;
+  }
+}
+
+// A tensor of G gradients with A accumulators, before and after a step.
+template <class G, class A>
+struct Case {
+  Tensor tensor;
+  std::vector<G> gradient;
+  std::vector<A> velocity, residual;
+
+  void Fill(Random& random, GradientType type) {
+    const int64_t choices[] = {1, 2, 63, 64, 65, 1000, 4095, 4096, 70000, 200000};
+    const int64_t size = choices[Below(random, 10)];
+    const int kind = Below(random, 4);
+    for (int64_t i = 0; i < size; ++i) {
+      gradient.push_back(Convert<G>(Draw(random, kind)));
+      velocity.push_back(kind == 0 ? Draw(random, 0) : 0);
+      residual.push_back(kind == 0 ? Draw(random, 0) : 0);
+    }
+    const bool exempt = Below(random, 4) == 0;
+    const double density = std::pow(10.0, -0.5 * Below(random, 8));
+    const int64_t k = std::max<int64_t>(1, density * size);
+    const bool wide = type == GradientType::kFloat64;
+    ValueType value_type = static_cast<ValueType>(Below(random, 5));
+    if (value_type == ValueType::kFloat64 && !wide) value_type = ValueType::kFloat32;
+    if (exempt) value_type = ValueType::kExempt;
+    tensor = {{size, exempt ? size : k, wide, value_type}, type,   nullptr, nullptr, nullptr,
+              Below(random, 2) ? 1.0 : 0.3,                Below(random, size)};
+  }
+
+  void Point(const Settings& settings) {
+    tensor.gradient = gradient.data();
+    tensor.velocity = settings.rule == Rule::kNone ? nullptr : velocity.data();
+    tensor.residual = residual.data();
+  }
+
+  // Adds the gradient as the paper says, entry by entry; returns whether all is finite.
+  bool Accumulate(const Settings& settings, bool with_gradient) {
+    const A m = static_cast<A>(settings.momentum);
+    bool finite = true;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      A g = with_gradient ? static_cast<A>(tensor.scale) * static_cast<A>(ToFloat(gradient[i])) : 0;
+      A added = g;
+      if (settings.rule == Rule::kMomentum) added = velocity[i] = m * velocity[i] + g;
+      if (settings.rule == Rule::kNesterov) {
+        velocity[i] = m * (velocity[i] + g);
+        added = velocity[i] + g;
+      }
+      residual[i] = residual[i] + added;
+      finite &= std::isfinite(residual[i]);
+    }
+    return finite;
+  }
+
+  // Takes out what is sent, by sorting everything.
+  void Send(const Settings& settings, const Entries<A>& sent) {
+    const Layout& layout = tensor.layout;
+    if (layout.value_type == ValueType::kExempt) {
+      REQUIRE(sent.values == residual);
+      std::fill(residual.begin(), residual.end(), A{0});
+      return;
+    }
+    std::vector<int32_t> order(layout.size);
+    std::iota(order.begin(), order.end(), 0);
+    const auto rank = [&](int32_t i) {
+      const int64_t cyclic = (i - tensor.offset + layout.size) % layout.size;
+      return std::make_pair(-std::abs(residual[i]), cyclic);
+    };
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return rank(a) < rank(b); });
+    order.resize(layout.k);
+    std::sort(order.begin(), order.end());
+    REQUIRE(order == sent.positions);
+    for (int64_t i = 0; i < layout.k; ++i) {
+      residual[order[i]] -= sent.values[i];
+      const bool masks = settings.factor_masking && layout.k < layout.size;
+      if (settings.rule != Rule::kNone && masks) velocity[order[i]] = 0;
+    }
+  }
+};
+
+template <class A>
+void RequireClose(const std::vector<A>& a, const std::vector<A>& b, double tolerance) {
+  for (size_t i = 0; i < a.size(); ++i) REQUIRE(std::abs(a[i] - b[i]) <= tolerance);
+}
+
+template <class G, class A>
+void Check(Random& random, GradientType type, bool poison) {
+  Settings settings{static_cast<Rule>(Below(random, 3)), 0.75, Below(random, 2) == 0, 7,
+                    Level::kBaseline};
+  std::vector<Case<G, A>> cases(1 + Below(random, 3));
+  for (auto& c : cases) c.Fill(random, type);
+  if (poison) {
+    auto& gradient = cases.back().gradient;
+    const double bad = Below(random, 2) ? NAN : INFINITY;
+    gradient[Below(random, gradient.size())] = Convert<G>(bad);
+  }
+  auto expected = cases;
+  bool finite = true;
+  for (auto& c : expected) finite &= c.Accumulate(settings, true);
+  REQUIRE(finite == !poison);
+  if (!finite) {
+    expected = cases;
+    for (auto& c : expected) c.Accumulate(settings, false);
+  }
+
+  std::vector<Layout> layout;
+  for (const auto& c : cases) layout.push_back(c.tensor.layout);
+  std::vector<uint32_t> first;
+  std::vector<Case<G, A>> after;
+  for (const Level level : {Level::kBaseline, Level::kAvx2, Level::kAvx512}) {
+    if (level > CurrentLevel()) continue;
+    settings.level = level;
+    for (const int num_threads : {1, 3}) {
+      Pool pool(num_threads);
+      after = cases;
+      std::vector<Tensor> tensors;
+      for (auto& c : after) {
+        c.Point(settings);
+        tensors.push_back(c.tensor);
+      }
+      std::vector<uint32_t> words(BufferWords(layout));
+      Compress(tensors, settings, pool, words.data());
+      if (first.empty()) first = words;
+      REQUIRE(words == first);
+    }
+  }
+
+  bool flag = false;
+  REQUIRE(ReadHeader(first.data(), first.size(), first.size(), 7, &flag).empty());
+  REQUIRE(flag == finite);
+  const uint32_t* words = first.data() + kHeaderWords;
+  for (size_t t = 0; t < cases.size(); ++t) {
+    Entries<A> sent;
+    REQUIRE(ReadTensor(layout[t], words, &sent).empty());
+    words += TensorWords(layout[t]);
+    // What was added and subtracted again leaves a rounding error.
+    const double tolerance = finite ? 0 : 100 * std::numeric_limits<A>::epsilon();
+    if (finite) {
+      expected[t].Send(settings, sent);
+      RequireClose(after[t].residual, expected[t].residual, tolerance);
+      if (settings.rule != Rule::kNone) {
+        RequireClose(after[t].velocity, expected[t].velocity, tolerance);
+      }
+    } else {
+      auto total = after[t].residual;
+      for (int64_t i = 0; i < layout[t].k; ++i) {
+        total[sent.positions.empty() ? i : sent.positions[i]] += sent.values[i];
+      }
+      RequireClose(total, expected[t].residual, tolerance);
+    }
+  }
+
+  // Two workers that sent the same: sums and updates.
+  Pool pool(3);
+  std::vector<uint32_t> both = first;
+  both.insert(both.end(), first.begin(), first.end());
+  Decoded decoded;
+  REQUIRE(decoded.Decode(layout, both.data(), 2, first.size(), 7, pool).empty());
+  REQUIRE(decoded.num_nonfinite() == (finite ? 0 : 2));
+  std::vector<std::vector<A>> sums, weights, dense;
+  std::vector<void*> sum_data, weight_data;
+  for (const Layout& tensor : layout) {
+    sums.emplace_back(tensor.size, A(NAN));
+    weights.emplace_back(tensor.size, A(0.5));
+  }
+  for (size_t t = 0; t < layout.size(); ++t) {
+    sum_data.push_back(sums[t].data());
+    weight_data.push_back(weights[t].data());
+  }
+  decoded.Sum(sum_data, pool);
+  decoded.Descend(weight_data, 0.25, pool);
+  for (size_t t = 0; t < layout.size(); ++t) {
+    for (int64_t i = 0; i < layout[t].size; ++i) {
+      REQUIRE(weights[t][i] == A(0.5) - A(0.25) * sums[t][i]);
+    }
+  }
+}
+
+// Every float16 survives the way through float32.
+void CheckFloat16() {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Float16 half{static_cast<uint16_t>(bits)};
+    if ((bits & 0x7fff) >= 0x7c00) {
+      REQUIRE(!IsFinite(ToFloat(half)));
+    } else {
+      REQUIRE(ToFloat16(ToFloat(half)).bits == bits);
+    }
+  }
+  REQUIRE(ToFloat16(1e9f).bits == 0x7bff);
+  REQUIRE(ToBFloat16(-3.4e38f).bits == 0xff7f);
+}
+
+void Run(int64_t rounds) {
+  CheckFloat16();
+  Random random(1);
+  for (int64_t i = 0; i < rounds; ++i) {
+    const bool poison = i % 4 == 3;
+    Check<float, float>(random, GradientType::kFloat32, poison);
+    Check<double, double>(random, GradientType::kFloat64, poison);
+    Check<BFloat16, float>(random, GradientType::kBFloat16, poison);
+    Check<Float16, float>(random, GradientType::kFloat16, poison);
+  }
+  std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
+              LevelName(CurrentLevel()));
+}
+
+}  // namespace
+}  // namespace tf_dgc
+
+int main(int argc, char** argv) { tf_dgc::Run(argc > 1 ? std::atoll(argv[1]) : 100); }
