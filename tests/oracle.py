@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import wire_reference
 
 
 def clip(gradients, num_workers, clipnorm=None, global_clipnorm=None, clipvalue=None):
@@ -42,7 +43,7 @@ class Oracle:
         factor_masking=True,
         min_compress_size=1024,
         clipping=None,
-        bytes_per_value=8,
+        value_dtype=None,
         tie_offsets=lambda iteration: [0] * 100,
     ):
         self.weights = [w.copy() for w in weights]
@@ -54,7 +55,8 @@ class Oracle:
         self.factor_masking = factor_masking
         self.min_compress_size = min_compress_size
         self.clipping = clipping or {}
-        self.words_per_value = bytes_per_value // 4
+        self.dtype = weights[0].dtype.name
+        self.value_dtype = value_dtype or self.dtype
         self.tie_offsets = tie_offsets
         self.iteration = 0
         self.workers = [
@@ -72,7 +74,9 @@ class Oracle:
             local = clip(local, self.num_workers, **self.clipping)
             for i, g in enumerate(local):
                 k = self.weights[i].size if dense else counts[i]
-                total[i] += self._send(worker, i, g, k)
+                whole = dense or self._exempt(self.weights[i])
+                value_dtype = self.dtype if whole else self.value_dtype
+                total[i] += self._send(worker, i, g, k, value_dtype)
         for w, t in zip(self.weights, total, strict=True):
             w -= self.learning_rate * t
         self.iteration += 1
@@ -86,16 +90,16 @@ class Oracle:
         return max(1, math.ceil(round((1 - sparsity) * tensor.size, 5)))
 
     def _goes_dense(self, counts, sparsity):
-        sparse = 1 + sum(
-            w.size * self.words_per_value
-            if self._exempt(w)
-            else k * (1 + self.words_per_value)
-            for w, k in zip(self.weights, counts, strict=True)
-        )
-        dense = (1 + sum(w.size for w in self.weights)) * self.words_per_value
+        layout = [
+            (w.size, self.dtype, "exempt" if self._exempt(w) else self.value_dtype)
+            for w in self.weights
+        ]
+        sparse = wire_reference.length(layout, counts)
+        words_per_entry = np.dtype(self.dtype).itemsize // 4
+        dense = (1 + sum(w.size for w in self.weights)) * words_per_entry
         return sparsity == 0 or self.num_workers * sparse > 2 * dense
 
-    def _send(self, worker, i, gradient, k):
+    def _send(self, worker, i, gradient, k, value_dtype):
         velocity, residual = worker.velocity[i], worker.residual[i]
         m = self.momentum
         if self.nesterov:
@@ -108,8 +112,8 @@ class Oracle:
         cyclic = (np.arange(residual.size) - offset) % residual.size
         sent = np.lexsort((cyclic, -np.abs(residual.ravel())))[:k]
         out = np.zeros_like(residual)
-        out.flat[sent] = residual.flat[sent]
-        residual.flat[sent] = 0
+        out.flat[sent] = wire_reference.rounded(residual.flat[sent], value_dtype)
+        residual.flat[sent] -= out.flat[sent]
         if self.factor_masking and k < residual.size:
             velocity.flat[sent] = 0
         return out

@@ -26,6 +26,13 @@ CASES = {
     "schedule": ({"momentum": 0.9, "nesterov": True}, {"sparsity": SCHEDULE}),
     "all compressed": ({"momentum": 0.9}, {"min_compress_size": 0}),
     "one entry": ({"momentum": 0.9}, {"sparsity": 0.9999}),
+    "bfloat16": ({"momentum": 0.9}, {"value_dtype": "bfloat16"}),
+    "float16": ({"momentum": 0.9, "nesterov": True}, {"value_dtype": "float16"}),
+    "float32": ({}, {"value_dtype": "float32"}),
+    "sign": (
+        {"momentum": 0.9},
+        {"value_dtype": "sign", "sparsity": SCHEDULE, "min_compress_size": 0},
+    ),
 }
 
 
@@ -53,7 +60,6 @@ def make_pair(strategies, num_workers, case, dtype):
         momentum=sgd_settings.get("momentum", 0.0),
         nesterov=sgd_settings.get("nesterov", False),
         clipping=clipping,
-        bytes_per_value=np.dtype(dtype).itemsize,
         tie_offsets=lambda step: tie_offsets([w.size for w in weights], 0, step),
         **settings,
     )
@@ -65,6 +71,7 @@ def make_pair(strategies, num_workers, case, dtype):
     [
         *itertools.product(CASES, [1, 2]),
         ("momentum", 4),
+        ("bfloat16", 3),
         ("schedule", 3),
         ("schedule", 4),
     ],
@@ -109,12 +116,17 @@ def test_workers_stay_bit_identical(strategies, num_workers):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-def test_nothing_is_lost(strategies):
+@pytest.mark.parametrize(
+    "value_dtype", [None, "float32", "bfloat16", "float16", "sign"]
+)
+def test_nothing_is_lost(strategies, value_dtype):
     """Sent plus residual equals all gradients, with plain error feedback."""
     weights = initial_weights()
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99),
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(1.0), 0.99, value_dtype=value_dtype
+        ),
         weights,
     )
     steps = make_gradients(2, STEPS)

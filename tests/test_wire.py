@@ -1,114 +1,423 @@
+"""The wire format against a second implementation of docs/wire_format.md."""
+
+import functools
+import itertools
+
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+import wire_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_dgc import payload, wire
+import tf_dgc
+from tf_dgc import dense, elias_fano, payload, values, wire
+from tf_dgc.exchange import Exchange
 from tf_dgc.wire import Selection, TensorLayout
 
+VALUE_DTYPES = ["float32", "float64", "bfloat16", "float16", "sign"]
 TENSORS = st.lists(
-    st.tuples(
-        st.integers(1, 40),
+    st.builds(
+        TensorLayout,
+        st.integers(1, 5000),
         st.sampled_from([tf.float32, tf.float64]),
         st.booleans(),
+        st.sampled_from(VALUE_DTYPES),
     ),
     min_size=1,
-    max_size=5,
+    max_size=4,
 )
+REFUSED = (ValueError, tf.errors.InvalidArgumentError)
 
 
-def random_selections(rng, layout, counts):
+def plain(layout):
+    """Return the layout as the reference knows it."""
+    return [
+        (t.size, t.dtype.name, "exempt" if t.exempt else t.value_dtype) for t in layout
+    ]
+
+
+def random_selections(rng, layout, counts, scale=1.0):
     selections = []
     for tensor, k in zip(layout, counts, strict=True):
-        values = rng.normal(size=k).astype(tensor.dtype.as_numpy_dtype)
-        positions = None
-        if not tensor.exempt:
-            positions = np.sort(rng.choice(tensor.size, k, replace=False))
-            positions = tf.constant(positions, tf.int32)
-        selections.append(Selection(positions, tf.constant(values)))
+        entries = rng.normal(size=k) * scale * 2.0 ** rng.integers(-20, 20, k)
+        entries *= rng.integers(0, 8, k) > 0
+        entries = np.clip(entries, tensor.dtype.min, tensor.dtype.max)
+        positions = np.sort(rng.choice(tensor.size, k, replace=False))
+        if tensor.exempt:
+            positions = None
+        selections.append((positions, entries.astype(tensor.dtype.as_numpy_dtype)))
     return selections
 
 
-@settings(max_examples=40, deadline=None)
-@given(tensors=TENSORS, num_workers=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_decode_sums_what_was_encoded(tensors, num_workers, seed):
+def encode(layout, counts, selections, finite=True):
+    coded = []
+    for tensor, (positions, entries) in zip(layout, selections, strict=True):
+        value_dtype = tensor.dtype.name if tensor.exempt else tensor.value_dtype
+        words = values.encode(tf.constant(entries), value_dtype)
+        where = None if positions is None else tf.constant(positions, tf.int32)
+        coded.append(Selection(where, words))
+    return wire.encode(layout, counts, coded, tf.constant(finite))
+
+
+def as_words(buffer):
+    return np.asarray(buffer).view(np.uint32)
+
+
+def as_buffers(*words):
+    return tf.constant(np.stack(words).view(np.int32))
+
+
+def as_tensors(layout, counts):
+    """Return counts as they are when the sparsity is scheduled."""
+    return [
+        k if t.exempt else tf.constant(k) for t, k in zip(layout, counts, strict=True)
+    ]
+
+
+# --- both implementations -------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    layout=TENSORS,
+    num_workers=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+    density=st.sampled_from([0.0, 0.001, 0.01, 0.3, 1.0]),
+    scale=st.sampled_from([1.0, 1e-6, 1e33]),
+    scheduled=st.booleans(),
+)
+def test_equals_the_reference(layout, num_workers, seed, density, scale, scheduled):
     rng = np.random.default_rng(seed)
-    layout = [TensorLayout(*t) for t in tensors]
-    counts = [t.size if t.exempt else int(rng.integers(1, t.size + 1)) for t in layout]
+    counts = [
+        t.size
+        if t.exempt
+        else int(rng.integers(1, min(500, 2 + density * (t.size - 1))))
+        for t in layout
+    ]
+    counts_here = as_tensors(layout, counts) if scheduled else counts
     expected = [np.zeros(t.size, t.dtype.as_numpy_dtype) for t in layout]
     buffers, nonfinite = [], 0
     for _ in range(num_workers):
-        selections = random_selections(rng, layout, counts)
+        selections = random_selections(rng, layout, counts, scale)
         finite = bool(rng.integers(2))
         nonfinite += not finite
-        buffers.append(wire.encode(selections, tf.constant(finite)))
-        assert buffers[-1].shape == (wire.sparse_words(layout, counts),)
-        for total, (positions, values) in zip(expected, selections, strict=True):
-            total[slice(None) if positions is None else positions.numpy()] += values
-    sums, count = wire.decode(tf.stack(buffers), layout, counts)
+        buffer = encode(layout, counts_here, selections, finite)
+        reference = wire_reference.encode(plain(layout), counts, selections, finite)
+        np.testing.assert_array_equal(as_words(buffer), reference)
+        assert len(buffer) == int(wire.sparse_words(layout, counts_here))
+        buffers.append(buffer)
+        found, found_finite = wire_reference.decode(reference, plain(layout), counts)
+        assert found_finite == finite
+        for total, (positions, entries) in zip(expected, found, strict=True):
+            at = slice(None) if positions is None else positions
+            with np.errstate(over="ignore"):
+                total[at] += entries.astype(total.dtype)
+    sums, count = wire.decode(tf.stack(buffers), layout, counts_here)
     assert int(count) == nonfinite
     for mine, total in zip(sums, expected, strict=True):
         np.testing.assert_array_equal(mine, total)  # same order of additions: exact
 
 
+@pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
+@pytest.mark.parametrize("mode", ["graph", "scheduled", "unknown shape", "xla"])
+def test_in_functions(value_dtype, mode):
+    rng = np.random.default_rng(0)
+    layout = [
+        TensorLayout(4321, tf.float32, False, value_dtype),
+        TensorLayout(5, tf.float64, True, value_dtype),
+        TensorLayout(0, tf.float32, True, value_dtype),
+        TensorLayout(700, tf.float64, False, value_dtype),
+        TensorLayout(1, tf.float32, False, value_dtype),
+    ]
+    counts = [50, 5, 0, 600, 1]
+    selections = random_selections(rng, layout, counts)
+    expected = wire_reference.encode(plain(layout), counts, selections, True)
+
+    def run(buffers, *scheduled):
+        here = counts
+        if scheduled:
+            here = [
+                k if t.exempt else s
+                for t, k, s in zip(layout, counts, scheduled, strict=True)
+            ]
+        return encode(layout, here, selections), wire.decode(buffers, layout, here)
+
+    signature = [tf.TensorSpec([2, None], tf.int32)] if "unknown" in mode else None
+    run = tf.function(
+        run, autograph=False, jit_compile=mode == "xla", input_signature=signature
+    )
+    buffers = as_buffers(expected, expected)
+    scheduled = [tf.constant(k) for k in counts] if mode == "scheduled" else []
+    buffer, (sums, _) = run(buffers, *scheduled)
+    np.testing.assert_array_equal(as_words(buffer), expected)
+    for mine, again in zip(sums, wire.decode(buffers, layout, counts)[0], strict=True):
+        np.testing.assert_array_equal(mine, again)
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounding(value_dtype, dtype):
+    """Ties, what is beyond the largest number, what is below the smallest."""
+    rng = np.random.default_rng(0)
+    tied = (1 + np.arange(0, 1, 2.0**-12)) * 2.0 ** rng.integers(-14, 15, 2**12)
+    limits = [65504, 65519.9, 65520, 3.3895e38, 3.4e38, 6e-8, 2.9e-8, 2.0**-25, 0, -0.0]
+    limits = [*limits, np.inf, *([1e300] if dtype == "float64" else [])]
+    entries = np.concatenate([tied, -tied, limits]).astype(dtype)
+    words = values.encode(tf.constant(entries), value_dtype)
+    mine = values.decode(words[tf.newaxis], value_dtype, len(entries), tf.float64)[0]
+    expected = entries.astype("float64")
+    if value_dtype != dtype:
+        expected = wire_reference.rounded(entries, value_dtype)
+    np.testing.assert_array_equal(mine, expected)
+    np.testing.assert_array_equal(np.signbit(mine), np.signbit(expected))
+
+
+@pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
+def test_nan_is_not_made_a_number(value_dtype):
+    layout = [TensorLayout(10, tf.float32, False, value_dtype)]
+    buffer = encode(layout, [2], [(np.array([1, 2]), np.array([1, np.nan], "float32"))])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not finite of tensor 0"):
+        wire.decode(buffer[tf.newaxis], layout, [2])
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("size", [2**24 + 10, 2**30, 2**30 + 1, 2**31 - 1])
+def test_positions_of_large_tensors_are_exact(size, scheduled):
+    at = np.array([0, 2**24 + 1, 2**24 + 3, size - 2, size - 1])
+    k = tf.constant(5) if scheduled else 5
+    words = elias_fano.encode(tf.constant(at, tf.int32), size, k)
+    layout = [(size, "float32", "float32")]
+    assert len(words) == wire_reference.length(layout, [5]) - 5 - 5
+    positions, _ = elias_fano.decode(words[tf.newaxis], size, k)
+    np.testing.assert_array_equal(positions[0], at)
+
+
+@pytest.mark.parametrize(
+    ("value_dtype", "limit"), [("bfloat16", 3.6), ("float32", 5.6)]
+)
+def test_bytes_per_entry(value_dtype, limit):
+    layout = [TensorLayout(1_000_000, tf.float32, False, value_dtype)]
+    assert 4 * wire.sparse_words(layout, [1000]) / 1000 <= limit
+
+
+# --- hostile input --------------------------------------------------------------------
+
+LAYOUT = [
+    *(TensorLayout(90, tf.float64, False, v) for v in VALUE_DTYPES),
+    TensorLayout(3, tf.float32, True, "float32"),
+]
+COUNTS = [7] * len(VALUE_DTYPES) + [3]
+
+
+def good_words(seed=0):
+    rng = np.random.default_rng(seed)
+    selections = random_selections(rng, LAYOUT, COUNTS)
+    return wire_reference.encode(plain(LAYOUT), COUNTS, selections, True)
+
+
+@functools.cache
+def compiled():
+    return tf.function(lambda b: wire.decode(b, LAYOUT, COUNTS), autograph=False)
+
+
+def test_any_flipped_bit_is_refused():
+    words, decode = good_words(), compiled()
+    decode(as_buffers(words, words))
+    for i, bit in itertools.product(range(len(words)), range(32)):
+        flipped = words.copy()
+        flipped[i] ^= np.uint32(1 << bit)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="buffer of worker 1"):
+            decode(as_buffers(words, flipped))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 20),
+    flips=st.lists(st.tuples(st.integers(2, 60), st.integers(0, 31)), max_size=4),
+)
+def test_damage_with_a_right_checksum(seed, flips):
+    """Both implementations refuse it, or both read the same."""
+    words = good_words(seed)
+    for i, bit in flips:
+        words[i % len(words)] ^= np.uint32(1 << bit)
+    words = wire_reference.seal(words)
+    try:
+        expected, finite = wire_reference.decode(words, plain(LAYOUT), COUNTS)
+    except ValueError:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"Received: .*expected"
+        ):
+            compiled()(as_buffers(words, words))
+        return
+    sums, nonfinite = wire.decode(as_buffers(words), LAYOUT, COUNTS)
+    assert int(nonfinite) == (not finite)
+    for mine, (positions, entries) in zip(sums, expected, strict=True):
+        total = np.zeros(len(mine), mine.dtype.as_numpy_dtype)
+        total[slice(None) if positions is None else positions] += entries
+        # TensorFlow may take denormals for 0.
+        np.testing.assert_allclose(mine, total, rtol=0, atol=2e-38)
+
+
+def sealed(layout, counts, positions, entries, change=lambda words: None):
+    words = wire_reference.encode(plain(layout), counts, [(positions, entries)], True)
+    change(words)
+    return wire_reference.seal(words)
+
+
+def set_word(index, value):
+    def change(words):
+        words[index] = value
+
+    return change
+
+
+# 8 of 39: l = 2, 16 low bits in word 5, 17 high bits in word 6, values from word 7
+KINDS = {
+    "version of the wire format": ("float32", None, set_word(0, 0x44474302)),
+    "fingerprint of the tensors": ("float32", None, set_word(1, 12345)),
+    "unknown flags": ("float32", None, set_word(2, 2)),
+    "length in words": ("float32", None, set_word(3, 14)),
+    "number of positions": ("float32", None, set_word(6, 0xFF >> 1)),
+    "too high of tensor 0": ("float32", [*range(7), 39], None),
+    "positions out of order": ("float32", [0, 2, 1, 3, 4, 5, 6, 7], None),
+    "bits that should be 0": ("float32", None, set_word(5, 1 << 31)),
+    "values that are not finite": ("float32", None, set_word(7, 0x7F800000)),
+    "negative magnitudes": ("sign", None, set_word(7, 0xBF800000)),
+}
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("what", KINDS)
+def test_each_check_says_what_is_wrong(what, scheduled):
+    value_dtype, positions, change = KINDS[what]
+    layout, counts = [TensorLayout(39, tf.float32, False, value_dtype)], [8]
+    entries = np.ones(8, "float32")
+    good = sealed(layout, counts, np.arange(8) * 4, entries)
+    positions = np.arange(8) * 4 if positions is None else positions
+    bad = sealed(layout, counts, positions, entries, change or (lambda words: None))
+    here = as_tensors(layout, counts) if scheduled else counts
+    with pytest.raises(ValueError, match="wrong"):
+        wire_reference.decode(bad, plain(layout), counts)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=f"The buffer of worker 1 is refused: .*{what}.* Received: .*, expected: ",
+    ):
+        wire.decode(as_buffers(good, bad), layout, here)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("words", [0, 1, 5, 14, 16])
+def test_wrong_length(words, scheduled):
+    layout, counts = [TensorLayout(40, tf.float32, False, "float32")], [8]
+    good = sealed(layout, counts, np.arange(8) * 4, np.ones(8, "float32"))
+    assert len(good) == 15
+    bad = as_buffers(np.resize(good, words))
+    here = as_tensors(layout, counts) if scheduled else counts
+    decode = tf.function(
+        lambda b: wire.decode(b, layout, here),
+        input_signature=[tf.TensorSpec([1, None], tf.int32)],
+        autograph=False,
+    )
+    with pytest.raises(REFUSED, match=f"Received: {words}.*expected: 15"):
+        wire.decode(bad, layout, here)
+    with pytest.raises(REFUSED, match=f"Received: {words}.*expected: 15"):
+        decode(bad)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
+    exchange = Exchange.__call__
+
+    def damage(self, *args):
+        total, buffers = exchange(self, *args)
+        return total, tf.concat([buffers[:, :9], buffers[:, 9:] + 1], axis=1)
+
+    variable = keras.Variable(np.ones((40, 40), "float32"))
+    optimizer = tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99)
+    optimizer.build([variable])
+    monkeypatch.setattr(Exchange, "__call__", damage)
+
+    def step():
+        optimizer.apply([tf.random.normal((40, 40))], [variable])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="The buffer of worker 0"):
+        step() if eager else tf.function(step, autograph=False)()
+    np.testing.assert_array_equal(variable.numpy(), 1)
+    assert optimizer.stats.steps == 0
+
+
+# --- what is sent ---------------------------------------------------------------------
+
+
 def test_dense_vector_round_trip():
     layout = [
-        TensorLayout(3, tf.float32, False),
-        TensorLayout(2, tf.float64, True),
+        TensorLayout(3, tf.float32, False, "sign"),
+        TensorLayout(2, tf.float64, True, "sign"),
     ]
     tensors = [tf.constant([1.0, 2.0, 3.0]), tf.constant([0.1, 0.2], tf.float64)]
-    vector = wire.encode_dense(tensors, tf.constant(False))
+    vector = dense.encode(tensors, tf.constant(False))
     assert vector.dtype == tf.float64
-    assert 2 * vector.shape[0] == wire.dense_words(layout)
-    sums, nonfinite = wire.decode_dense(vector + vector, layout)
+    assert 2 * vector.shape[0] == dense.num_words(layout)
+    sums, nonfinite = dense.decode(vector + vector, layout)
     assert int(nonfinite) == 2
     for mine, t in zip(sums, tensors, strict=True):
         assert mine.dtype == t.dtype
         np.testing.assert_array_equal(mine, 2 * t)
 
 
-def test_positions_above_2_to_the_24_are_exact():
-    size = 2**24 + 10
-    layout = [TensorLayout(size, tf.float32, False)]
-    at = tf.constant([2**24 + 1, 2**24 + 3])
-    buffer = wire.encode([Selection(at, tf.constant([1.0, 2.0]))], tf.constant(True))
-    (total,), _ = wire.decode(buffer[tf.newaxis], layout, [2])
-    np.testing.assert_array_equal(tf.where(total)[:, 0], at)
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(1, 60),
     sparsity=st.floats(0, 0.99),
     exempt=st.booleans(),
     momentum=st.booleans(),
+    dtype=st.sampled_from(["float32", "float64"]),
+    value_dtype=st.sampled_from(VALUE_DTYPES),
     seed=st.integers(0, 1000),
 )
-def test_pack_loses_nothing(size, sparsity, exempt, momentum, seed):
-    """What is sent plus what stays is what was there, exactly, in float64."""
+def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype, seed):
+    """What is sent plus what stays is what was there.
+
+    Exactly, where the difference of a number and its rounding is a number; the
+    difference from a common magnitude is rounded itself.
+    """
     rng = np.random.default_rng(seed)
-    residual = tf.constant(rng.normal(size=size) * rng.integers(0, 2, size))
-    velocity = tf.constant(rng.normal(size=size)) if momentum else None
-    layout = [TensorLayout(size, tf.float64, exempt)]
+    before = (rng.normal(size=size) * rng.integers(0, 2, size)).astype(dtype)
+    velocity = tf.constant(rng.normal(size=size).astype(dtype)) if momentum else None
+    layout = [TensorLayout(size, tf.as_dtype(dtype), exempt, value_dtype)]
     step = payload.plan(layout, sparsity, num_workers=1)
     vector, words, (v,), (r,) = payload.pack(
-        step, [velocity], [residual], tf.constant(True), [tf.constant(0)]
+        step, [velocity], [tf.constant(before)], tf.constant(True), [tf.constant(0)]
     )
     (sent,), _ = payload.unpack(step, vector, words[tf.newaxis])
-    np.testing.assert_array_equal(sent + r, residual)
-    assert not np.any((sent.numpy() != 0) & (r.numpy() != 0))
+    if value_dtype == "sign":
+        np.testing.assert_allclose(
+            sent + r, before, rtol=0, atol=8 * np.finfo(dtype).eps
+        )
+    else:
+        np.testing.assert_array_equal(sent + r, before)
+    if exempt or step.dense or value_dtype in {dtype, "float64"}:
+        assert not np.any((sent.numpy() != 0) & (r.numpy() != 0))
     if momentum and (exempt or step.dense or step.counts[0] == size):
         np.testing.assert_array_equal(v, velocity)  # momentum survives
 
 
 def test_plan_goes_dense_where_gathering_costs_more():
-    layout = [TensorLayout(1_000_000, tf.float32, False)]
+    layout = [TensorLayout(1_000_000, tf.float32, False, "float32")]
+    narrow = [layout[0]._replace(value_dtype="sign")]
     assert payload.plan(layout, 0.75, num_workers=32).dense is True
     assert payload.plan(layout, 0.75, num_workers=2).dense is False
+    assert payload.plan(layout, 0.75, num_workers=8).dense is True
+    assert payload.plan(narrow, 0.75, num_workers=8).dense is False
     assert payload.plan(layout, 0.999, num_workers=64).dense is False
     assert payload.plan(layout, 0.0, num_workers=1).dense is True
-    for sparsity, num_workers in [(0.75, 32), (0.75, 2), (0.999, 64), (0.0, 1)]:
-        static = payload.plan(layout, sparsity, num_workers)
-        scheduled = payload.plan(layout, tf.constant(sparsity, tf.float64), num_workers)
+    for tensors, sparsity, num_workers in itertools.product(
+        (layout, narrow), (0.0, 0.75, 0.999), (1, 2, 8, 32, 64)
+    ):
+        static = payload.plan(tensors, sparsity, num_workers)
+        sparsity = tf.constant(sparsity, tf.float64)
+        scheduled = payload.plan(tensors, sparsity, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries

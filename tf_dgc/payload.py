@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import values, wire
+from tf_dgc import dense, values, wire
 from tf_dgc.choice import Choice, choose
 from tf_dgc.compressors import num_sent, top_k
 from tf_dgc.correction import mask
@@ -58,7 +58,7 @@ def plan(
     """
     counts = [t.size if t.exempt else num_sent(t.size, sparsity) for t in layout]
     sparse_words = wire.sparse_words(layout, counts)
-    dense_words = wire.dense_words(layout)
+    dense_words = dense.num_words(layout)
     if isinstance(sparsity, tf.Tensor):
         # As floats: N buffers of a large model overflow int32.
         ratio = tf.cast(sparse_words, tf.float64) * num_workers / (2.0 * dense_words)
@@ -90,13 +90,13 @@ def pack(
         if dense), and the new velocity and residual.
     """
 
-    def dense() -> tuple:
+    def whole() -> tuple:
         # With every entry sent, masking would erase the momentum of all of them.
-        vector = wire.encode_dense(residual, finite)
+        vector = dense.encode(residual, finite)
         zeros = [tf.zeros_like(r) for r in residual]
         return vector, tf.zeros([0], tf.int32), list(velocity), zeros
 
-    def sparse() -> tuple:
+    def chosen() -> tuple:
         parts = [
             _send(t, k, offset, v, r, factor_masking)
             for t, k, offset, v, r in zip(
@@ -104,11 +104,11 @@ def pack(
             )
         ]
         selections, velocities, residuals = map(list, zip(*parts, strict=True))
-        empty = tf.zeros([0], wire.dense_dtype(step.layout))
+        empty = tf.zeros([0], dense.widest(step.layout))
         words = wire.encode(step.layout, step.counts, selections, finite)
         return empty, words, velocities, residuals
 
-    return choose(step.dense, dense, sparse)
+    return choose(step.dense, whole, chosen)
 
 
 def unpack(
@@ -127,7 +127,7 @@ def unpack(
     """
     return choose(
         step.dense,
-        lambda: wire.decode_dense(vector, step.layout),
+        lambda: dense.decode(vector, step.layout),
         lambda: wire.decode(buffers, step.layout, step.counts),
     )
 

@@ -1,8 +1,7 @@
-"""Encode and decode: everything one worker sends in a step, as one buffer.
+"""Encode and decode: everything one worker sends in a sparse step, as one buffer.
 
-A sparse step is a vector of int32 words: a header, then positions and values of every
-tensor, as docs/wire_format.md specifies. A dense step is a float vector of all entries
-that is summed on the way, after a flag: 1 if this worker's gradient was not finite.
+A vector of int32 words: a header, then positions and values of every tensor, as
+docs/wire_format.md specifies.
 """
 
 import zlib
@@ -71,11 +70,6 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
     streams = [bits for pair in pairs for part in pair for bits in part]
     return _HEADER_WORDS + sum(map(bitstream.num_words, streams))
-
-
-def dense_words(layout: Sequence[TensorLayout]) -> int:
-    """Return the length of the vector of a dense step, in words."""
-    return (1 + sum(t.size for t in layout)) * dense_dtype(layout).size // 4
 
 
 def encode(
@@ -152,36 +146,6 @@ def decode(
     flags, entries = gate(checks, (header[:, FLAGS], entries))
     totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
     return totals, tf.reduce_sum(flags)
-
-
-def encode_dense(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
-    """Concatenate all tensors whole, for an all-reduce.
-
-    Args:
-        tensors: float32 or float64 `[n]` each.
-        finite: scalar bool, whether this worker's gradient was finite.
-
-    Returns:
-        `[1 + sum of n]`, float64 if any tensor is, else float32.
-    """
-    dtype = dense_dtype(tensors)
-    flag = tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
-    return tf.concat([flag, *(tf.cast(t, dtype) for t in tensors)], 0)
-
-
-def decode_dense(
-    vector: tf.Tensor, layout: Sequence[TensorLayout]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Split the sum of what `encode_dense` made; returns as `decode` does."""
-    flag, *parts = tf.split(vector, [1, *(t.size for t in layout)])
-    totals = [tf.cast(p, t.dtype) for p, t in zip(parts, layout, strict=True)]
-    return totals, tf.cast(flag[0], tf.int32)
-
-
-def dense_dtype(tensors: Sequence[TensorLayout | tf.Tensor]) -> tf.DType:
-    """Return the type in which tensors are summed together: the widest."""
-    wide = any(t.dtype == tf.float64 for t in tensors)
-    return tf.float64 if wide else tf.float32
 
 
 def _as_word(number: int | tf.Tensor) -> tf.Tensor:
