@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, local, ops, payload, wire
+from tf_dgc import _internals, dense, local, ops, wire
 from tf_dgc.choice import choose
 from tf_dgc.local import LocalStep
 from tf_dgc.payload import Plan
@@ -27,15 +27,15 @@ def is_live(variables: Sequence[keras.Variable]) -> bool:
 def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Do what `local.compress` does; a dense step is left to it."""
 
-    def dense() -> tuple:
+    def whole() -> tuple:
         return local.compress(step._replace(plan=step.plan._replace(dense=True)))
 
-    def sparse() -> tuple:
+    def chosen() -> tuple:
         words = _compress(step)
         finite = tf.equal(words[wire.FLAGS], 0)
-        return tf.zeros([0], wire.dense_dtype(step.plan.layout)), words, finite
+        return tf.zeros([0], dense.widest(step.plan.layout)), words, finite
 
-    return choose(step.plan.dense, dense, sparse)
+    return choose(step.plan.dense, whole, chosen)
 
 
 def unpack(
@@ -43,7 +43,7 @@ def unpack(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Do what `payload.unpack` does."""
 
-    def sparse() -> tuple:
+    def chosen() -> tuple:
         nonfinite, sums = _library().tf_dgc_sum(
             buffers=buffers,
             counts=_counts(plan),
@@ -53,7 +53,7 @@ def unpack(
         )
         return sums, nonfinite
 
-    return choose(plan.dense, lambda: wire.decode_dense(vector, plan.layout), sparse)
+    return choose(plan.dense, lambda: dense.decode(vector, plan.layout), chosen)
 
 
 def descend(
@@ -73,14 +73,14 @@ def descend(
     """
     rate = tf.cast(rate, tf.float64)
 
-    def dense() -> tf.Tensor:
-        sums, nonfinite = wire.decode_dense(vector, plan.layout)
+    def whole() -> tf.Tensor:
+        sums, nonfinite = dense.decode(vector, plan.layout)
         for v, s in zip(variables, sums, strict=True):
             update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
             tf.raw_ops.AssignSubVariableOp(resource=_handle(v), value=update)
         return nonfinite
 
-    def sparse() -> tf.Tensor:
+    def chosen() -> tf.Tensor:
         return _library().tf_dgc_descend(
             variables=[_handle(v) for v in variables],
             rate=rate,
@@ -90,7 +90,7 @@ def descend(
             **_agreed(plan),
         )
 
-    return choose(plan.dense, dense, sparse)
+    return choose(plan.dense, whole, chosen)
 
 
 def _compress(step: LocalStep) -> tf.Tensor:
@@ -118,7 +118,7 @@ def _agreed(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _counts(plan: payload.Plan) -> tf.Tensor:
+def _counts(plan: Plan) -> tf.Tensor:
     return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
 
 

@@ -47,12 +47,13 @@ void SetHalf(uint32_t* words, int64_t i, uint16_t half) {
   words[i / 2] = i % 2 == 0 ? half : words[i / 2] | uint32_t{half} << 16;
 }
 
-// The mean magnitude, summed in the order of the entries.
+// The mean magnitude as float32. In double, sums of float32 numbers are exact unless these
+// differ by a factor of thousands, so their order does not matter.
 template <class A>
 float MeanMagnitude(const A* values, int64_t k) {
   double sum = 0;
-  for (int64_t i = 0; i < k; ++i) sum += std::abs(static_cast<double>(values[i]) / k);
-  return Narrow(sum);
+  for (int64_t i = 0; i < k; ++i) sum += std::abs(static_cast<double>(Narrow(values[i])));
+  return static_cast<float>(sum / k);
 }
 
 template <class A>
@@ -61,7 +62,7 @@ void WriteSigns(int64_t k, A* values, uint32_t* words) {
   words[0] = BitCast<uint32_t>(magnitude);
   std::fill(words + 1, words + 1 + WordsFor(k), 0);
   for (int64_t i = 0; i < k; ++i) {
-    const bool negative = values[i] < 0;
+    const bool negative = Narrow(values[i]) < 0;
     words[1 + i / 32] |= static_cast<uint32_t>(negative) << (i % 32);
     values[i] = negative ? -magnitude : magnitude;
   }

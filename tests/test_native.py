@@ -1,0 +1,293 @@
+"""The native operations against the TensorFlow operations, bit for bit."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import wire_reference
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc import native, ops, payload, wire
+
+pytestmark = pytest.mark.skipif(
+    ops.native().library is None, reason=f"no native operations: {ops.native().reason}"
+)
+
+O = keras.optimizers  # noqa: E741
+STEPS = 12
+SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity([3, 6], [0.0, 0.75, 0.99])
+SHAPES = [(40, 50), (50,), (130, 70), (7, 3), (0, 4)]
+CASES = {
+    "momentum": (lambda: O.SGD(0.1, momentum=0.9), {}),
+    "nesterov": (lambda: O.SGD(0.1, momentum=0.9, nesterov=True), {}),
+    "no momentum": (lambda: O.SGD(0.1), {}),
+    "no masking": (lambda: O.SGD(0.1, momentum=0.9), {"factor_masking": False}),
+    "no correction": (
+        lambda: O.SGD(0.1, momentum=0.9),
+        {"momentum_correction": False},
+    ),
+    "clipnorm": (lambda: O.SGD(0.1, momentum=0.9, clipnorm=3.0), {}),
+    "global_clipnorm": (lambda: O.SGD(0.1, momentum=0.9, global_clipnorm=5.0), {}),
+    "clipvalue": (lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.5), {}),
+    "loss scale": (lambda: O.SGD(0.1, momentum=0.9, loss_scale_factor=3.0), {}),
+    "decay": (lambda: O.SGD(0.1, momentum=0.9, weight_decay=0.01), {}),
+    "adam": (lambda: O.Adam(0.01), {}),
+    "schedule": (lambda: O.SGD(0.1, momentum=0.9), {"sparsity": SCHEDULE}),
+    "all compressed": (lambda: O.SGD(0.1, momentum=0.9), {"min_compress_size": 0}),
+    "one entry": (lambda: O.SGD(0.1, momentum=0.9), {"sparsity": 0.9999}),
+    "bfloat16": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "bfloat16"}),
+    "float16": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "float16"}),
+    "sign": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "sign"}),
+    "float32": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "float32"}),
+}
+
+
+def train(strategy, case, dtype, gradients):
+    """Return weights, residuals, velocities and stats after the steps."""
+    inner, settings = CASES[case]
+    settings = {"sparsity": 0.97, **settings}
+    weights = initial_weights(dtype, SHAPES)
+    trainer = Trainer(
+        strategy, lambda: tf_dgc.DGCOptimizer(inner(), **settings), weights
+    )
+    for step in gradients:
+        trainer.step(step)
+    optimizer = trainer.optimizer
+    state = trainer.local(optimizer.residual) + trainer.local(optimizer.velocity)
+    return [*trainer.weights(), *itertools.chain(*state)], optimizer.stats
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "num_workers"),
+    [
+        *[(case, "float32", 1) for case in CASES],
+        *itertools.product(["momentum", "schedule"], ["float64", "float32"], [2, 3]),
+        *itertools.product(["momentum", "bfloat16"], ["bfloat16", "float16"], [1]),
+        ("float32", "float64", 2),
+        ("adam", "float64", 2),
+        ("sign", "float64", 2),
+    ],
+)
+def test_both_paths_give_the_same_bits(
+    strategies, monkeypatch, case, dtype, num_workers
+):
+    as_numpy = tf.as_dtype(dtype).as_numpy_dtype
+    gradients = make_gradients(num_workers, STEPS, as_numpy, SHAPES)
+    mine, my_stats = train(strategies[num_workers], case, as_numpy, gradients)
+    monkeypatch.setattr(native, "is_live", lambda variables: False)
+    theirs, their_stats = train(strategies[num_workers], case, as_numpy, gradients)
+    assert my_stats == their_stats
+    # Grappler adds Nesterov's three terms in another order.
+    tolerance = 1e-5 if case == "nesterov" else 0
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+# --- the operations themselves --------------------------------------------------------
+
+
+def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=None):
+    """Compress from zero state; return words, velocity and residual."""
+    make = [tf.Variable(tf.zeros([t.size], t.dtype)) for t in layout + layout]
+    velocity, residual = make[: len(layout)], make[len(layout) :]
+    words = ops.native().library.tf_dgc_compress(
+        gradients=gradients,
+        velocity=[v.handle for v in velocity],
+        residual=[v.handle for v in residual],
+        momentum=tf.constant(momentum, tf.float64),
+        scales=tf.constant(scales or [1.0] * len(layout), tf.float64),
+        counts=tf.constant(counts),
+        offsets=tf.constant(offsets or [0] * len(layout)),
+        nesterov=False,
+        factor_masking=True,
+        **native._agreed(payload.Plan(layout, counts, False)),
+    )
+    return words, velocity, residual
+
+
+def reference_layout(layout):
+    return [
+        (t.size, t.dtype.name, "exempt" if t.exempt else t.value_dtype) for t in layout
+    ]
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16", "sign"])
+@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
+def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
+    monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
+    rng = np.random.default_rng(3)
+    layout = [
+        wire.TensorLayout(70_000, tf.float32, False, value_dtype),
+        wire.TensorLayout(33, tf.float64, True, "float64"),
+        wire.TensorLayout(500, tf.float64, False, value_dtype),
+    ]
+    counts = [97, 33, 6]
+    gradients = [rng.normal(size=t.size).astype(t.dtype.name) for t in layout]
+    words, _, residual = run_compress(gradients, counts, layout)
+    selections = []
+    for g, k, tensor in zip(gradients, counts, layout, strict=True):
+        where = np.sort(np.argsort(-np.abs(g))[:k])
+        selections.append((None, g) if tensor.exempt else (where, g[where]))
+    reference = wire_reference.encode(
+        reference_layout(layout), counts, selections, True
+    )
+    np.testing.assert_array_equal(words.numpy().view(np.uint32), reference)
+    decoded, finite = wire_reference.decode(reference, reference_layout(layout), counts)
+    assert finite
+    for g, r, (where, values) in zip(gradients, residual, decoded, strict=True):
+        kept = g.copy()
+        kept[slice(None) if where is None else where] -= values.astype(g.dtype)
+        np.testing.assert_array_equal(r, kept)
+
+
+@pytest.mark.parametrize("content", ["zeros", "equal", "few zeros left"])
+def test_ties_are_broken_from_the_offset(content):
+    n, k, offset = 100_000, 100, 99_950
+    gradient = np.full(n, 0.0 if content == "zeros" else -2.0, "float32")
+    if content == "few zeros left":
+        gradient[:] = 0
+        gradient[7:57] = 1.0
+    layout = [wire.TensorLayout(n, tf.float32, False, "float32")]
+    words, _, _ = run_compress([gradient], [k], layout, offsets=[offset])
+    ((where, _),), _ = wire_reference.decode(
+        words.numpy().view(np.uint32), reference_layout(layout), [k]
+    )
+    cyclic = (np.arange(n) - offset) % n
+    expected = np.sort(np.lexsort((cyclic, -np.abs(gradient)))[:k])
+    np.testing.assert_array_equal(where, expected)
+
+
+def test_denormals_are_zero():
+    """A velocity that decays to denormals would make every step slow."""
+    layout = [wire.TensorLayout(5000, tf.float32, False, "float32")]
+    gradient = np.full(5000, 1e-39, "float32")
+    _, velocity, residual = run_compress([gradient], [5], layout)
+    assert not np.any(velocity[0].numpy())
+    assert not np.any(residual[0].numpy())
+
+
+@pytest.mark.parametrize("share", [1, 5000])
+def test_nan_leaves_the_whole_gradient_out(share):
+    layout = [
+        wire.TensorLayout(5000, tf.float32, False, "float32"),
+        wire.TensorLayout(5, tf.float32, True, "float32"),
+    ]
+    gradient = np.ones(5000, "float32")
+    gradient[::share] = np.nan
+    words, velocity, residual = run_compress(
+        [gradient, np.ones(5, "float32")], [5, 5], layout
+    )
+    assert words[wire.FLAGS] == 1
+    for state in velocity + residual:
+        assert not np.any(state.numpy())
+
+
+def test_overflow_of_the_residual_counts_as_nonfinite():
+    layout = [wire.TensorLayout(5000, tf.float64, False, "float64")]
+    gradient = np.full(5000, 1e308)
+    words, _, _ = run_compress([gradient], [5], layout, scales=[10.0])
+    assert words[wire.FLAGS] == 1
+
+
+# --- bad input ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "offsets", "size", "what"),
+    [
+        ([6], [0], 5, "k = 6 entries of a tensor of 5"),
+        ([0], [0], 5, "k = 0 entries of a tensor of 5"),
+        ([1], [5], 5, "offset"),
+        ([1], [0], 4, "must have 4 entries"),
+        ([1, 1], [0], 5, "one count per tensor"),
+    ],
+)
+def test_wrong_arguments(counts, offsets, size, what):
+    layout = [wire.TensorLayout(5, tf.float32, False, "float32")]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=what):
+        run_compress([np.ones(size, "float32")], counts, layout, offsets=offsets)
+
+
+def test_a_variable_that_changed_its_shape():
+    layout = [wire.TensorLayout(5, tf.float32, True, "float32")]
+    words, _, _ = run_compress([np.ones(5, "float32")], [5], layout)
+    variable = tf.Variable(tf.zeros([5]), shape=tf.TensorShape(None))
+    variable.assign(tf.zeros([2, 2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tensor of 4"):
+        descend(variable, words, layout, [5])
+
+
+def descend(variable, words, layout, counts):
+    return ops.native().library.tf_dgc_descend(
+        variables=[variable.handle],
+        rate=tf.constant(0.5, tf.float64),
+        buffers=words[tf.newaxis],
+        counts=tf.constant(counts),
+        T=[t.dtype for t in layout],
+        **native._agreed(payload.Plan(layout, counts, False)),
+    )
+
+
+LAYOUT = [wire.TensorLayout(1000, tf.float32, False, "float32")]
+
+
+def good_words():
+    gradient = np.random.default_rng(0).normal(size=1000).astype("float32")
+    return run_compress([gradient], [4], LAYOUT)[0].numpy().view(np.uint32)
+
+
+def seal(words, change):
+    change(words)
+    return wire_reference.seal(words)
+
+
+def set_word(i, value):
+    def change(words):
+        words[i] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda w: w[:3], "too short"),
+        (lambda w: w[:-1], "words and claims"),
+        (lambda w: seal(w, set_word(0, 0x44474302)), "format version 2, not 1"),
+        (lambda w: seal(w, set_word(0, 7)), "not one of tf_dgc"),
+        (lambda w: seal(w, set_word(1, 7)), "another model"),
+        (lambda w: seal(w, set_word(2, 6)), "unknown flags"),
+        (lambda w: np.where(np.arange(w.size) == 9, w ^ 4, w), "checksum"),
+        (lambda w: seal(w, set_word(-1, 0x7F800000)), "not finite"),
+        (lambda w: seal(w, set_word(6, 0)), "number of positions"),
+    ],
+)
+def test_bad_buffers_are_refused_and_change_nothing(make, what):
+    words = tf.constant(make(good_words()).astype(np.uint32).view(np.int32))
+    variable = tf.Variable(tf.ones([1000]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=what) as error:
+        descend(variable, words, LAYOUT, [4])
+    assert "worker 0" in str(error.value)
+    np.testing.assert_array_equal(variable, np.ones(1000))
+
+
+def test_every_flipped_bit_is_noticed():
+    good = good_words()
+    variable = tf.Variable(tf.ones([1000]))
+    for bit in range(32 * good.size):
+        words = good.copy()
+        words[bit // 32] ^= np.uint32(1 << bit % 32)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            descend(variable, tf.constant(words.view(np.int32)), LAYOUT, [4])
+
+
+def test_an_old_value_that_is_still_read_stays_as_it_was():
+    words = tf.constant(good_words().view(np.int32))
+    variable = tf.Variable(tf.ones([1000]))
+    before = variable.read_value()
+    descend(variable, words, LAYOUT, [4])
+    assert np.count_nonzero(variable.numpy() != 1) == 4
+    np.testing.assert_array_equal(before, np.ones(1000))
