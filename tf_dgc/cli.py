@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run --workers N script.py [args]`."""
+"""The command line: `tf-dgc run --workers N script.py [args]`, `tf-dgc doctor`."""
 
 import argparse
 import os
@@ -12,6 +12,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command == "doctor":
+        from tf_dgc import doctor
+
+        return doctor.main()
     if not os.path.isfile(options.script):
         parser.error(f"no such script: {options.script}")
     command = [sys.executable, options.script, *options.args]
@@ -37,6 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("script", help="a Python script; it makes its own strategy")
     run.add_argument(
         "args", nargs=argparse.REMAINDER, help="arguments passed to the script"
+    )
+    commands.add_parser(
+        "doctor",
+        help="tell whether the native operations are in use, and why",
+        description="Print versions, compiler and the state of the native operations. "
+        "Exits with 0 if they are in use or TF_DGC_NATIVE=0 forbids them, else with 1.",
     )
     return parser
 

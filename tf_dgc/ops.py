@@ -21,7 +21,12 @@ _LIBRARY = _DIRECTORY / "libtf_dgc_ops.so"
 _STAMP = _DIRECTORY / "stamp.json"
 _SOURCES = pathlib.Path(__file__).parents[1] / "custom_ops"
 _VARIABLE = "TF_DGC_NATIVE"
-_REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir <tf_dgc>"
+ADVICE = (
+    "To get the native operations, install tf_dgc again in this environment, with a "
+    "C++ compiler at hand: `TF_DGC_NATIVE=1 pip install --force-reinstall --no-deps "
+    "--no-cache-dir` and the path or address it was installed from; it then stops "
+    "with the compiler's message if it cannot build them."
+)
 
 
 class Native(NamedTuple):
@@ -75,7 +80,7 @@ def native() -> Native:
     if wrong and wish == "1":
         raise ImportError(
             f"{_VARIABLE}=1 asks for the native operations of tf_dgc, but {wrong}. "
-            f"Build them for this TensorFlow: {_REBUILD}"
+            f"{ADVICE}"
         )
     return Native(library, wrong or "built for this TensorFlow", True, stamp)
 
@@ -113,9 +118,9 @@ def warn_if_missing() -> None:
     if state.wanted and state.library is None:
         warnings.warn(
             f"tf_dgc runs without its native operations: {state.reason}. Steps take "
-            "several times as long, with the same results. To get them, install again "
-            f"with a C++ compiler at hand: {_REBUILD}. To run without them and without "
-            f"this warning, set {_VARIABLE}=0. `tf-dgc doctor` tells more.",
+            f"several times as long, with the same results. {ADVICE} To run without "
+            f"them and without this warning, set {_VARIABLE}=0. `tf-dgc doctor` tells "
+            "more.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -1,0 +1,134 @@
+"""Whether the native operations are loaded, refused or missed, and what is said."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc import doctor, ops
+
+BUILT = ops.native().library is not None
+
+
+@pytest.fixture
+def fresh():
+    """Forget what was found, before and after."""
+    ops.native.cache_clear()
+    ops.warn_if_missing.cache_clear()
+    yield
+    ops.native.cache_clear()
+    ops.warn_if_missing.cache_clear()
+
+
+def write(directory, content=b"library", **changes):
+    """Write a library and its stamp; return their paths."""
+    library, stamp = directory / "library.so", directory / "stamp.json"
+    library.write_bytes(content)
+    fields = {
+        "tensorflow": tf.__version__,
+        "compiler": "g++",
+        "sources": ops._source_hash(),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    stamp.write_text(json.dumps({**fields, **changes}))
+    return library, stamp
+
+
+def test_good_stamp(tmp_path):
+    stamp, wrong = ops.check(*write(tmp_path))
+    assert wrong == ""
+    assert stamp["tensorflow"] == tf.__version__
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"tensorflow": "2.20.1"}, "built for TensorFlow 2.20"),
+        ({"tensorflow": "3.21.0"}, "built for TensorFlow 3.21"),
+        ({"sha256": "0"}, "not the file that its stamp describes"),
+        ({"sources": "0"}, "changed since it was built"),
+    ],
+)
+def test_stamp_that_does_not_fit(tmp_path, changes, what):
+    assert what in ops.check(*write(tmp_path, **changes))[1]
+
+
+def test_a_file_that_is_not_ours(tmp_path):
+    library, stamp = write(tmp_path)
+    library.write_bytes(b"another file")
+    assert "not the file" in ops.check(library, stamp)[1]
+    stamp.write_text("{}")
+    assert "not ours" in ops.check(library, stamp)[1]
+    stamp.unlink()
+    assert "not ours" in ops.check(library, stamp)[1]
+    library.unlink()
+    assert "was not built" in ops.check(library, stamp)[1]
+
+
+def use(monkeypatch, library, stamp, wish=None):
+    monkeypatch.setattr(ops, "_LIBRARY", library)
+    monkeypatch.setattr(ops, "_STAMP", stamp)
+    if wish is None:
+        monkeypatch.delenv("TF_DGC_NATIVE", raising=False)
+    else:
+        monkeypatch.setenv("TF_DGC_NATIVE", wish)
+
+
+def test_a_library_that_cannot_be_loaded(fresh, monkeypatch, tmp_path, capsys):
+    use(monkeypatch, *write(tmp_path, b"no ELF file"))
+    assert "could not load" in ops.native().reason
+    assert doctor.main() == 1
+    printed = capsys.readouterr().out
+    assert "native operations   no" in printed
+    assert "pip install" in printed
+
+
+def test_one_warning_says_what_is_lost(fresh, monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path / "none.so", tmp_path / "none.json")
+    with pytest.warns(RuntimeWarning, match="several times as long.*pip install"):
+        tf_dgc.DGCOptimizer(keras.optimizers.SGD())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tf_dgc.DGCOptimizer(keras.optimizers.SGD())
+
+
+def test_forbidden(fresh, monkeypatch, capsys):
+    monkeypatch.setenv("TF_DGC_NATIVE", "0")
+    tf_dgc.DGCOptimizer(keras.optimizers.SGD())  # no warning
+    assert doctor.main() == 0
+    assert "TF_DGC_NATIVE=0 forbids" in capsys.readouterr().out
+
+
+def test_demanded_and_missing(fresh, monkeypatch, tmp_path, capsys):
+    use(monkeypatch, tmp_path / "none.so", tmp_path / "none.json", "1")
+    with pytest.raises(ImportError, match="was not built"):
+        tf_dgc.DGCOptimizer(keras.optimizers.SGD())
+    assert doctor.main() == 1
+    assert "was not built" in capsys.readouterr().err
+
+
+def test_another_value_of_the_variable(fresh, monkeypatch):
+    monkeypatch.setenv("TF_DGC_NATIVE", "yes")
+    with pytest.raises(ValueError, match="TF_DGC_NATIVE=yes"):
+        ops.native()
+
+
+@pytest.mark.skipif(not BUILT, reason=ops.native().reason)
+def test_doctor_finds_the_native_operations():
+    result = subprocess.run(
+        [sys.executable, "-m", "tf_dgc", "doctor"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_DGC_VECTOR_LEVEL": "baseline"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    for line in ("native operations   yes", "vector level      baseline", "path"):
+        assert line in result.stdout

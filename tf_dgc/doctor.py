@@ -1,0 +1,67 @@
+"""Doctor: which path is live in this installation, and why."""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+
+import keras
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc import ops
+
+
+def main() -> int:
+    """Print what was found; return 1 if native operations are wanted and missing."""
+    try:
+        state = ops.native()
+    except (ImportError, ValueError) as error:
+        print(f"native operations: error. {error}", file=sys.stderr)
+        return 1
+    for name, value in report(state):
+        print(f"{name:<20}{value}")
+    missing = state.wanted and state.library is None
+    if missing:
+        print(f"\nSteps take several times as long. {ops.ADVICE}")
+    return int(missing)
+
+
+def report(state: ops.Native) -> list[tuple[str, str]]:
+    """Return names and values to print.
+
+    Args:
+        state: of the native operations.
+    """
+    live = state.library is not None
+    rows = [
+        ("tf_dgc", f"{tf_dgc.__version__} in {os.path.dirname(tf_dgc.__file__)}"),
+        ("Python", f"{platform.python_version()} ({platform.machine()})"),
+        ("TensorFlow", tf.__version__),
+        ("Keras", keras.__version__),
+        ("compiler here", _compiler()),
+        ("TF_DGC_NATIVE", os.environ.get("TF_DGC_NATIVE", "not set")),
+        ("native operations", f"{'yes' if live else 'no'}: {state.reason}"),
+    ]
+    if state.stamp:
+        rows += [
+            ("  built for", f"TensorFlow {state.stamp.get('tensorflow')}"),
+            ("  built by", state.stamp.get("compiler", "unknown")),
+        ]
+    if live:
+        rows.append(("  vector level", state.vector_level))
+    path = "native, on CPUs; TensorFlow operations on GPUs and within XLA"
+    rows.append(("path", path if live else "TensorFlow operations"))
+    return rows
+
+
+def _compiler() -> str:
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(command[0]) is None:
+        return f"none ({command[0]} not found)"
+    result = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=False
+    )
+    return (result.stdout or "unknown").splitlines()[0]
