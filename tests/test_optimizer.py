@@ -207,7 +207,6 @@ def test_steps_per_execution_changes_nothing(strategies, num_workers):
         ({"run_eagerly": True}, None),
         ({"jit_compile": True}, None),
         ({"jit_compile": True}, "bfloat16"),
-        ({"jit_compile": True}, "sign"),
     ],
 )
 def test_eager_and_xla_equal_the_graph(settings, value_dtype):
