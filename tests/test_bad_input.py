@@ -36,6 +36,12 @@ def test_sparsity(sparsity):
         tf_dgc.DGCOptimizer(O.SGD(0.1), sparsity)
 
 
+@pytest.mark.parametrize("value_dtype", ["float64", "int8", "", 16, tf.bfloat16])
+def test_value_dtype(value_dtype):
+    with pytest.raises(ValueError, match=r"None or one of float32.*Received: value_dt"):
+        tf_dgc.DGCOptimizer(O.SGD(0.1), value_dtype=value_dtype)
+
+
 def test_schedule_that_goes_wrong_later():
     schedule = O.schedules.PiecewiseConstantDecay([2], [0.9, 1.0])
     trainer = Trainer(

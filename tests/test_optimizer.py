@@ -59,6 +59,7 @@ def momentum():
     "settings",
     [
         {"sparsity": 0.99, "factor_masking": False, "min_compress_size": 7, "seed": 3},
+        {"value_dtype": "bfloat16"},
         {"sparsity": tf_dgc.schedules.WarmupSparsity(10), "momentum_correction": False},
     ],
 )
@@ -200,13 +201,22 @@ def test_steps_per_execution_changes_nothing(strategies, num_workers):
         np.testing.assert_array_equal(one, three)
 
 
-@pytest.mark.parametrize("settings", [{"run_eagerly": True}, {"jit_compile": True}])
-def test_eager_and_xla_equal_the_graph(settings):
+@pytest.mark.parametrize(
+    ("settings", "value_dtype"),
+    [
+        ({"run_eagerly": True}, None),
+        ({"jit_compile": True}, None),
+        ({"jit_compile": True}, "bfloat16"),
+    ],
+)
+def test_eager_and_xla_equal_the_graph(settings, value_dtype):
     weights = []
     for compile_settings in ({}, settings):
         keras.utils.set_random_seed(0)
         model = make_model()
-        model.compile(momentum(), "mse", **compile_settings)
+        inner = O.SGD(0.05, momentum=0.9, clipnorm=1.0)
+        optimizer = tf_dgc.DGCOptimizer(inner, 0.9, value_dtype=value_dtype)
+        model.compile(optimizer, "mse", **compile_settings)
         model.fit(*make_data(), batch_size=16, epochs=1, shuffle=False, verbose=0)
         weights.append(model.get_weights())
     for graph, other in zip(*weights, strict=True):
@@ -285,6 +295,33 @@ def test_dtypes(dtype):
     assert np.count_nonzero(variable.numpy()) == 16
     total = optimizer.residual[0].numpy() - np.asarray(variable.numpy(), wide)
     np.testing.assert_allclose(total, gradient, rtol=1e-2)
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16", "sign"])
+def test_value_types(value_dtype):
+    """Fewer bytes, and what the coding loses is still there."""
+    gradient = np.random.default_rng(0).normal(size=(100, 100)).astype("float32")
+    sent_bytes = {}
+    for name in (None, value_dtype):
+        variable = keras.Variable(np.zeros((100, 100), "float32"))
+        optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.99, value_dtype=name)
+        optimizer.build([variable])
+        optimizer.apply([gradient], [variable])
+        sent = -variable.numpy()
+        assert np.count_nonzero(sent) == 100
+        kept = optimizer.residual[0].numpy()
+        np.testing.assert_allclose(sent + kept, gradient, rtol=0, atol=1e-6)
+        sent_bytes[name] = optimizer.stats.bytes_per_step
+    saved = {"float32": 0, "bfloat16": 200, "float16": 200, "sign": 400 - 20}
+    assert sent_bytes[None] - sent_bytes[value_dtype] == saved[value_dtype]
+
+
+def test_variables_without_entries():
+    variables = [keras.Variable(np.zeros(s, "float32")) for s in ((0, 5), (40, 40))]
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.99, min_compress_size=0)
+    optimizer.build(variables)
+    optimizer.apply([tf.zeros((0, 5)), tf.ones((40, 40))], variables)
+    assert optimizer.stats.entries_per_step == 16
 
 
 def test_tiny_tensors_send_at_least_one_entry():

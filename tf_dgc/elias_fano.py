@@ -145,7 +145,7 @@ def _set_bits(high: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
 
 
 def _set_bits_in_xla(bits: tf.Tensor, size: int, k: int) -> tf.Tensor:
-    """XLA has no `tf.where` of one argument; elsewhere this is five times slower."""
+    """XLA has no `tf.where` of one argument; elsewhere this is several times slower."""
     bits = tf.cast(bits, tf.int32)
     ranks = tf.cumsum(bits, axis=1) - 1
     slots = tf.where((bits > 0) & (ranks < k), ranks, k)
