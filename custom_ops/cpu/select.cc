@@ -4,13 +4,15 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <mutex>
 
 namespace tf_dgc {
 namespace {
 
 constexpr int kDigit = 11;  // bits of a magnitude that are looked at in one round
-using Histogram = std::array<int64_t, 1 << kDigit>;
+constexpr int64_t kBuckets = 1 << kDigit;
+using Histogram = std::array<int64_t, kBuckets>;
 
 // Splits `num_parts` among the threads, and not at all if there is little to do.
 void ForEachRange(Threads& threads, int64_t num_parts, int64_t entries,
@@ -22,35 +24,26 @@ void ForEachRange(Threads& threads, int64_t num_parts, int64_t entries,
   });
 }
 
-// Magnitudes of the candidates.
-template <class A>
-struct FromCandidates {
-  const std::vector<Found<A>>& parts;
-  int64_t entries;
+// Counts the entries of all parts by bucket: count(part, histogram) adds those of a part.
+template <class Count>
+Histogram CountBuckets(Threads& threads, int64_t num_parts, int64_t entries, Count count) {
+  Histogram total{};
+  std::mutex mutex;
+  ForEachRange(threads, num_parts, entries, [&](int64_t begin, int64_t end) {
+    Histogram local{};
+    for (int64_t part = begin; part < end; ++part) count(part, local);
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (int64_t i = 0; i < kBuckets; ++i) total[i] += local[i];
+  });
+  return total;
+}
 
-  int64_t num_parts() const { return parts.size(); }
-
-  template <class Visit>
-  void ForEach(int64_t part, Visit visit) const {
-    const Found<A>& found = parts[part];
-    for (int64_t i = 0; i < found.count; ++i) visit(found.candidates[i].magnitude);
-  }
-};
-
-// Magnitudes of the whole tensor.
-template <class A>
-struct FromResidual {
-  const Question<A>& question;
-  int64_t entries;
-
-  int64_t num_parts() const { return NumParts(question.size); }
-
-  template <class Visit>
-  void ForEach(int64_t part, Visit visit) const {
-    const int64_t end = std::min(question.size, (part + 1) * kPart);
-    for (int64_t i = part * kPart; i < end; ++i) visit(MagnitudeOf(question.residual[i]));
-  }
-};
+// Returns the bucket that holds the k-th largest entry, and lowers k by those above it.
+int64_t FindBucket(const Histogram& histogram, int64_t& k) {
+  int64_t bucket = kBuckets - 1;
+  while (histogram[bucket] < k) k -= histogram[bucket--];
+  return bucket;
+}
 
 template <class Bits>
 struct KthLargest {
@@ -58,51 +51,69 @@ struct KthLargest {
   int64_t ties_taken;  // entries of just this magnitude that are among the k
 };
 
-// Finds the k-th largest magnitude, digit by digit from the top.
-template <class Bits, class Source>
-KthLargest<Bits> FindKth(const Source& source, int64_t k, Threads& threads) {
+// Finds the k-th largest magnitude of the whole tensor, digit by digit from the top.
+template <class A>
+KthLargest<typename Magnitude<A>::Bits> FindKth(const Question<A>& question,
+                                                Threads& threads) {
+  using Bits = typename Magnitude<A>::Bits;
+  int64_t k = question.k;
   Bits prefix = 0;
   for (int shift = 8 * sizeof(Bits) - 1; shift > 0;) {
     const int width = std::min(kDigit, shift);
     shift -= width;
     const Bits digits = (Bits{1} << width) - 1;
-    Histogram total{};
-    std::mutex mutex;
-    ForEachRange(threads, source.num_parts(), source.entries, [&](int64_t begin, int64_t end) {
-      Histogram local{};
-      for (int64_t part = begin; part < end; ++part) {
-        source.ForEach(part, [&](Bits m) {
-          if (((m ^ prefix) >> shift >> width) == 0) ++local[m >> shift & digits];
-        });
+    const auto count = [&](int64_t part, Histogram& histogram) {
+      const int64_t end = std::min(question.size, (part + 1) * kPart);
+      for (int64_t i = part * kPart; i < end; ++i) {
+        const Bits m = MagnitudeOf(question.residual[i]);
+        if ((m ^ prefix) >> shift >> width == 0) ++histogram[m >> shift & digits];
       }
-      const std::lock_guard<std::mutex> lock(mutex);
-      for (size_t i = 0; i < total.size(); ++i) total[i] += local[i];
-    });
-    Bits digit = digits;
-    while (total[digit] < k) k -= total[digit--];
-    prefix |= digit << shift;
+    };
+    const Histogram histogram =
+        CountBuckets(threads, NumParts(question.size), question.size, count);
+    prefix |= static_cast<Bits>(FindBucket(histogram, k)) << shift;
   }
   return {prefix, k};
 }
 
-// The position of the `count`-th tie in cyclic order from the offset, among candidates.
+// The cut among candidates, all of which are of at least `threshold`. Few are of more than
+// sixteen times that (four exponents), so buckets above it tell most of them apart.
 template <class A>
 Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& parts,
-                     typename Magnitude<A>::Bits magnitude, int64_t count) {
-  std::vector<int64_t> ties;
+                     typename Magnitude<A>::Bits threshold, int64_t entries,
+                     Threads& threads) {
+  const int shift = std::numeric_limits<A>::digits - 1 + 2 - kDigit;
+  const auto bucket_of = [&](const Candidate<A>& candidate) {
+    return std::min<int64_t>((candidate.magnitude - threshold) >> shift, kBuckets - 1);
+  };
+  const auto count = [&](int64_t part, Histogram& histogram) {
+    const Found<A>& found = parts[part];
+    for (int64_t i = 0; i < found.count; ++i) ++histogram[bucket_of(found.candidates[i])];
+  };
+  int64_t k = question.k;
+  const int64_t bucket = FindBucket(CountBuckets(threads, parts.size(), entries, count), k);
+  std::vector<Candidate<A>> inside;  // the bucket, ascending by position
   for (const Found<A>& found : parts) {
     for (int64_t i = 0; i < found.count; ++i) {
-      if (found.candidates[i].magnitude == magnitude) {
-        ties.push_back(found.candidates[i].position);
-      }
+      if (bucket_of(found.candidates[i]) == bucket) inside.push_back(found.candidates[i]);
     }
   }
+  std::vector<typename Magnitude<A>::Bits> magnitudes;
+  for (const Candidate<A>& candidate : inside) magnitudes.push_back(candidate.magnitude);
+  std::nth_element(magnitudes.begin(), magnitudes.begin() + k - 1, magnitudes.end(),
+                   std::greater<>());
+  const auto magnitude = magnitudes[k - 1];
+  std::vector<int64_t> ties;
+  for (const Candidate<A>& candidate : inside) {
+    k -= candidate.magnitude > magnitude;
+    if (candidate.magnitude == magnitude) ties.push_back(candidate.position);
+  }
   const auto start = std::lower_bound(ties.begin(), ties.end(), question.offset);
-  const size_t last = (start - ties.begin()) + count - 1;
+  const size_t last = (start - ties.begin()) + k - 1;
   return {magnitude, question.offset, ties[last % ties.size()]};
 }
 
-// The same, reading the residual from the offset on.
+// The cut where `count` entries of a magnitude are taken, from the offset on.
 template <class A>
 Cut<A> CutResidual(const Question<A>& question, typename Magnitude<A>::Bits magnitude,
                    int64_t count) {
@@ -162,18 +173,15 @@ void Choose(const Question<A>& question, typename Magnitude<A>::Bits threshold, 
   int64_t candidates = 0;
   for (const Found<A>& found : parts) candidates += found.count;
   if (complete && candidates >= question.k) {
-    const FromCandidates<A> source{parts, candidates};
-    const auto kth = FindKth<Bits>(source, question.k, threads);
-    const auto cut = CutCandidates(question, parts, kth.magnitude, kth.ties_taken);
+    const auto cut = CutCandidates(question, parts, threshold, candidates, threads);
     ForEachRange(threads, parts.size(), candidates, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) Keep(cut, parts[part]);
     });
     return;
   }
   const bool lacks_zeros = complete && threshold == 1;
-  const FromResidual<A> source{question, question.size};
   const auto kth = lacks_zeros ? KthLargest<Bits>{0, question.k - candidates}
-                               : FindKth<Bits>(source, question.k, threads);
+                               : FindKth(question, threads);
   const auto cut = CutResidual(question, kth.magnitude, kth.ties_taken);
   ForEachRange(threads, parts.size(), question.size, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) Collect(cut, question, part, parts[part]);

@@ -9,6 +9,8 @@
 namespace tf_dgc {
 namespace {
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as bytes");
+
 constexpr uint32_t kMagic = 0x44474301;  // "DGC", version 1
 constexpr uint32_t kNonFinite = 1;
 
@@ -120,17 +122,20 @@ std::string ReadPositions(const Layout& layout, const Streams& streams, const ui
   if (ones != k) {
     return "the number of positions is " + std::to_string(ones) + ", not " + std::to_string(k);
   }
+  // Eight bytes from where an entry's low bits start hold all of them. They end within the
+  // buffer, because at least a word of high bits and a word of values follow.
+  const auto* bytes = reinterpret_cast<const unsigned char*>(words);
   const uint64_t mask = (uint64_t{1} << l) - 1;
   int64_t i = 0;
+  int64_t at = 0;
   int64_t before = -1;
   bool ascending = true;
   for (int64_t w = 0; w < high_words; ++w) {
-    for (uint32_t word = high[w]; word != 0; word &= word - 1, ++i) {
-      const int64_t at = i * l;
-      uint64_t low = l == 0 ? 0 : words[at / 32];
-      if (at % 32 + l > 32) low |= uint64_t{words[at / 32 + 1]} << 32;
+    for (uint32_t word = high[w]; word != 0; word &= word - 1, ++i, at += l) {
+      uint64_t low;
+      std::memcpy(&low, bytes + at / 8, sizeof(low));
       const int64_t part = 32 * w + __builtin_ctz(word) - i;
-      const int64_t position = part << l | static_cast<int64_t>(low >> (at % 32) & mask);
+      const int64_t position = part << l | static_cast<int64_t>(low >> (at % 8) & mask);
       ascending &= position > before;
       before = position;
       positions[i] = static_cast<int32_t>(position);
@@ -265,12 +270,12 @@ std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expecte
 
 template <class A>
 std::string ReadTensor(const Layout& layout, const uint32_t* words, Entries<A>* entries) {
-  entries->values.resize(layout.k);
+  entries->values.Allocate(layout.k);
   if (layout.value_type == ValueType::kExempt) {
     return ReadValues(layout, words, entries->values.data());
   }
   const Streams streams = StreamsOf(layout);
-  entries->positions.resize(layout.k);
+  entries->positions.Allocate(layout.k);
   const std::string wrong = ReadPositions(layout, streams, words, entries->positions.data());
   if (!wrong.empty()) return wrong;
   return ReadValues(layout, words + streams.values, entries->values.data());

@@ -3,6 +3,7 @@
 #define TF_DGC_CPU_WIRE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -44,11 +45,30 @@ void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* wo
 template <class A>
 void WriteValues(const Layout& layout, A* values, uint32_t* words);
 
+// Memory for `count` numbers, which are not set to zero first.
+template <class T>
+class Numbers {
+ public:
+  void Allocate(int64_t count) {
+    data_.reset(new T[count]);
+    count_ = count;
+  }
+  T* data() const { return data_.get(); }
+  const T* begin() const { return data(); }
+  const T* end() const { return data() + count_; }
+  int64_t size() const { return count_; }
+  T operator[](int64_t i) const { return data()[i]; }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  int64_t count_ = 0;
+};
+
 // The entries of one tensor of one worker; all n of them, without positions, if exempt.
 template <class A>
 struct Entries {
-  std::vector<int32_t> positions;
-  std::vector<A> values;
+  Numbers<int32_t> positions;
+  Numbers<A> values;
 };
 
 // Checks header and checksum; returns what is wrong, or "" .

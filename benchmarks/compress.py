@@ -1,0 +1,222 @@
+"""How long it takes to correct, accumulate, select and encode one gradient.
+
+    python benchmarks/compress.py --json compress.json
+
+Paths, alternating within one run: `native` (the fused operation), `tensorflow` (the
+same by TensorFlow operations), `top_k` (`tf.math.top_k` of the magnitudes alone, which
+neither accumulates nor encodes), and `floor`, a plain loop over the same memory: it
+reads three arrays and writes two, as momentum SGD does, and nothing can be faster.
+"""
+
+import concurrent.futures
+import ctypes
+import itertools
+import multiprocessing
+import os
+import statistics
+import time
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import kernels
+import numpy as np
+import reporting
+import tensorflow as tf
+from absl import app, flags
+
+from tf_dgc import local, native, ops, payload, wire
+from tf_dgc.compressors import num_sent
+
+PATHS = ("floor", "native", "tensorflow", "top_k")
+
+_SIZES = flags.DEFINE_list(
+    "sizes",
+    ["1e4", "1e5", "1e6", "1e7", "2.556e7", "1e8"],
+    "Entries of the tensor. 2.556e7 is ResNet-50.",
+)
+_SPARSITIES = flags.DEFINE_list(
+    "sparsities", ["0.9", "0.99", "0.999", "0.9999"], "Shares that are not sent."
+)
+_THREADS = flags.DEFINE_list("threads", ["1", "2"], "Threads of TensorFlow's pool.")
+_DTYPES = flags.DEFINE_list("dtypes", ["float32"], "Types of the gradient.")
+_PATHS = flags.DEFINE_list("paths", list(PATHS), "What to time.")
+_REPEATS = flags.DEFINE_integer("repeats", 25, "Rounds, at most.", lower_bound=3)
+_SECONDS = flags.DEFINE_float(
+    "seconds", 15.0, "After this time a case ends, if it has had three rounds."
+)
+_JSON = flags.DEFINE_string("json", None, "File to write the rows of the table to.")
+
+COLUMNS = [
+    ("path", "path", "s"),
+    ("n", "n", ",d"),
+    ("sparsity", "sparsity", ".2%"),
+    ("threads", "threads", "d"),
+    ("dtype", "type", "s"),
+    ("median_ms", "median (ms)", ",.2f"),
+    ("p90_ms", "p90 (ms)", ",.2f"),
+    ("ratio_to_floor", "by floor", ".2f"),
+    ("ns_per_entry", "ns per entry", ".2f"),
+    ("extra_memory_percent", "extra memory (% of gradient)", ".2f"),
+]
+
+
+class Variable:
+    """The state of one worker, as the optimizer's `PerWorkerVariable` offers it."""
+
+    def __init__(self, n, dtype):
+        self.value = tf.Variable(tf.zeros([n], dtype))
+        self.shape = self.value.shape
+        self.assign = self.value.assign
+
+    def local(self):
+        """Return the value."""
+        return self.value
+
+
+def make_paths(n, sparsity, dtype, threads):
+    """Return what is timed, by name: functions without arguments."""
+    accumulators = tf.float64 if dtype == "float64" else tf.float32
+    gradient = tf.cast(kernels.floats(n, 0), dtype)
+    layout = [wire.TensorLayout(n, accumulators, False, accumulators.name)]
+    plan = payload.Plan(layout, [num_sent(n, sparsity)], False)
+
+    def steps(path):
+        velocity, residual = Variable(n, accumulators), Variable(n, accumulators)
+
+        @tf.function
+        def run(gradient, offset):
+            step = local.LocalStep(
+                plan,
+                [gradient],
+                [1.0],
+                [velocity],
+                [residual],
+                [offset],
+                0.9,
+                False,
+                True,
+            )
+            return path.compress(step)[1]
+
+        return lambda: run(gradient, tf.constant(0)).numpy()
+
+    @tf.function
+    def top_k(gradient):
+        return tf.math.top_k(tf.abs(gradient), plan.counts[0]).indices
+
+    library = kernels.load()
+    arrays = [kernels.floats(n, seed) for seed in range(3)]
+
+    def floor():
+        library.floor_pass(
+            *map(kernels.pointer, arrays), kernels.length(n), ctypes.c_int(threads)
+        )
+
+    made = {
+        "native": lambda: steps(native),
+        "tensorflow": lambda: steps(local),
+        "top_k": lambda: lambda: top_k(gradient)[0].numpy(),
+    }
+    chosen = {p: make() for p, make in made.items() if p in _PATHS.value}
+    return {"floor": floor, **chosen}
+
+
+def measure(arguments, n, sparsity, dtype, threads):
+    """Time all paths by turns; return one row per path. Runs in a process of its own."""
+    flags.FLAGS(arguments)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    paths = make_paths(n, sparsity, dtype, threads)
+    for path in paths.values():
+        for _ in range(3):  # trace, and fill the residual
+            path()
+    times = {p: [] for p in paths}
+    start = time.perf_counter()
+    for round_ in range(_REPEATS.value):
+        for name, path in paths.items():
+            before = time.perf_counter()
+            path()
+            times[name].append(1000 * (time.perf_counter() - before))
+        if round_ >= 2 and time.perf_counter() - start > _SECONDS.value:
+            break
+    floor = statistics.median(times["floor"])
+    return [
+        {
+            "path": name,
+            "n": n,
+            "sparsity": sparsity,
+            "threads": threads,
+            "dtype": dtype,
+            "median_ms": statistics.median(t),
+            "p90_ms": float(np.percentile(t, 90)),
+            "ratio_to_floor": statistics.median(t) / floor,
+            "ns_per_entry": 1e6 * statistics.median(t) / n,
+            "rounds": len(t),
+            "extra_memory_percent": None,
+        }
+        for name, t in times.items()
+    ]
+
+
+def extra_memory(arguments, n, sparsity, dtype, threads):
+    """Return the peak memory of one native step beside its variables, % of the gradient.
+
+    In a process of its own: memory that was freed before would not count again.
+    """
+    flags.FLAGS(arguments)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    make_paths(10_000, sparsity, dtype, threads)["native"]()
+    run = make_paths(n, sparsity, dtype, threads)["native"]
+    before = _status("VmRSS")
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # the peak starts from here
+    run()
+    return 100 * (_status("VmHWM") - before) / (n * tf.as_dtype(dtype).size)
+
+
+def _status(field):
+    with open("/proc/self/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+def _in_process(function, *arguments):
+    """Call a function in a new process: TensorFlow's threads are chosen only once."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def main(arguments):
+    """Measure all combinations and print the table."""
+    wrong = set(_PATHS.value) - set(PATHS)
+    if wrong:
+        raise app.UsageError(
+            f"--paths: {', '.join(wrong)} is none of {', '.join(PATHS)}"
+        )
+    if "native" in _PATHS.value and ops.native().library is None:
+        raise app.UsageError(f"no native operations: {ops.native().reason}")
+    command = [arguments[0], *(f for f in flags_of_this_run() if f)]
+    rows = []
+    for n, sparsity, dtype, threads in itertools.product(
+        [int(float(n)) for n in _SIZES.value],
+        map(float, _SPARSITIES.value),
+        _DTYPES.value,
+        map(int, _THREADS.value),
+    ):
+        case = (command, n, sparsity, dtype, threads)
+        found = _in_process(measure, *case)
+        if "native" in _PATHS.value:
+            row = next(r for r in found if r["path"] == "native")
+            row["extra_memory_percent"] = _in_process(extra_memory, *case)
+        rows += found
+    reporting.report(rows, COLUMNS, "Compressing one tensor", _JSON.value)
+
+
+def flags_of_this_run():
+    """Return the flags to pass on to the processes."""
+    return flags.FLAGS.flags_into_string().splitlines()
+
+
+if __name__ == "__main__":
+    app.run(main)
