@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -122,9 +123,9 @@ def make_paths(n, sparsity, dtype, threads):
     return {"floor": floor, **chosen}
 
 
-def measure(arguments, n, sparsity, dtype, threads):
+def measure(n, sparsity, dtype, threads):
     """Time all paths by turns; return one row per path. Runs in a process of its own."""
-    flags.FLAGS(arguments)
+    flags.FLAGS(sys.argv)  # those of the parent
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     paths = make_paths(n, sparsity, dtype, threads)
     for path in paths.values():
@@ -158,12 +159,12 @@ def measure(arguments, n, sparsity, dtype, threads):
     ]
 
 
-def extra_memory(arguments, n, sparsity, dtype, threads):
+def extra_memory(n, sparsity, dtype, threads):
     """Return the peak memory of one native step beside its variables, % of the gradient.
 
     In a process of its own: memory that was freed before would not count again.
     """
-    flags.FLAGS(arguments)
+    flags.FLAGS(sys.argv)  # those of the parent
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     make_paths(10_000, sparsity, dtype, threads)["native"]()
     run = make_paths(n, sparsity, dtype, threads)["native"]
@@ -187,7 +188,7 @@ def _in_process(function, *arguments):
         return pool.submit(function, *arguments).result()
 
 
-def main(arguments):
+def main(_):
     """Measure all combinations and print the table."""
     wrong = set(_PATHS.value) - set(PATHS)
     if wrong:
@@ -196,7 +197,6 @@ def main(arguments):
         )
     if "native" in _PATHS.value and ops.native().library is None:
         raise app.UsageError(f"no native operations: {ops.native().reason}")
-    command = [arguments[0], *(f for f in flags_of_this_run() if f)]
     rows = []
     for n, sparsity, dtype, threads in itertools.product(
         [int(float(n)) for n in _SIZES.value],
@@ -204,18 +204,13 @@ def main(arguments):
         _DTYPES.value,
         map(int, _THREADS.value),
     ):
-        case = (command, n, sparsity, dtype, threads)
+        case = (n, sparsity, dtype, threads)
         found = _in_process(measure, *case)
         if "native" in _PATHS.value:
             row = next(r for r in found if r["path"] == "native")
             row["extra_memory_percent"] = _in_process(extra_memory, *case)
         rows += found
     reporting.report(rows, COLUMNS, "Compressing one tensor", _JSON.value)
-
-
-def flags_of_this_run():
-    """Return the flags to pass on to the processes."""
-    return flags.FLAGS.flags_into_string().splitlines()
 
 
 if __name__ == "__main__":
