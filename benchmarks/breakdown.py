@@ -1,5 +1,6 @@
 """Where the time of a step goes, from TensorFlow's own trace of executed operations."""
 
+import contextlib
 import pathlib
 import statistics
 import tempfile
@@ -15,30 +16,39 @@ _STEP, _GRADIENTS = "whole_step", "gradients_only"
 _LAUNCH, _DONE = "CollectiveOpV2Kernel::Run", "CollectiveExecutor::ExecuteAsync::Done"
 
 
-def measure(step, gradients, count):
-    """Run and trace `count` steps, each after a forward and backward pass alone.
+def measure(step, gradients, count, rank):
+    """Run `count` steps, each after a forward and backward pass alone; trace worker 0.
+
+    Worker 0 alone: at the end of a trace of any other worker, TensorFlow 2.21 now and
+    then aborts with corrupted memory, in its `SplitEventTracker`.
 
     Args:
         step: does a whole training step.
         gradients: does the forward and backward pass of a step only.
         count: how many of each.
+        rank: of this worker.
 
     Returns:
-        `collectives_per_step`, and medians in milliseconds: `step_ms` (while being
-        traced), `gradients_ms`, `collective_ms` (from the launch of a collective to
-        its end, waiting for the other workers included) and `outside_ms`, what remains
-        of the step without the other two.
+        Nothing (an empty dictionary) on other workers. `collectives_per_step`, and
+        medians in milliseconds: `traced_step_ms`, `gradients_ms`, `collective_ms` (from
+        the launch of a collective to its end, waiting for the other workers included)
+        and `outside_ms`, what remains of a step without the other two.
     """
     with tempfile.TemporaryDirectory() as directory:
-        with tf.profiler.experimental.Profile(directory):
+        with _trace(directory) if rank == 0 else contextlib.nullcontext():
             for i in range(count):
                 with tf.profiler.experimental.Trace(_GRADIENTS, step_num=i):
                     gradients()
                 with tf.profiler.experimental.Trace(_STEP, step_num=i):
                     step()
-            time.sleep(0.1)  # until the last step's events have been recorded
-        events = _events(directory)
-    return _summary(events)
+        return _summary(_events(directory)) if rank == 0 else {}
+
+
+@contextlib.contextmanager
+def _trace(directory):
+    with tf.profiler.experimental.Profile(directory):
+        yield
+        time.sleep(0.1)  # until the last step's events have been recorded
 
 
 def _events(directory):
@@ -72,7 +82,7 @@ def _summary(events):
         outside.append(last - first - collectives[-1] - gradients_ms)
     return {
         "collectives_per_step": statistics.mean(counts),
-        "step_ms": statistics.median(steps),
+        "traced_step_ms": statistics.median(steps),
         "gradients_ms": gradients_ms,
         "collective_ms": statistics.median(collectives),
         "outside_ms": statistics.median(outside),
@@ -83,8 +93,8 @@ def _covered(launches, ends):
     """Return for how long at least one collective was under way."""
     changes = sorted([(t, 1) for t in launches] + [(t, -1) for t in ends])
     running, covered, since = 0, 0.0, 0.0
-    for time, change in changes:
+    for now, change in changes:
         if running > 0:
-            covered += time - since
-        running, since = running + change, time
+            covered += now - since
+        running, since = running + change, now
     return covered

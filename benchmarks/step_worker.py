@@ -6,6 +6,7 @@ SETTINGS are JSON. Every line of standard input is a request, and is answered by
 line on standard output; waiting for a request takes no processor time.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ WARMUP_STEPS = 3
 
 def main(settings):
     """Build model, optimizer and step; then do what the parent asks for."""
+    faulthandler.enable()
     replies = _take_standard_output()
     logging.set_verbosity(logging.WARNING)
     tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
@@ -41,7 +43,10 @@ def main(settings):
         if request["do"] == "steps":
             _reply(replies, times=[_timed(step) for _ in range(request["count"])])
         else:
-            _reply(replies, **breakdown.measure(step, gradients, request["count"]))
+            parts = breakdown.measure(
+                step, gradients, request["count"], settings["rank"]
+            )
+            _reply(replies, **parts)
 
 
 def make_step(settings):

@@ -46,7 +46,7 @@ class Result:
 
     Attributes:
         model: what the workers said of their model.
-        parts: where the time went, one dictionary per worker; see `breakdown.py`.
+        parts: where the time of worker 0 went; see `breakdown.py`.
         turns: the steps' times of every turn, in ms, of all workers together: in every
             step they wait for each other.
         sent: bytes per step and worker, one figure per turn.
@@ -54,7 +54,7 @@ class Result:
 
     def __init__(self):
         self.model: dict[str, Any] = {}
-        self.parts: list[dict[str, float]] = []
+        self.parts: dict[str, float] = {}
         self.turns: list[list[float]] = []
         self.sent: list[float] = []
 
@@ -65,10 +65,7 @@ class Result:
             "median_ms": statistics.median(times),
             "p90_ms": float(np.percentile(times, 90)),
             "bytes_per_step": round(statistics.mean(self.sent)),
-            **{
-                key: statistics.median(part[key] for part in self.parts)
-                for key in self.parts[0]
-            },
+            **self.parts,
             "times_measured": len(times),
             "turn_medians_ms": [statistics.median(turn) for turn in self.turns],
             **self.model,
@@ -131,7 +128,7 @@ def _session(plan, net, results, rounds, last, say):
         if last:
             for mode, cluster in clusters.items():
                 count = min(_MOST_TRACED, counts[mode])
-                results[mode].parts = cluster.ask(do="breakdown", count=count)
+                results[mode].parts = cluster.ask(do="breakdown", count=count)[0]
         net.unlimit()
 
 
