@@ -32,7 +32,8 @@ def measure(step, gradients, count, rank):
         Nothing (an empty dictionary) on other workers. `collectives_per_step`, and
         medians in milliseconds: `traced_step_ms`, `gradients_ms`, `collective_ms` (from
         the launch of a collective to its end, waiting for the other workers included)
-        and `outside_ms`, what remains of a step without the other two.
+        and `outside_ms`, what remains of a step without its collective and without the
+        forward and backward pass before it.
     """
     with tempfile.TemporaryDirectory() as directory:
         with _trace(directory) if rank == 0 else contextlib.nullcontext():
@@ -67,23 +68,24 @@ def _events(directory):
 
 
 def _summary(events):
-    gradients = [end - start for name, start, end in events if name == _GRADIENTS]
-    gradients_ms = statistics.median(gradients)
-    steps, collectives, outside, counts = [], [], [], []
+    gradients, steps, collectives, counts = [], [], [], []
     for name, first, last in events:
-        if name != _STEP:
-            continue
-        within = [event for event in events if first <= event[1] <= last]
-        launches = [start for name, start, _ in within if name == _LAUNCH]
-        ends = [start for name, start, _ in within if name == _DONE]
-        counts.append(len(launches))
-        steps.append(last - first)
-        collectives.append(_covered(launches, ends))
-        outside.append(last - first - collectives[-1] - gradients_ms)
+        if name == _GRADIENTS:
+            gradients.append(last - first)
+        if name == _STEP:
+            within = [event for event in events if first <= event[1] <= last]
+            launches = [start for name, start, _ in within if name == _LAUNCH]
+            ends = [start for name, start, _ in within if name == _DONE]
+            counts.append(len(launches))
+            steps.append(last - first)
+            collectives.append(_covered(launches, ends))
+    # Of neighbours in time: other programs slow both down alike.
+    triples = zip(steps, collectives, gradients, strict=True)
+    outside = [step - collective - alone for step, collective, alone in triples]
     return {
         "collectives_per_step": statistics.mean(counts),
         "traced_step_ms": statistics.median(steps),
-        "gradients_ms": gradients_ms,
+        "gradients_ms": statistics.median(gradients),
         "collective_ms": statistics.median(collectives),
         "outside_ms": statistics.median(outside),
     }

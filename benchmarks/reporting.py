@@ -48,13 +48,19 @@ def report(rows, columns, title, json_path=None):
 
 
 def provenance():
-    """Return versions, commit ("-dirty" if files differ from it) and processors."""
+    """Return versions, commit and processors.
+
+    The commit is the benchmark's, with "-dirty" if files differ from it. It is also
+    that of the package where this was imported from the same checkout.
+    """
+    checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "tf_dgc": tf_dgc.__version__,
         "python": platform.python_version(),
         "commit": _commit(),
+        "package_from_checkout": package.parents[1] == checkout.parents[1],
         "cpus": os.cpu_count(),
     }
 

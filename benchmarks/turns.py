@@ -10,7 +10,7 @@ import network
 import numpy as np
 from cluster import Cluster
 
-_MOST_TRACED = 10
+_MOST_TRACED = 30
 
 
 @dataclasses.dataclass(frozen=True)
