@@ -31,6 +31,7 @@ COLUMNS = [
     ("median_ms", "median (ms)", ",.1f"),
     ("p90_ms", "p90 (ms)", ",.1f"),
     ("ratio_to_none", "of none", ".2f"),
+    ("cpu_ms", "cpu (ms)", ",.1f"),
     ("bytes_per_step", "bytes per step and worker", ",d"),
     ("collectives_per_step", "collectives", "g"),
     ("gradients_ms", "forward, backward (ms)", ",.1f"),

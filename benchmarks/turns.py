@@ -49,6 +49,8 @@ class Result:
         parts: where the time of worker 0 went; see `breakdown.py`.
         turns: the steps' times of every turn, in ms, of all workers together: in every
             step they wait for each other.
+        cpu: processor time of a step of one worker, in ms, one figure per turn. Other
+            programs that share the processors change it less than the step's time.
         sent: bytes per step and worker, one figure per turn.
     """
 
@@ -56,6 +58,7 @@ class Result:
         self.model: dict[str, Any] = {}
         self.parts: dict[str, float] = {}
         self.turns: list[list[float]] = []
+        self.cpu: list[float] = []
         self.sent: list[float] = []
 
     def summary(self):
@@ -64,6 +67,7 @@ class Result:
         return {
             "median_ms": statistics.median(times),
             "p90_ms": float(np.percentile(times, 90)),
+            "cpu_ms": statistics.mean(self.cpu),
             "bytes_per_step": round(statistics.mean(self.sent)),
             **self.parts,
             "times_measured": len(times),
@@ -116,12 +120,13 @@ def _session(plan, net, results, rounds, last, say):
             say(f"{plan.rate}: the links carry {net.measured_mbit:,.0f} Mbit/s")
         counts = {}
         for mode, cluster in clusters.items():
-            times, _ = _turn(plan, net, cluster, 1)
+            times, _, _ = _turn(plan, net, cluster, 1)
             counts[mode] = _count(plan, times)
         for _ in range(rounds):
             for mode, cluster in clusters.items():
-                times, sent = _turn(plan, net, cluster, counts[mode])
+                times, cpu, sent = _turn(plan, net, cluster, counts[mode])
                 results[mode].turns.append(times)
+                results[mode].cpu.append(cpu)
                 results[mode].sent.append(sent)
                 median = statistics.median(times)
                 say(f"{plan.rate}: {mode}: {counts[mode]} steps of {median:.1f} ms")
@@ -138,15 +143,18 @@ def _cluster(plan, net, mode):
 
 
 def _turn(plan, net, cluster, count):
-    """Run steps; return the times of all but the first, and bytes per step and worker.
+    """Run steps; return the times of all but the first, and two figures more.
 
-    The first finds processor caches that another mode has filled.
+    These are processor time and bytes, both per step and worker. The first step finds
+    processor caches that another mode has filled.
     """
     before = net.sent_bytes()
     answers = cluster.ask(do="steps", count=count + 1)
     sent = net.sent_bytes() - before
     times = [t for answer in answers for t in answer["times"][1:]]
-    return times, sent / (count + 1) / plan.num_workers
+    cpu = sum(answer["cpu"] for answer in answers)
+    total = (count + 1) * plan.num_workers
+    return times, cpu / total, sent / total
 
 
 def _count(plan, times):

@@ -22,6 +22,7 @@ KEYS = {
     "bytes_per_step",
     "collectives_per_step",
     "ratio_to_none",
+    "cpu_ms",
     "gradients_ms",
     "collective_ms",
     "outside_ms",
