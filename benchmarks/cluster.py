@@ -1,0 +1,148 @@
+"""The worker processes of one mode: started, asked and ended together."""
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from tf_dgc import launcher
+
+_WORKER = pathlib.Path(__file__).with_name("step_worker.py")
+_LINES_OF_LOG = 30
+
+
+class WorkerError(RuntimeError):
+    """A worker ended, or did not answer in time; with the end of its log."""
+
+
+class Cluster:
+    """All workers of one mode; a context manager that ends them.
+
+    Args:
+        settings: of the worker, without its rank; see `step_worker.py`.
+        addresses: one address and port per worker.
+        network: where they run; see `network.py`.
+        timeout: seconds until a worker has to have answered.
+    """
+
+    def __init__(self, settings, addresses, network, timeout):
+        self._settings = settings
+        self._addresses = addresses
+        self._network = network
+        self._timeout = timeout
+        self._workers = []
+        self._lines = queue.SimpleQueue()  # (rank, line), or (rank, "") at the end
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            self._directory = pathlib.Path(
+                stack.enter_context(tempfile.TemporaryDirectory())
+            )
+            stack.callback(self._end)
+            for rank in range(len(self._addresses)):
+                self._start(rank)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception):
+        self._stack.close()
+
+    def ask(self, **request):
+        """Send a request to all workers; return their answers, by rank.
+
+        Raises:
+            WorkerError: if one ends or does not answer.
+        """
+        self.tell(**request)
+        return self.wait()
+
+    def tell(self, **request):
+        """Send a request to all workers."""
+        for worker in self._workers:
+            with contextlib.suppress(BrokenPipeError):  # `wait` says why
+                worker.stdin.write(json.dumps(request) + "\n")
+                worker.stdin.flush()
+
+    def wait(self):
+        """Return one line of every worker, by rank."""
+        answers = {}
+        deadline = time.monotonic() + self._timeout
+        while len(answers) < len(self._workers):
+            try:
+                left = max(0, deadline - time.monotonic())
+                rank, line = self._lines.get(timeout=left)
+            except queue.Empty:
+                silent = min(set(range(len(self._workers))) - set(answers))
+                raise self._failure(
+                    silent, f"did not answer within {self._timeout:.0f} seconds"
+                ) from None
+            if not line:
+                raise self._failure(rank, "ended")
+            answers[rank] = json.loads(line)
+        return [answers[rank] for rank in range(len(self._workers))]
+
+    def _failure(self, rank, what):
+        log = self._log(rank).read_text(errors="replace").splitlines()
+        return WorkerError(
+            f"Worker {rank} of mode {self._settings['mode']} {what}. "
+            "Its last messages:\n" + "\n".join(log[-_LINES_OF_LOG:])
+        )
+
+    def _start(self, rank):
+        settings = json.dumps({**self._settings, "rank": rank})
+        command = [sys.executable, str(_WORKER), settings]
+        with open(self._log(rank), "wb") as log:
+            worker = subprocess.Popen(
+                self._network.command(rank, command),
+                env=self._environment(rank),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C reaches the benchmark alone, which ends the workers.
+                start_new_session=True,
+            )
+        self._workers.append(worker)
+        reader = threading.Thread(target=self._read, args=(rank, worker), daemon=True)
+        reader.start()
+
+    def _read(self, rank, worker):
+        with worker.stdout as lines:
+            for line in lines:
+                self._lines.put((rank, line))
+        self._lines.put((rank, ""))
+
+    def _environment(self, rank):
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        # gRPC would look for the other workers behind the proxy.
+        for name in ("grpc_proxy", "http_proxy", "https_proxy"):
+            environment.pop(name, None)
+        environment.pop("TF_CONFIG", None)
+        environment.pop("TF_DGC_NATIVE", None)
+        if self._settings["mode"] == "dgc-tf":
+            environment["TF_DGC_NATIVE"] = "0"
+        if self._settings["mode"] != "none":
+            cluster = {"worker": self._addresses}
+            task = {"type": "worker", "index": rank}
+            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        return environment
+
+    def _end(self):
+        launcher._end(self._workers)
+        for worker in self._workers:
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.close()
+
+    def _log(self, rank):
+        return self._directory / f"{rank}.log"

@@ -1,0 +1,61 @@
+"""The models that the step benchmark trains, and their synthetic data."""
+
+import keras
+import numpy as np
+
+BATCH_SIZE = 16  # per worker
+
+
+def mlp():
+    """Return a multi-layer perceptron of 25.08 million parameters."""
+    return _mlp(1024, 4096, 1000)
+
+
+def tiny():
+    """Return a perceptron that trains in a millisecond, to try the benchmark itself."""
+    return _mlp(64, 256, 10)
+
+
+def cnn():
+    """Return a convolutional model of 60 trainable variables.
+
+    Layers are normalized within an example: moving averages of a batch normalization
+    would be variables that the strategy has to keep equal, at a collective each.
+    """
+    # Three stages of images of 16, 8 and 4 pixels square: 5 + 5 + 4 blocks.
+    widths = [16] * 5 + [32] * 5 + [64] * 4
+    layers = [keras.Input((32, 32, 3))]
+    for before, width in zip([None, *widths], widths, strict=False):
+        strides = 1 if width == before else 2
+        layers += [
+            keras.layers.Conv2D(width, 3, strides, padding="same"),
+            keras.layers.LayerNormalization(),
+            keras.layers.Activation("relu"),
+        ]
+    layers += [
+        keras.layers.Flatten(),
+        keras.layers.Dense(64, activation="relu"),
+        keras.layers.Dense(10),
+    ]
+    return keras.Sequential(layers)
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "tiny": tiny}
+
+
+def data(model, seed):
+    """Return one batch, the same at every step: images or vectors, and classes."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((BATCH_SIZE, *model.input_shape[1:]), np.float32)
+    return x, random.integers(0, model.output_shape[1], BATCH_SIZE)
+
+
+def _mlp(inputs, units, classes):
+    return keras.Sequential(
+        [
+            keras.Input((inputs,)),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(classes),
+        ]
+    )

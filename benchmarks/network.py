@@ -1,0 +1,204 @@
+"""The networks between workers: this machine's loopback, or links of limited rate."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from tf_dgc import launcher
+
+RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
+
+_FIRST_PORT = 20100
+_TRANSFER = pathlib.Path(__file__).with_name("transfer.py")
+_LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
+
+
+class NetworkError(RuntimeError):
+    """The namespaces or their links could not be set up."""
+
+
+def connect(rate, num_workers, num_clusters):
+    """Return the context manager of a network on which clusters of workers can run.
+
+    Raises:
+        PermissionError: for a limited rate without root.
+    """
+    if rate == "loopback":
+        return Loopback(num_workers, num_clusters)
+    if os.geteuid() != 0:
+        raise PermissionError(
+            f"--rate {rate} puts workers into network namespaces, which needs root. "
+            "Run this with sudo, or choose --rate loopback."
+        )
+    return Namespaces(rate, num_workers)
+
+
+class Loopback(contextlib.nullcontext):
+    """All workers on 127.0.0.1, nothing limited.
+
+    Attributes:
+        measured_mbit: what the slowest link carried in a test; None, not measured.
+    """
+
+    measured_mbit = None
+
+    def __init__(self, num_workers, num_clusters):
+        super().__init__(self)
+        # All at once: a port is free again, and may be found twice, once it was found.
+        self._ports = launcher._free_ports(num_workers * num_clusters)
+        self._num_workers = num_workers
+
+    def addresses(self, cluster):
+        """Return one address and port per worker of a cluster, given by its number."""
+        first = cluster * self._num_workers
+        ports = self._ports[first : first + self._num_workers]
+        return [f"127.0.0.1:{port}" for port in ports]
+
+    def command(self, rank, command):
+        """Return the command that runs `command` where that worker belongs."""
+        del rank
+        return command
+
+    def sent_bytes(self):
+        """Return the bytes sent so far, all workers together.
+
+        On loopback that is whatever this machine sent to itself.
+        """
+        return int(_LOOPBACK_SENT.read_text())
+
+    def limit(self):
+        """Apply the rate (there is none)."""
+
+    def unlimit(self):
+        """Lift the limit."""
+
+
+class Namespaces:
+    """One network namespace per worker, joined by a bridge in one more.
+
+    A token bucket filter at both ends of every worker's link limits what the worker
+    sends and what it receives. Nothing is added to the namespace that the machine
+    itself uses: removing the namespaces removes everything.
+
+    Attributes:
+        measured_mbit: what the slowest link carried in a test after `limit`.
+    """
+
+    def __init__(self, rate, num_workers):
+        self._rate = rate
+        prefix = f"dgc{os.getpid()}"
+        self._hub = f"{prefix}-hub"
+        self._workers = [f"{prefix}-w{rank}" for rank in range(num_workers)]
+        self.measured_mbit = None
+
+    def __enter__(self):
+        try:
+            self._create()
+        except BaseException:
+            self._delete()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._delete()
+
+    def addresses(self, cluster):
+        """Return one address and port per worker of a cluster, given by its number."""
+        return [f"{_ip(i)}:{_FIRST_PORT + cluster}" for i in range(len(self._workers))]
+
+    def command(self, rank, command):
+        """Return the command that runs `command` where that worker belongs."""
+        return ["ip", "netns", "exec", self._workers[rank], *command]
+
+    def sent_bytes(self):
+        """Return the bytes that all workers' links carried away from them so far."""
+        links = json.loads(_run("ip", "-n", self._hub, "-s", "-j", "link"))
+        return sum(
+            link["stats64"]["rx"]["bytes"]
+            for link in links
+            if link["ifname"].startswith("port")
+        )
+
+    def limit(self):
+        """Apply the rate, and measure what the links carry then."""
+        # The burst is small against a step, and large enough for 10 Gbit/s.
+        for namespace, device in self._ends():
+            _run(
+                *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"),
+                *("tbf", "rate", self._rate, "burst", "512kb", "latency", "100ms"),
+            )
+        self.measured_mbit = min(
+            self._transfer(rank) for rank in range(len(self._workers))
+        )
+
+    def unlimit(self):
+        """Lift the limit."""
+        for namespace, device in self._ends():
+            _run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+
+    def _create(self):
+        for namespace in (self._hub, *self._workers):
+            _run("ip", "netns", "add", namespace)
+            _run("ip", "-n", namespace, "link", "set", "lo", "up")
+        _run("ip", "-n", self._hub, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._hub, "link", "set", "bridge", "up")
+        for i, worker in enumerate(self._workers):
+            _run(
+                *("ip", "link", "add", f"port{i}", "netns", self._hub),
+                *("type", "veth", "peer", "name", "eth0", "netns", worker),
+            )
+            hub, end = ["ip", "-n", self._hub], ["ip", "-n", worker]
+            _run(*hub, "link", "set", f"port{i}", "master", "bridge", "up")
+            _run(*end, "address", "add", f"{_ip(i)}/24", "dev", "eth0")
+            _run(*end, "link", "set", "eth0", "up")
+
+    def _delete(self):
+        for namespace in (*self._workers, self._hub):
+            subprocess.run(
+                ["ip", "netns", "delete", namespace],
+                stderr=subprocess.DEVNULL,  # what was interrupted may lack some
+                check=False,
+            )
+
+    def _ends(self):
+        """Return both ends of every link: namespace and device."""
+        for i, worker in enumerate(self._workers):
+            yield worker, "eth0"
+            yield self._hub, f"port{i}"
+
+    def _transfer(self, rank):
+        """Return what the link from one worker to the next carries, in Mbit/s."""
+        to = (rank + 1) % len(self._workers)
+        ends = [(to, "receive"), (rank, "send")]
+        receiver, sender = (
+            subprocess.Popen(
+                self.command(i, [sys.executable, str(_TRANSFER), what, _ip(to)]),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for i, what in ends
+        )
+        try:
+            output, _ = receiver.communicate(timeout=60)
+            sender.wait(60)
+        finally:
+            for process in (receiver, sender):
+                process.kill()
+                process.wait()
+        if receiver.returncode or sender.returncode:
+            raise NetworkError("The link between two workers does not work")
+        return float(output) / 1e6
+
+
+def _ip(rank):
+    return f"10.77.0.{rank + 1}"
+
+
+def _run(*command):
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise NetworkError(f"{' '.join(command)} failed: {finished.stderr.strip()}")
+    return finished.stdout

@@ -1,0 +1,88 @@
+"""What the benchmarks share: the closing table, and JSON that says what was measured.
+
+    reporting.report(rows, columns, "Compressing 1 M entries", json_path)
+
+A row is a dictionary; a column is (key, heading, format), with a format specification
+of Python, such as ",d" or ".1f".
+"""
+
+import json
+import os
+import pathlib
+import platform
+import subprocess
+
+import keras
+import tensorflow as tf
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+import tf_dgc
+
+
+def report(rows, columns, title, json_path=None):
+    """Print the rows as a table, and write all of them as JSON if a path is given.
+
+    Args:
+        rows: dictionaries; what a row lacks, or is None, is left blank in the table.
+        columns: (key, heading, format) of what the table shows, in this order.
+        title: of the table.
+        json_path: a file for the rows with all their keys, and versions and commit.
+    """
+    table = Table(title=title)
+    for _, heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(key), spec) for key, _, spec in columns))
+    console = Console()
+    # A table that is wider than the terminal, or than 80 characters in a file, is
+    # still better than one with its figures cut off.
+    unlimited = console.options.update(width=1000)
+    console.width = Measurement.get(console, unlimited, table).maximum
+    console.print(table)
+    if json_path:
+        origin = provenance()
+        text = json.dumps([{**row, **origin} for row in rows], indent=2)
+        pathlib.Path(json_path).write_text(text + "\n", encoding="utf-8")
+
+
+def provenance():
+    """Return versions, commit and processors.
+
+    The commit is the benchmark's, with "-dirty" if files differ from it. It is also
+    that of the package where this was imported from the same checkout.
+    """
+    checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
+    return {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "tf_dgc": tf_dgc.__version__,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "package_from_checkout": package.parents[1] == checkout.parents[1],
+        "cpus": os.cpu_count(),
+    }
+
+
+def _cell(value, spec):
+    return "" if value is None else format(value, spec)
+
+
+def _commit():
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    if commit is None or changes is None:
+        return "unknown"  # not a checkout
+    return commit + ("-dirty" if changes else "")
+
+
+def _git(*arguments):
+    folder = pathlib.Path(__file__).parent
+    # With sudo, the checkout is somebody else's, which git distrusts.
+    command = ["git", "-C", str(folder), "-c", "safe.directory=*", *arguments]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return finished.stdout.strip()

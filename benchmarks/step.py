@@ -1,0 +1,135 @@
+"""The time of one training step: without communication, dense, and compressed.
+
+    python benchmarks/step.py --workers 2
+    sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json
+
+Modes take turns within one run, so that all of them meet the same machine:
+
+none    as many processes side by side, which do not communicate: the goal
+dense   stock Keras SGD, all gradients by all-reduce
+dgc     DGCOptimizer, 99.9 % of the entries not sent
+dgc-tf  the same without the native operation
+
+A rate other than loopback puts every worker into a network namespace, behind a link
+of that rate; that needs root. Bytes are counted on the workers' links, protocols
+included; on loopback they are all that this machine sent to itself.
+"""
+
+import signal
+import sys
+
+import network
+import reporting
+import turns
+from absl import app, flags
+from cluster import WorkerError
+
+MODES = ["none", "dense", "dgc", "dgc-tf"]
+COLUMNS = [
+    ("rate", "rate", ""),
+    ("mode", "mode", ""),
+    ("median_ms", "median (ms)", ",.1f"),
+    ("p90_ms", "p90 (ms)", ",.1f"),
+    ("ratio_to_none", "of none", ".2f"),
+    ("cpu_ms", "cpu (ms)", ",.1f"),
+    ("bytes_per_step", "bytes per step and worker", ",d"),
+    ("collectives_per_step", "collectives", "g"),
+    ("gradients_ms", "forward, backward (ms)", ",.1f"),
+    ("collective_ms", "collective (ms)", ",.1f"),
+    ("outside_ms", "outside (ms)", ",.1f"),
+]
+
+# What a worker takes, from the largest resident size of one in mode dgc.
+_GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "tiny": 0.8}
+
+_MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "What is trained.")
+_WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2)
+_RATE = flags.DEFINE_list(
+    "rate", ["loopback"], f"Of the links: {', '.join(network.RATES)}; or all."
+)
+_MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
+_STEPS = flags.DEFINE_integer("steps", 30, "Steps of a turn, at most.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of every mode.", lower_bound=1)
+_SECONDS = flags.DEFINE_float(
+    "seconds", 20.0, "For the steps of one mode at one rate; a turn has one at least."
+)
+_THREADS = flags.DEFINE_integer(
+    "threads", 1, "Intra-op threads of a worker; workers share the processors."
+)
+_VALUE_DTYPE = flags.DEFINE_string("value_dtype", None, "Passed to DGCOptimizer.")
+_FRESH = flags.DEFINE_boolean(
+    "fresh", None, "New processes for every turn; by default only if memory is short."
+)
+_TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a worker has for a turn.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
+
+
+def main(_):
+    """Measure all modes at all rates, and report."""
+    modes = _chosen("mode", MODES, _MODES.value)
+    rates = _chosen("rate", network.RATES, _RATE.value)
+    _end_orderly()
+    try:
+        rows = [row for rate in rates for row in measure(rate, modes)]
+    except (PermissionError, network.NetworkError, WorkerError) as error:
+        sys.exit(f"step.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("step.py: interrupted")
+    title = f"One training step: {_MODEL.value}, {_WORKERS.value} workers"
+    reporting.report(rows, COLUMNS, title, _JSON.value)
+
+
+def measure(rate, modes):
+    """Return one row per mode."""
+    options = {"value_dtype": _VALUE_DTYPE.value} if _VALUE_DTYPE.value else {}
+    about = {"model": _MODEL.value, "threads": _THREADS.value, "options": options}
+    fresh = _FRESH.value
+    if fresh is None:
+        gigabytes = _GIGABYTES[_MODEL.value]
+        fresh = turns.memory_is_short(gigabytes, _WORKERS.value, len(modes))
+    plan = turns.Plan(
+        about, modes, _WORKERS.value, rate, _STEPS.value, _ROUNDS.value,
+        _SECONDS.value, fresh, _TIMEOUT.value,
+    )  # fmt: skip
+    results, measured_mbit = turns.measure(plan, _say)
+    about.update(
+        workers=plan.num_workers, rate=rate, measured_mbit=measured_mbit, fresh=fresh
+    )
+    rows = [{**about, "mode": m, **results[m].summary()} for m in modes]
+    if "none" in modes:
+        goal = rows[modes.index("none")]["median_ms"]
+        for row in rows:
+            row["ratio_to_none"] = row["median_ms"] / goal
+    return rows
+
+
+def _chosen(what, known, given):
+    if given == ["all"]:
+        return list(known)
+    unknown = [name for name in given if name not in known]
+    if unknown or not given or len(set(given)) < len(given):
+        raise app.UsageError(
+            f"Give each {what} once, of {', '.join(known)}. Received: {given}"
+        )
+    return given
+
+
+def _end_orderly():
+    """Let the first signal end workers and networks, and nothing disturb that."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(*_):
+        for s in signals:
+            signal.signal(s, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for s in signals:
+        signal.signal(s, interrupt)
+
+
+def _say(message):
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

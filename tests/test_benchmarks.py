@@ -1,0 +1,122 @@
+"""The benchmarks run, and say what they promise to say."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+STEP = pathlib.Path(__file__).parents[1] / "benchmarks" / "step.py"
+KEYS = {
+    "model",
+    "mode",
+    "workers",
+    "rate",
+    "median_ms",
+    "p90_ms",
+    "bytes_per_step",
+    "collectives_per_step",
+    "ratio_to_none",
+    "cpu_ms",
+    "gradients_ms",
+    "collective_ms",
+    "outside_ms",
+    "tensorflow",
+    "keras",
+    "tf_dgc",
+    "python",
+    "commit",
+}
+
+
+def command(*flags):
+    return [sys.executable, str(STEP), "--model=tiny", *flags]
+
+
+@pytest.mark.workers
+def test_step(tmp_path):
+    path = tmp_path / "step.json"
+    finished = subprocess.run(
+        command("--modes=none,dense,dgc", "--steps=5", "--rounds=2", f"--json={path}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    print(finished.stdout[-5000:])
+    assert finished.returncode == 0
+    rows = json.loads(path.read_text())
+    for row in rows:
+        assert set(row) >= KEYS
+        assert (row["model"], row["workers"], row["rate"]) == ("tiny", 2, "loopback")
+        assert 0 < row["median_ms"] <= row["p90_ms"]
+        assert row["median_ms"] == pytest.approx(
+            row["ratio_to_none"] * rows[0]["median_ms"]
+        )
+    none, dense, dgc = rows
+    assert [row["mode"] for row in rows] == ["none", "dense", "dgc"]
+    assert [row["collectives_per_step"] for row in rows] == [0, 1, 1]
+    # What else this machine sends to itself is counted too.
+    assert none["bytes_per_step"] < dense["bytes_per_step"] / 10
+    assert dgc["bytes_per_step"] < dense["bytes_per_step"] / 10
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("kill_worker", [False, True])
+def test_step_ends_all_workers(tmp_path, kill_worker):
+    with open(tmp_path / "log", "w+") as log:
+        benchmark = subprocess.Popen(command("--modes=dense"), stdout=log, stderr=log)
+        try:
+            workers = wait_for_children(benchmark.pid, 2)
+            if kill_worker:
+                workers[1].kill()
+            else:
+                time.sleep(1)
+                benchmark.send_signal(signal.SIGTERM)
+            assert benchmark.wait(60) == 1
+        finally:
+            benchmark.kill()
+            benchmark.wait()
+        log.seek(0)
+        output = log.read()
+    print(output[-3000:])
+    expected = "Worker 1 of mode dense ended" if kill_worker else "interrupted"
+    assert expected in output
+    assert not any(worker.is_running() for worker in workers)
+
+
+def wait_for_children(pid, count):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        children = [
+            child
+            for child in psutil.Process(pid).children()
+            if any("step_worker.py" in part for part in child.cmdline())
+        ]
+        if len(children) == count:
+            return children
+        time.sleep(0.1)
+    raise AssertionError("The workers did not start")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="is about users other than root")
+def test_a_limited_rate_needs_root():
+    finished = subprocess.run(
+        command("--rate=1gbit"), capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 1
+    assert "which needs root" in finished.stderr
+
+
+def test_an_unknown_rate():
+    finished = subprocess.run(
+        command("--rate=2gbit"), capture_output=True, text=True, check=False
+    )
+    assert finished.returncode
+    assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
