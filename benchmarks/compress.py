@@ -10,6 +10,7 @@ reads three arrays and writes two, as momentum SGD does, and nothing can be fast
 
 import concurrent.futures
 import ctypes
+import functools
 import itertools
 import multiprocessing
 import os
@@ -75,8 +76,8 @@ class Variable:
         return self.value
 
 
-def make_paths(n, sparsity, dtype, threads):
-    """Return what is timed, by name: functions without arguments."""
+def make_paths(n, sparsity, dtype, threads, times):
+    """Return what is timed, by name: functions that do the same `times` in a row."""
     accumulators = tf.float64 if dtype == "float64" else tf.float32
     gradient = tf.cast(kernels.floats(n, 0), dtype)
     layout = [wire.TensorLayout(n, accumulators, False, accumulators.name)]
@@ -87,6 +88,12 @@ def make_paths(n, sparsity, dtype, threads):
 
         @tf.function
         def run(gradient, offset):
+            total = 0
+            for _ in tf.range(times):
+                total += compress(gradient, offset)
+            return total
+
+        def compress(gradient, offset):
             step = local.LocalStep(
                 plan,
                 [gradient],
@@ -98,49 +105,58 @@ def make_paths(n, sparsity, dtype, threads):
                 False,
                 True,
             )
-            return path.compress(step)[1]
+            return path.compress(step)[1][0]
 
-        return lambda: run(gradient, tf.constant(0)).numpy()
+        return functools.partial(run, gradient, tf.constant(0))
 
     @tf.function
     def top_k(gradient):
-        return tf.math.top_k(tf.abs(gradient), plan.counts[0]).indices
+        total = 0
+        for _ in tf.range(times):
+            indices = tf.math.top_k(tf.abs(gradient), plan.counts[0]).indices
+            total += indices[0]
+        return total
 
     library = kernels.load()
-    arrays = [kernels.floats(n, seed) for seed in range(3)]
+    # In TensorFlow's memory, like the others: NumPy's has larger pages.
+    tensors = [tf.constant(kernels.floats(n, seed)) for seed in range(3)]
+    arrays = [np.asarray(memoryview(t)) for t in tensors]
 
     def floor():
-        library.floor_pass(
-            *map(kernels.pointer, arrays), kernels.length(n), ctypes.c_int(threads)
-        )
+        for _ in range(times):
+            library.floor_pass(
+                *map(kernels.pointer, arrays), kernels.length(n), ctypes.c_int(threads)
+            )
 
     made = {
         "native": lambda: steps(native),
         "tensorflow": lambda: steps(local),
-        "top_k": lambda: lambda: top_k(gradient)[0].numpy(),
+        "top_k": lambda: functools.partial(top_k, gradient),
     }
     chosen = {p: make() for p, make in made.items() if p in _PATHS.value}
     return {"floor": floor, **chosen}
 
 
 def measure(n, sparsity, dtype, threads):
-    """Time all paths by turns; return one row per path. Runs in a process of its own."""
+    """Time all paths by turns, in a process of its own; return one row per path."""
     flags.FLAGS(sys.argv)  # those of the parent
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    paths = make_paths(n, sparsity, dtype, threads)
+    # Enough for Python's call of a function (a third of a millisecond) not to count.
+    times = max(1, 20_000_000 // n)
+    paths = make_paths(n, sparsity, dtype, threads, times)
     for path in paths.values():
         for _ in range(3):  # trace, and fill the residual
             path()
-    times = {p: [] for p in paths}
+    found = {p: [] for p in paths}
     start = time.perf_counter()
     for round_ in range(_REPEATS.value):
         for name, path in paths.items():
             before = time.perf_counter()
             path()
-            times[name].append(1000 * (time.perf_counter() - before))
+            found[name].append(1000 * (time.perf_counter() - before) / times)
         if round_ >= 2 and time.perf_counter() - start > _SECONDS.value:
             break
-    floor = statistics.median(times["floor"])
+    floor = statistics.median(found["floor"])
     return [
         {
             "path": name,
@@ -155,19 +171,19 @@ def measure(n, sparsity, dtype, threads):
             "rounds": len(t),
             "extra_memory_percent": None,
         }
-        for name, t in times.items()
+        for name, t in found.items()
     ]
 
 
 def extra_memory(n, sparsity, dtype, threads):
-    """Return the peak memory of one native step beside its variables, % of the gradient.
+    """Return the memory of a native step beside its variables, % of the gradient.
 
     In a process of its own: memory that was freed before would not count again.
     """
     flags.FLAGS(sys.argv)  # those of the parent
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    make_paths(10_000, sparsity, dtype, threads)["native"]()
-    run = make_paths(n, sparsity, dtype, threads)["native"]
+    make_paths(10_000, sparsity, dtype, threads, 1)["native"]()
+    run = make_paths(n, sparsity, dtype, threads, 1)["native"]
     before = _status("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts from here

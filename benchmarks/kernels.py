@@ -1,6 +1,7 @@
 """Compile `kernels.cc` beside the package's own C++ code, and call it."""
 
 import ctypes
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -14,26 +15,24 @@ _SOURCES = [
     *(_CPU / f"{n}.cc" for n in ("wire", "update", "parallel")),
 ]
 # As the package is compiled; the floor may use whatever this machine has.
-_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"]
+_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fopenmp", f"-I{_CPU}"]
 
 
 def load():
     """Return the library; it is compiled at every start, in a few seconds."""
+    # Threads that wait in a loop would take processors from what is measured next.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory() as directory:
-        library = f"{directory}/kernels.so"
-        floor = f"{directory}/kernels.o"
-        subprocess.run(
-            ["g++", *_FLAGS[:-3], "-march=native", "-fPIC", "-fopenmp", f"-I{_CPU}"]
-            + ["-c", _SOURCES[0], "-o", floor],
-            check=True,
-        )
-        subprocess.run(
-            ["g++", *_FLAGS, f"-I{_CPU}", floor, *_SOURCES[1:], "-o", library],
-            check=True,
-        )
+        kernels, library = f"{directory}/kernels.o", f"{directory}/kernels.so"
+        _compile("-march=native", "-c", _SOURCES[0], "-o", kernels)
+        _compile("-shared", kernels, *_SOURCES[1:], "-o", library)
         loaded = ctypes.CDLL(library)
     loaded.encode.restype = ctypes.c_int64
     return loaded
+
+
+def _compile(*arguments):
+    subprocess.run(["g++", *_FLAGS, *arguments], check=True)
 
 
 def pointer(array):

@@ -12,12 +12,13 @@ namespace {
 
 constexpr int64_t kSmall = 4096;      // entries below which all are candidates
 constexpr int64_t kMaxSample = 1 << 13;
+constexpr int64_t kRun = 4;           // neighbours in the sample, from one cache line
 constexpr int64_t kSampleJob = 1 << 11;
 constexpr int64_t kSendJob = 1 << 12;
 constexpr int64_t kPrefetch = 16;
 
 int64_t SampleSize(int64_t size) {
-  return std::clamp<int64_t>(size / 256, 1024, kMaxSample);
+  return std::clamp<int64_t>(size / 256, 1024, kMaxSample) / kRun * kRun;
 }
 
 // A well-mixed number in [0, bound).
@@ -82,8 +83,8 @@ class TypedState : public State {
     const int64_t size = sample_.size();
     const int64_t end = std::min(size, (job + 1) * kSampleJob);
     for (int64_t i = job * kSampleJob; i < end; ++i) {
-      if (i + kPrefetch < end) {
-        const int64_t ahead = SamplePosition(i + kPrefetch);
+      if (i % kRun == 0 && i + kPrefetch * kRun < end) {
+        const int64_t ahead = SamplePosition(i + kPrefetch * kRun);
         __builtin_prefetch(gradient_ + ahead);
         PrefetchState(ahead);
       }
@@ -146,8 +147,9 @@ class TypedState : public State {
 
  private:
   int64_t SamplePosition(int64_t i) const {
-    const int64_t stride = layout_.size / sample_.size();
-    return i * stride + Mix(i, stride);
+    const int64_t run = i / kRun;
+    const int64_t stride = layout_.size / (sample_.size() / kRun);
+    return run * stride + Mix(run, stride / kRun) * kRun + i % kRun;
   }
 
   void PrefetchState(int64_t position) const {
