@@ -2,18 +2,26 @@
 #include <omp.h>
 
 #include <cstdint>
-#include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "update.h"
 
 namespace {
 
-class OneThread : public tf_dgc::Threads {
+class NewThreads : public tf_dgc::Threads {
  public:
-  // One thread: payloads are decoded one after the other.
-  int count() const override { return 1; }
-  void Schedule(std::function<void()>) override {}
+  explicit NewThreads(int count) : count_(count) {}
+  ~NewThreads() override {
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  int count() const override { return count_; }
+  void Schedule(std::function<void()> work) override { threads_.emplace_back(std::move(work)); }
+
+ private:
+  const int count_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace
@@ -43,13 +51,13 @@ int64_t encode(const int32_t* positions, const float* values, int64_t n, int64_t
 }
 
 // Decodes and checks the buffers of several workers; returns 0 if all were accepted.
-int decode(const uint32_t* buffers, int64_t num_workers, int64_t n, int64_t k,
+int decode(const uint32_t* buffers, int64_t num_workers, int threads, int64_t n, int64_t k,
            int value_type) {
   const tf_dgc::Layout layout{n, k, false, static_cast<tf_dgc::ValueType>(value_type)};
-  OneThread threads;
+  NewThreads pool(threads);
   tf_dgc::Decoded decoded;
   return !decoded
-              .Decode({layout}, buffers, num_workers, tf_dgc::BufferWords({layout}), 0, threads)
+              .Decode({layout}, buffers, num_workers, tf_dgc::BufferWords({layout}), 0, pool)
               .empty();
 }
 }

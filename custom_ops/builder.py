@@ -125,7 +125,10 @@ class BuildNative(build_ext):
             for path in (built, built.with_name(STAMP)):
                 if path.exists():
                     package.mkdir(exist_ok=True)
-                    shutil.copy(path, package / path.name)
+                    new = package / f"{path.name}.new"
+                    shutil.copy(path, new)
+                    # Programs that run keep the file they have loaded.
+                    os.replace(new, package / path.name)
 
 
 def build(library, work):

@@ -262,7 +262,7 @@ def set_word(i, value):
         (lambda w: seal(w, set_word(2, 6)), "unknown flags"),
         (lambda w: np.where(np.arange(w.size) == 9, w ^ 4, w), "checksum"),
         (lambda w: seal(w, set_word(-1, 0x7F800000)), "not finite"),
-        (lambda w: seal(w, set_word(6, 0)), "number of positions"),
+        (lambda w: seal(w, set_word(6, 0)), "positions, not 4"),
     ],
 )
 def test_bad_buffers_are_refused_and_change_nothing(make, what):
