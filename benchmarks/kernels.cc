@@ -50,14 +50,17 @@ int64_t encode(const int32_t* positions, const float* values, int64_t n, int64_t
   return num_words;
 }
 
-// Decodes and checks the buffers of several workers; returns 0 if all were accepted.
-int decode(const uint32_t* buffers, int64_t num_workers, int threads, int64_t n, int64_t k,
-           int value_type) {
+// Decodes and checks the buffers of several workers; then, if asked, writes their dense sum
+// to `memory`, or takes a descent step there. Returns 0 if all were accepted.
+int decode(const uint32_t* buffers, int64_t num_workers, int threads, int sums, int descends,
+           float* memory, int64_t n, int64_t k, int value_type) {
   const tf_dgc::Layout layout{n, k, false, static_cast<tf_dgc::ValueType>(value_type)};
+  const int64_t num_words = tf_dgc::BufferWords({layout});
   NewThreads pool(threads);
   tf_dgc::Decoded decoded;
-  return !decoded
-              .Decode({layout}, buffers, num_workers, tf_dgc::BufferWords({layout}), 0, pool)
-              .empty();
+  if (!decoded.Decode({layout}, buffers, num_workers, num_words, 0, pool).empty()) return 1;
+  if (sums) decoded.Sum({memory}, pool);
+  if (descends) decoded.Descend({memory}, 0.1, pool);
+  return 0;
 }
 }

@@ -4,10 +4,12 @@
 
 Encoding is of one payload, on one thread. Decoding is of eight, checks included, with
 the operation's code on all processors; here threads are even started for it. The fused
-operation encodes within its own time, which is `compress`, of the same run.
+operation encodes within its own time, which is `compress`, of the same run. `sum` and
+`update` are decoding followed by a dense sum, or by a sparse update of the variables.
 """
 
 import ctypes
+import functools
 import itertools
 import os
 import statistics
@@ -41,13 +43,15 @@ COLUMNS = [
     ("bytes_per_entry", "bytes per entry", ".2f"),
     ("encode_ms", "encode (ms)", ".3f"),
     ("decode_ms", f"decode {PAYLOADS} (ms)", ".3f"),
+    ("sum_ms", "and sum (ms)", ".3f"),
+    ("update_ms", "or update (ms)", ".3f"),
     ("compress_ms", "compress (ms)", ",.2f"),
     ("coding_percent", "coding by compress", ".1f"),
 ]
 
 
 def make_coding(library, n, k, value_dtype):
-    """Return the bytes of a payload, and functions that encode one and decode eight."""
+    """Return the bytes of a payload, and what is timed, by its column."""
     rng = np.random.default_rng(0)
     positions = np.unique(rng.integers(0, n, int(1.2 * k) + 8).astype(np.int32))
     positions = np.sort(rng.permutation(positions)[:k])
@@ -65,13 +69,21 @@ def make_coding(library, n, k, value_dtype):
 
     encode()
     buffers = np.tile(words, PAYLOADS)
+    weights = kernels.floats(n, 2)
 
-    def decode():
+    def decode(sums=0, descends=0):
         workers = [kernels.pointer(buffers), kernels.length(PAYLOADS)]
-        if library.decode(*workers, ctypes.c_int(os.cpu_count()), *shape):
+        options = map(ctypes.c_int, (os.cpu_count(), sums, descends))
+        if library.decode(*workers, *options, kernels.pointer(weights), *shape):
             raise RuntimeError("the decoder refused what was encoded")
 
-    return words.nbytes, encode, decode
+    functions = {
+        "encode_ms": encode,
+        "decode_ms": decode,
+        "sum_ms": functools.partial(decode, sums=1),
+        "update_ms": functools.partial(decode, descends=1),
+    }
+    return words.nbytes, functions
 
 
 def measure(library, n, sparsity):
@@ -80,32 +92,31 @@ def measure(library, n, sparsity):
     coding = {v: make_coding(library, n, k, v) for v in VALUE_TYPES}
     times = max(1, 20_000_000 // n)
     step = compress.make_paths(n, sparsity, "float32", os.cpu_count(), times)["native"]
-    found = {}
+    timed = {("step", "ms"): step}
+    for value_dtype, (_, functions) in coding.items():
+        timed |= {(value_dtype, name): f for name, f in functions.items()}
+    found = {key: [] for key in timed}
     for round_ in range(_ROUNDS.value + 2):
-        timed = [
-            ("step", step),
-            *((v, f) for v, (_, *fs) in coding.items() for f in fs),
-        ]
-        for i, (_, function) in enumerate(timed):
+        for key, function in timed.items():
             start = time.perf_counter()
             function()
             if round_ > 1:  # the first ones trace and fill the residual
-                found.setdefault(i, []).append(1000 * (time.perf_counter() - start))
-    medians = [statistics.median(found[i]) for i in range(len(timed))]
-    compress_ms = medians[0] / times
+                found[key].append(1000 * (time.perf_counter() - start))
+    medians = {key: statistics.median(t) for key, t in found.items()}
+    compress_ms = medians["step", "ms"] / times
     rows = []
-    for i, (value_dtype, (num_bytes, *_)) in enumerate(coding.items()):
-        encode_ms, decode_ms = medians[1 + 2 * i : 3 + 2 * i]
+    for value_dtype, (num_bytes, functions) in coding.items():
+        row = {name: medians[value_dtype, name] for name in functions}
+        coding_ms = row["encode_ms"] + row["decode_ms"]
         rows.append(
             {
                 "value_dtype": value_dtype,
                 "n": n,
                 "sparsity": sparsity,
                 "bytes_per_entry": num_bytes / k,
-                "encode_ms": encode_ms,
-                "decode_ms": decode_ms,
+                **row,
                 "compress_ms": compress_ms,
-                "coding_percent": 100 * (encode_ms + decode_ms) / compress_ms,
+                "coding_percent": 100 * coding_ms / compress_ms,
             }
         )
     return rows

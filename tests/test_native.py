@@ -86,6 +86,16 @@ def test_both_paths_give_the_same_bits(
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
 
+def test_one_warning_under_xla():
+    native._warn_of_xla.cache_clear()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(300)])
+    sgd = O.SGD(0.1, momentum=0.9)
+    model.compile(tf_dgc.DGCOptimizer(sgd, 0.9), "mse", jit_compile=True)
+    with pytest.warns(RuntimeWarning, match="jit_compile=False") as caught:
+        model.train_on_batch(np.ones((2, 4)), np.ones((2, 300)))
+    assert len([w for w in caught if "XLA" in str(w.message)]) == 1
+
+
 # --- the operations themselves --------------------------------------------------------
 
 

@@ -121,12 +121,13 @@ def test_another_value_of_the_variable(fresh, monkeypatch):
 
 
 @pytest.mark.skipif(not BUILT, reason=ops.native().reason)
-def test_doctor_finds_the_native_operations():
+def test_doctor_finds_the_native_operations(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "tf_dgc", "doctor"],
         capture_output=True,
         text=True,
         env={**os.environ, "TF_DGC_VECTOR_LEVEL": "baseline"},
+        cwd=tmp_path,  # not the source tree, which need not be what is installed
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -209,6 +209,7 @@ def test_steps_per_execution_changes_nothing(strategies, num_workers):
         ({"jit_compile": True}, "bfloat16"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:XLA compiles this step")
 def test_eager_and_xla_equal_the_graph(settings, value_dtype):
     weights = []
     for compile_settings in ({}, settings):

@@ -1,5 +1,7 @@
 """The same step by the native operations: one pass over memory, and sparse updates."""
 
+import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +19,23 @@ def is_live(variables: Sequence[keras.Variable]) -> bool:
 
     They run on CPUs, and XLA does not know them.
     """
-    return (
-        ops.native().library is not None
-        and not _internals.in_xla_context()
-        and all("GPU" not in v.value.device.upper() for v in variables)
+    if ops.native().library is None:
+        return False
+    if _internals.in_xla_context():
+        _warn_of_xla()
+        return False
+    return all("GPU" not in v.value.device.upper() for v in variables)
+
+
+@functools.cache
+def _warn_of_xla() -> None:
+    """Warn once per process."""
+    warnings.warn(
+        "XLA compiles this step (`jit_compile=True`) and does not know the native "
+        "operations of tf_dgc; TensorFlow operations do the same and take several "
+        "times as long. Compile the model with `jit_compile=False` to use them.",
+        RuntimeWarning,
+        stacklevel=2,
     )
 
 

@@ -93,7 +93,8 @@ def check(library: pathlib.Path, stamp: pathlib.Path) -> tuple[dict[str, str], s
         stamp: JSON beside it, written when it was built.
     """
     if not library.exists():
-        return {}, "it was not built when the package was installed (no compiler?)"
+        where = f" (this is the source tree {_SOURCES.parent})" * _SOURCES.is_dir()
+        return {}, f"it was not built when the package was installed{where}"
     try:
         content = json.loads(stamp.read_text(encoding="utf-8"))
         built_for, checksum = content["tensorflow"], content["sha256"]
