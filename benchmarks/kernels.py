@@ -12,7 +12,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 _CPU = _HERE.parent / "custom_ops" / "cpu"
 _SOURCES = [
     _HERE / "kernels.cc",
-    *(_CPU / f"{n}.cc" for n in ("wire", "update", "parallel")),
+    *(_CPU / f"{n}.cc" for n in ("wire", "values", "update", "parallel")),
 ]
 # As the package is compiled; the floor may use whatever this machine has.
 _FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fopenmp", f"-I{_CPU}"]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.optimizer import find_dgc_optimizer
+from tf_dgc.callbacks import find_dgc_optimizer
 from tf_dgc.state import PerWorkerVariable
 
 O = keras.optimizers  # noqa: E741

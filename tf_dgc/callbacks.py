@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tf_dgc.optimizer import find_dgc_optimizer
+from tf_dgc.optimizer import DGCOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
@@ -39,3 +39,19 @@ class CompressionMonitor(keras.callbacks.Callback):
         logs["compression_ratio"] = stats.ratio
         logs["total_compression_ratio"] = stats.total_ratio
         logs["nonfinite_gradients"] = stats.nonfinite
+
+
+def find_dgc_optimizer(optimizer: Any) -> DGCOptimizer:
+    """Return the `DGCOptimizer` that `optimizer` is, or that loss scaling wraps.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if isinstance(optimizer, DGCOptimizer):
+        return optimizer
+    raise ValueError(
+        "The model's optimizer must be a `tf_dgc.DGCOptimizer`. "
+        f"Received: optimizer={optimizer!r}"
+    )

@@ -7,6 +7,7 @@ both to the same results.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tf_dgc import clipping, payload
@@ -60,6 +61,20 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     _store(step.velocity, velocity)
     _store(step.residual, residual)
     return vector, words, finite
+
+
+def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
+    """Return a gradient as a tensor of the variable's type.
+
+    Args:
+        gradient: a tensor or `tf.IndexedSlices`.
+        variable: of the model.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        rows = gradient.indices[:, tf.newaxis]
+        shape = tf.constant(tuple(variable.shape), rows.dtype)
+        gradient = tf.scatter_nd(rows, gradient.values, shape)
+    return tf.cast(gradient, variable.dtype)
 
 
 def _correct(step: LocalStep, gradients: list) -> tuple[list, list]:

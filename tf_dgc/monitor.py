@@ -1,9 +1,12 @@
 """Monitor: what was sent, counted where it is handed to the collective."""
 
 import dataclasses
+import sys
 
 import keras
 import tensorflow as tf
+
+from tf_dgc import _internals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +81,32 @@ def count_step(
     )
     totals = tf.convert_to_tensor(counters.value)[:5] + step
     counters.assign(tf.concat([totals, step[1:4]], axis=0))
+
+
+def warn_at_first(
+    counters: keras.Variable, finite: tf.Tensor, iteration: tf.Tensor
+) -> None:
+    """Say once on this worker's standard error that its gradient was dropped.
+
+    Args:
+        counters: before this step is counted.
+        finite: scalar bool, whether this worker's gradient was finite.
+        iteration: scalar, the step.
+    """
+    if _internals.in_xla_context():
+        return  # XLA cannot print; `stats.nonfinite` counts all the same
+    first = tf.logical_and(tf.logical_not(finite), counters.value[NONFINITE] == 0)
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+
+    def warn() -> tf.Operation:
+        return tf.print(
+            "WARNING: tf_dgc: the gradient of replica", replica, "at iteration",
+            iteration, "holds NaN or Inf; it is left out of this step. Further ones "
+            "are counted in `optimizer.stats.nonfinite` and not reported.",
+            output_stream=sys.stderr,
+        )  # fmt: skip
+
+    tf.cond(first, lambda: tf.group(warn()), tf.no_op)
 
 
 def read(counters: keras.Variable | None) -> CompressionStats:

@@ -1,6 +1,5 @@
 """Deep Gradient Compression as a Keras optimizer."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from tf_dgc import (
     schedules,
     takeover,
     validation,
-    values,
     wire,
 )
 from tf_dgc.compressors import tie_offsets
@@ -94,16 +92,7 @@ class DGCOptimizer(OptimizerWrapper):
     ):
         takeover.check_inner(inner)
         sparsity = schedules.get(sparsity)
-        if int(min_compress_size) != min_compress_size or min_compress_size < 0:
-            raise ValueError(
-                "`min_compress_size` must be a whole number of entries, 0 or more. "
-                f"Received: min_compress_size={min_compress_size}"
-            )
-        if value_dtype is not None and str(value_dtype) not in values.CHOICES:
-            raise ValueError(
-                f"`value_dtype` must be None or one of {', '.join(values.CHOICES)}. "
-                f"Received: value_dtype={value_dtype!r}"
-            )
+        validation.check_settings(min_compress_size, value_dtype)
         strategy = distribute.prepare(tf.distribute.get_strategy())
         compresses = sparsity != 0
         rule, took = takeover.take_over(inner, momentum_correction and compresses)
@@ -122,8 +111,8 @@ class DGCOptimizer(OptimizerWrapper):
         self._compresses = compresses
         # With sparsity 0 clipping is Keras's own, whatever the number of workers.
         self._num_clip = self.num_workers if compresses else 1
-        ops.warn_if_missing()
         self._counters: Any = None
+        ops.warn_if_missing()
 
     # --- one step -----------------------------------------------------------------
 
@@ -149,7 +138,7 @@ class DGCOptimizer(OptimizerWrapper):
             step = self._local_step(plan, grads, variables, states)
             # clip, correct, compress, mask, encode
             vector, words, finite = path.compress(step)
-            self._warn_if_first(finite)
+            monitor.warn_at_first(self._counters, finite, self.iterations.value)
             total, buffers = self._exchange(plan.dense, vector, words)
             # decode, sum, update
             nonfinite = self._update(plan, total, buffers, variables)
@@ -183,9 +172,8 @@ class DGCOptimizer(OptimizerWrapper):
         self, plan: payload.Plan, grads: list, variables: list, states: list[int]
     ) -> local.LocalStep:
         """Collect what this worker puts into the step."""
-        dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
         gradients, scales = clipping.clip(
-            dense,
+            [local.to_dense(g, v) for g, v in zip(grads, variables, strict=True)],
             self._num_clip,
             loss_scale=self.loss_scale_factor,
             **self._took.clipping,
@@ -223,24 +211,6 @@ class DGCOptimizer(OptimizerWrapper):
             variables,
         )
         return nonfinite
-
-    def _warn_if_first(self, finite: tf.Tensor) -> None:
-        """Say once on this worker's standard error that its gradient was dropped."""
-        if _internals.in_xla_context():
-            return  # XLA cannot print; `stats.nonfinite` counts all the same
-        dropped_before = self._counters.value[monitor.NONFINITE]
-        first = tf.logical_and(tf.logical_not(finite), dropped_before == 0)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-
-        def warn() -> tf.Operation:
-            return tf.print(
-                "WARNING: tf_dgc: the gradient of replica", replica, "at iteration",
-                self.iterations.value, "holds NaN or Inf; it is left out of this step. "
-                "Further ones are counted in `optimizer.stats.nonfinite` and not "
-                "reported.", output_stream=sys.stderr,
-            )  # fmt: skip
-
-        tf.cond(first, lambda: tf.group(warn()), tf.no_op)
 
     def _current_sparsity(self) -> float | tf.Tensor:
         if callable(self.sparsity):
@@ -354,31 +324,6 @@ class DGCOptimizer(OptimizerWrapper):
                     config[key], custom_objects=custom_objects
                 )
         return cls(**config)
-
-
-def find_dgc_optimizer(optimizer: Any) -> DGCOptimizer:
-    """Return the `DGCOptimizer` that `optimizer` is, or that loss scaling wraps.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, DGCOptimizer):
-        return optimizer
-    raise ValueError(
-        "The model's optimizer must be a `tf_dgc.DGCOptimizer`. "
-        f"Received: optimizer={optimizer!r}"
-    )
-
-
-def _dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
-    """Return a gradient as a tensor of the variable's type."""
-    if isinstance(gradient, tf.IndexedSlices):
-        rows = gradient.indices[:, tf.newaxis]
-        shape = tf.constant(tuple(variable.shape), rows.dtype)
-        gradient = tf.scatter_nd(rows, gradient.values, shape)
-    return tf.cast(gradient, variable.dtype)
 
 
 def _itemsize(variable: keras.Variable) -> int:

@@ -5,9 +5,23 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster
+from tf_dgc import _internals, cluster, values
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_settings(min_compress_size: int, value_dtype: str | None) -> None:
+    """Raise `ValueError` for settings that no optimizer can have."""
+    if int(min_compress_size) != min_compress_size or min_compress_size < 0:
+        raise ValueError(
+            "`min_compress_size` must be a whole number of entries, 0 or more. "
+            f"Received: min_compress_size={min_compress_size}"
+        )
+    if value_dtype is not None and str(value_dtype) not in values.CHOICES:
+        raise ValueError(
+            f"`value_dtype` must be None or one of {', '.join(values.CHOICES)}. "
+            f"Received: value_dtype={value_dtype!r}"
+        )
 
 
 def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:

@@ -1,90 +1,23 @@
 // TensorFlow's side of the CPU kernels: tensors, variables and threads in, errors out.
-#include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "compress.h"
+#include "cpu_context.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 #include "update.h"
 
 namespace tf_dgc {
 namespace {
 
 using tensorflow::DataType;
-using tensorflow::DeviceBase;
 using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
-using tensorflow::Var;
 // Not tf_dgc::Tensor.
 using Values = tensorflow::Tensor;
-
-class TensorFlowThreads : public Threads {
- public:
-  explicit TensorFlowThreads(OpKernelContext* context)
-      : workers_(context->device()->tensorflow_cpu_worker_threads()) {}
-
-  int count() const override { return workers_->num_threads; }
-  void Schedule(std::function<void()> work) override {
-    workers_->workers->Schedule(std::move(work));
-  }
-
- private:
-  const DeviceBase::CpuWorkerThreads* workers_;
-};
-
-// The variables of an operation, locked until it ends. Locks are taken in the order of
-// their addresses, so that two operations never wait for each other.
-class LockedVariables {
- public:
-  absl::Status Lock(OpKernelContext* context, const OpInputList& handles) {
-    variables_.resize(handles.size());
-    for (int i = 0; i < handles.size(); ++i) {
-      const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
-      TF_RETURN_IF_ERROR(LookupResource(context, handle, &variables_[i]));
-    }
-    std::vector<tensorflow::mutex*> mutexes;
-    for (auto& variable : variables_) mutexes.push_back(variable->mu());
-    std::sort(mutexes.begin(), mutexes.end());
-    if (std::adjacent_find(mutexes.begin(), mutexes.end()) != mutexes.end()) {
-      return absl::InvalidArgumentError("A variable was passed twice.");
-    }
-    for (auto* mutex : mutexes) locks_.push_back(std::make_unique<tensorflow::mutex_lock>(*mutex));
-    return absl::OkStatus();
-  }
-
-  int64_t Size(int i) const { return variables_[i]->tensor()->NumElements(); }
-
-  // Returns the memory of a variable, which nobody else reads.
-  absl::Status Writable(OpKernelContext* context, int i, DataType type, int64_t size,
-                        const char* what, void** data) {
-    Values* values = variables_[i]->tensor();
-    if (!values->IsInitialized() || values->dtype() != type || values->NumElements() != size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "The ", what, " of tensor ", i, " must have ", size, " entries of type ",
-          DataTypeString(type), ". Received: ", values->DebugString(0),
-          ". Was a variable changed after the optimizer was built?"));
-    }
-    if (!values->RefCountIsOne()) {  // somebody still reads the old value
-      Values copy;
-      TF_RETURN_IF_ERROR(context->allocate_temp(type, values->shape(), &copy));
-      std::memcpy(copy.data(), values->data(), values->TotalBytes());
-      *values = copy;
-    }
-    *data = values->data();
-    return absl::OkStatus();
-  }
-
- private:
-  std::vector<tensorflow::core::RefCountPtr<Var>> variables_;
-  std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;
-};
 
 GradientType GradientTypeOf(DataType type) {
   switch (type) {

@@ -1,0 +1,130 @@
+#include "values.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "formats.h"
+
+namespace tf_dgc {
+namespace {
+
+uint16_t Half(const uint32_t* words, int64_t i) { return words[i / 2] >> (16 * (i % 2)); }
+
+void SetHalf(uint32_t* words, int64_t i, uint16_t half) {
+  words[i / 2] = i % 2 == 0 ? half : words[i / 2] | uint32_t{half} << 16;
+}
+
+// The mean magnitude as float32. In double, sums of float32 numbers are exact unless these
+// differ by a factor of thousands, so their order does not matter.
+template <class A>
+float MeanMagnitude(const A* values, int64_t k) {
+  double sum = 0;
+  for (int64_t i = 0; i < k; ++i) sum += std::abs(static_cast<double>(Narrow(values[i])));
+  return static_cast<float>(sum / k);
+}
+
+template <class A>
+void WriteSigns(int64_t k, A* values, uint32_t* words) {
+  const float magnitude = MeanMagnitude(values, k);
+  words[0] = BitCast<uint32_t>(magnitude);
+  std::fill(words + 1, words + 1 + WordsFor(k), 0);
+  for (int64_t i = 0; i < k; ++i) {
+    const bool negative = Narrow(values[i]) < 0;
+    words[1 + i / 32] |= static_cast<uint32_t>(negative) << (i % 32);
+    values[i] = negative ? -magnitude : magnitude;
+  }
+}
+
+template <class A>
+std::string ReadSigns(int64_t k, const uint32_t* words, A* values) {
+  const float magnitude = BitCast<float>(words[0]);
+  if (!IsFinite(magnitude) || words[0] >> 31) return "a magnitude is negative or not finite";
+  if (Padding(words + 1, k)) return "unused bits of the signs are set";
+  for (int64_t i = 0; i < k; ++i) {
+    values[i] = words[1 + i / 32] >> (i % 32) & 1 ? -magnitude : magnitude;
+  }
+  return "";
+}
+
+}  // namespace
+
+int64_t ValueWords(const Layout& layout) {
+  switch (layout.value_type) {
+    case ValueType::kFloat64:
+      return 2 * layout.k;
+    case ValueType::kBFloat16:
+    case ValueType::kFloat16:
+      return (layout.k + 1) / 2;
+    case ValueType::kSign:
+      return 1 + WordsFor(layout.k);
+    default:
+      return layout.k;
+  }
+}
+
+template <class A>
+std::string DecodeValues(const Layout& layout, const uint32_t* words, A* values) {
+  const int64_t k = layout.k;
+  switch (layout.value_type) {
+    case ValueType::kSign:
+      return ReadSigns(k, words, values);
+    case ValueType::kBFloat16:
+    case ValueType::kFloat16:
+      if (k % 2 && words[k / 2] >> 16) return "unused bits of the values are set";
+      if (layout.value_type == ValueType::kBFloat16) {
+        for (int64_t i = 0; i < k; ++i) values[i] = ToFloat(BFloat16{Half(words, i)});
+      } else {
+        for (int64_t i = 0; i < k; ++i) values[i] = ToFloat(Float16{Half(words, i)});
+      }
+      break;
+    case ValueType::kFloat32:
+      for (int64_t i = 0; i < k; ++i) values[i] = BitCast<float>(words[i]);
+      break;
+    default:  // in the accumulators' type
+      if (k > 0) std::memcpy(values, words, k * sizeof(A));
+  }
+  bool finite = true;
+  for (int64_t i = 0; i < k; ++i) finite &= IsFinite(values[i]);
+  return finite ? "" : "a value is not finite";
+}
+
+template <class A>
+void EncodeValues(const Layout& layout, A* values, uint32_t* words) {
+  const int64_t k = layout.k;
+  switch (layout.value_type) {
+    case ValueType::kSign:
+      return WriteSigns(k, values, words);
+    case ValueType::kBFloat16:
+      for (int64_t i = 0; i < k; ++i) {
+        const BFloat16 coded = ToBFloat16(Narrow(values[i]));
+        SetHalf(words, i, coded.bits);
+        values[i] = ToFloat(coded);
+      }
+      return;
+    case ValueType::kFloat16:
+      for (int64_t i = 0; i < k; ++i) {
+        const Float16 coded = ToFloat16(Narrow(values[i]));
+        SetHalf(words, i, coded.bits);
+        values[i] = ToFloat(coded);
+      }
+      return;
+    case ValueType::kFloat32:
+      for (int64_t i = 0; i < k; ++i) {
+        const float coded = Narrow(values[i]);
+        words[i] = BitCast<uint32_t>(coded);
+        values[i] = coded;
+      }
+      return;
+    default:
+      if (k > 0) std::memcpy(words, values, k * sizeof(A));
+  }
+}
+
+#define TF_DGC_INSTANTIATE(A)                               \
+  template void EncodeValues(const Layout&, A*, uint32_t*); \
+  template std::string DecodeValues(const Layout&, const uint32_t*, A*);
+TF_DGC_INSTANTIATE(float)
+TF_DGC_INSTANTIATE(double)
+
+}  // namespace tf_dgc

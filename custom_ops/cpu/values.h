@@ -1,0 +1,33 @@
+// Values to words and back, for every value type (docs/wire_format.md).
+#ifndef TF_DGC_CPU_VALUES_H_
+#define TF_DGC_CPU_VALUES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "wire.h"
+
+namespace tf_dgc {
+
+// Words of a stream of bits.
+inline int64_t WordsFor(int64_t bits) { return (bits + 31) / 32; }
+
+// What is set of the unused bits of the last word of a stream.
+inline uint32_t Padding(const uint32_t* words, int64_t bits) {
+  return bits % 32 == 0 ? 0 : words[bits / 32] >> (bits % 32);
+}
+
+// Words of a tensor's k values.
+int64_t ValueWords(const Layout& layout);
+
+// Codes k values into their words; `values` becomes what a decoder will see.
+template <class A>
+void EncodeValues(const Layout& layout, A* values, uint32_t* words);
+
+// Decodes k values. Returns what is wrong with the words, or "".
+template <class A>
+std::string DecodeValues(const Layout& layout, const uint32_t* words, A* values);
+
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_CPU_VALUES_H_
