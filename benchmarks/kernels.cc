@@ -2,29 +2,10 @@
 #include <omp.h>
 
 #include <cstdint>
-#include <thread>
 #include <vector>
 
+#include "../custom_ops/tests/pool.h"
 #include "update.h"
-
-namespace {
-
-class NewThreads : public tf_dgc::Threads {
- public:
-  explicit NewThreads(int count) : count_(count) {}
-  ~NewThreads() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  int count() const override { return count_; }
-  void Schedule(std::function<void()> work) override { threads_.emplace_back(std::move(work)); }
-
- private:
-  const int count_;
-  std::vector<std::thread> threads_;
-};
-
-}  // namespace
 
 extern "C" {
 
@@ -56,7 +37,7 @@ int decode(const uint32_t* buffers, int64_t num_workers, int threads, int sums, 
            float* memory, int64_t n, int64_t k, int value_type) {
   const tf_dgc::Layout layout{n, k, false, static_cast<tf_dgc::ValueType>(value_type)};
   const int64_t num_words = tf_dgc::BufferWords({layout});
-  NewThreads pool(threads);
+  static tf_dgc::Pool pool(threads);  // of the first call; all ask for the same
   tf_dgc::Decoded decoded;
   if (!decoded.Decode({layout}, buffers, num_workers, num_words, 0, pool).empty()) return 1;
   if (sums) decoded.Sum({memory}, pool);

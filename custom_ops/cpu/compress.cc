@@ -16,6 +16,7 @@ constexpr int64_t kRun = 4;           // neighbours in the sample, from one cach
 constexpr int64_t kSampleJob = 1 << 11;
 constexpr int64_t kSendJob = 1 << 12;
 constexpr int64_t kPrefetch = 16;
+constexpr int64_t kDistrust = 16;     // steps after a hint was wrong
 
 int64_t SampleSize(int64_t size) {
   return std::clamp<int64_t>(size / 256, 1024, kMaxSample) / kRun * kRun;
@@ -36,8 +37,12 @@ struct Job {
 // A tensor on its way through the step.
 class State {
  public:
-  State(const Tensor& tensor, const Settings& settings)
-      : layout_(tensor.layout), settings_(settings), offset_(tensor.offset) {}
+  State(const Tensor& tensor, const Settings& settings, Hint& hint)
+      : layout_(tensor.layout), settings_(settings), offset_(tensor.offset), hint_(hint) {
+    // Gradients that alternate in size would make every other hint wrong.
+    if (hint_.distrust > 0 || hint_.k != layout_.k) hint_.threshold = 0;
+    hint_.distrust = std::max<int64_t>(0, hint_.distrust - 1);
+  }
   virtual ~State() = default;
 
   const Layout& layout() const { return layout_; }
@@ -55,6 +60,7 @@ class State {
   const Layout layout_;
   const Settings& settings_;
   const int64_t offset_;
+  Hint& hint_;
 };
 
 template <class G, class A>
@@ -62,8 +68,8 @@ class TypedState : public State {
  public:
   using Bits = typename Magnitude<A>::Bits;
 
-  TypedState(const Tensor& tensor, const Settings& settings)
-      : State(tensor, settings),
+  TypedState(const Tensor& tensor, const Settings& settings, Hint& hint)
+      : State(tensor, settings, hint),
         gradient_(static_cast<const G*>(tensor.gradient)),
         velocity_(static_cast<A*>(tensor.velocity)),
         residual_(static_cast<A*>(tensor.residual)),
@@ -75,7 +81,7 @@ class TypedState : public State {
   }
 
   int64_t NumSampleJobs() const override {
-    if (exempt() || layout_.size < kSmall) return 0;
+    if (exempt() || layout_.size < kSmall || hint_.threshold > 0) return 0;
     return (SampleSize(layout_.size) + kSampleJob - 1) / kSampleJob;
   }
 
@@ -96,6 +102,8 @@ class TypedState : public State {
   void Predict() override {
     if (exempt()) {
       threshold_ = Magnitude<A>::kInfinity;  // no candidates, but a look at what is not finite
+    } else if (hint_.threshold > 0) {
+      threshold_ = std::min<int64_t>(hint_.threshold, Magnitude<A>::kInfinity);
     } else if (!sample_.empty()) {
       threshold_ = PredictThreshold<A>(layout_.size, layout_.k, sample_);
     }
@@ -132,8 +140,10 @@ class TypedState : public State {
     if (exempt()) return SendWhole(words);
     const bool complete =
         !undone_ && num_candidates_ <= CandidateLimit(layout_.size, layout_.k);
-    Choose<A>({residual_, layout_.size, layout_.k, offset_}, threshold_, complete, parts_,
-              threads);
+    const Bits next = Choose<A>({residual_, layout_.size, layout_.k, offset_}, threshold_,
+                                complete, parts_, threads);
+    const bool was_wrong = hint_.threshold > 0 && next == 0;
+    hint_ = {layout_.k, next, was_wrong ? kDistrust : hint_.distrust};
     std::vector<int32_t> positions;
     positions.reserve(layout_.k);
     for (const Found<A>& found : parts_) {
@@ -221,16 +231,16 @@ class TypedState : public State {
   std::atomic<bool> undone_{false};
 };
 
-std::unique_ptr<State> MakeState(const Tensor& tensor, const Settings& settings) {
+std::unique_ptr<State> MakeState(const Tensor& tensor, const Settings& settings, Hint& hint) {
   switch (tensor.gradient_type) {
     case GradientType::kFloat32:
-      return std::make_unique<TypedState<float, float>>(tensor, settings);
+      return std::make_unique<TypedState<float, float>>(tensor, settings, hint);
     case GradientType::kFloat64:
-      return std::make_unique<TypedState<double, double>>(tensor, settings);
+      return std::make_unique<TypedState<double, double>>(tensor, settings, hint);
     case GradientType::kBFloat16:
-      return std::make_unique<TypedState<BFloat16, float>>(tensor, settings);
+      return std::make_unique<TypedState<BFloat16, float>>(tensor, settings, hint);
     case GradientType::kFloat16:
-      return std::make_unique<TypedState<Float16, float>>(tensor, settings);
+      return std::make_unique<TypedState<Float16, float>>(tensor, settings, hint);
   }
   return nullptr;
 }
@@ -262,14 +272,14 @@ bool AllFinite(const States& states) {
 }  // namespace
 
 void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Threads& threads,
-              uint32_t* words) {
+              std::vector<Hint>& hints, uint32_t* words) {
   States states;
   std::vector<int64_t> starts;
   int64_t num_words = kHeaderWords;
-  for (const Tensor& tensor : tensors) {
-    states.push_back(MakeState(tensor, settings));
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    states.push_back(MakeState(tensors[t], settings, hints[t]));
     starts.push_back(num_words);
-    num_words += TensorWords(tensor.layout);
+    num_words += TensorWords(tensors[t].layout);
   }
   ForEachPart(
       states, threads, [](const State& s) { return s.NumSampleJobs(); },

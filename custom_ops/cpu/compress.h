@@ -33,6 +33,14 @@ struct Settings {
   Level level;
 };
 
+// What a step leaves for the next one of the same tensor. It says where to look first and
+// changes no result, so it may be lost or be of something else.
+struct Hint {
+  int64_t k = 0;
+  int64_t threshold = 0;  // a magnitude's bits; 0 if unknown
+  int64_t distrust = 0;   // steps for which a sample is taken instead
+};
+
 // Accumulates the gradients into velocity and residual, takes the k entries of largest
 // magnitude of each tensor out of the residual (and clears the velocity there), and codes
 // them into `words`, BufferWords() of them. What the coding loses stays in the residual.
@@ -40,8 +48,10 @@ struct Settings {
 // If any gradient would make its residual infinite or NaN, all gradients of the step are
 // left out, and the buffer's flag says so: exactly where it would have, to rounding
 // elsewhere (what was added is subtracted again).
+//
+// There is one hint per tensor.
 void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Threads& threads,
-              uint32_t* words);
+              std::vector<Hint>& hints, uint32_t* words);
 
 }  // namespace tf_dgc
 

@@ -76,12 +76,23 @@ KthLargest<typename Magnitude<A>::Bits> FindKth(const Question<A>& question,
   return {prefix, k};
 }
 
+// The magnitude that half as many again as k entries reached, or a guess at it.
+template <class A>
+typename Magnitude<A>::Bits NextThreshold(const Histogram& histogram, int64_t k,
+                                          int64_t entries,
+                                          typename Magnitude<A>::Bits threshold, int shift) {
+  int64_t rank = k + k / 2 + 1;
+  using Bits = typename Magnitude<A>::Bits;
+  if (entries >= rank) return threshold + (static_cast<Bits>(FindBucket(histogram, rank)) << shift);
+  return MagnitudeOf(static_cast<A>(0.95) * BitCast<A>(threshold));
+}
+
 // The cut among candidates, all of which are of at least `threshold`. Few are of more than
 // sixteen times that (four exponents), so buckets above it tell most of them apart.
 template <class A>
 Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& parts,
                      typename Magnitude<A>::Bits threshold, int64_t entries,
-                     Threads& threads) {
+                     Threads& threads, typename Magnitude<A>::Bits* next) {
   const int shift = std::numeric_limits<A>::digits - 1 + 2 - kDigit;
   const auto bucket_of = [&](const Candidate<A>& candidate) {
     return std::min<int64_t>((candidate.magnitude - threshold) >> shift, kBuckets - 1);
@@ -90,8 +101,10 @@ Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& p
     const Found<A>& found = parts[part];
     for (int64_t i = 0; i < found.count; ++i) ++histogram[bucket_of(found.candidates[i])];
   };
+  const Histogram histogram = CountBuckets(threads, parts.size(), entries, count);
   int64_t k = question.k;
-  const int64_t bucket = FindBucket(CountBuckets(threads, parts.size(), entries, count), k);
+  const int64_t bucket = FindBucket(histogram, k);
+  *next = NextThreshold<A>(histogram, question.k, entries, threshold, shift);
   std::vector<Candidate<A>> inside;  // the bucket, ascending by position
   for (const Found<A>& found : parts) {
     for (int64_t i = 0; i < found.count; ++i) {
@@ -167,17 +180,19 @@ typename Magnitude<A>::Bits PredictThreshold(
 int64_t CandidateLimit(int64_t size, int64_t k) { return std::min(size, 8 * k + (1 << 14)); }
 
 template <class A>
-void Choose(const Question<A>& question, typename Magnitude<A>::Bits threshold, bool complete,
-            std::vector<Found<A>>& parts, Threads& threads) {
+typename Magnitude<A>::Bits Choose(const Question<A>& question,
+                                   typename Magnitude<A>::Bits threshold, bool complete,
+                                   std::vector<Found<A>>& parts, Threads& threads) {
   using Bits = typename Magnitude<A>::Bits;
   int64_t candidates = 0;
   for (const Found<A>& found : parts) candidates += found.count;
   if (complete && candidates >= question.k) {
-    const auto cut = CutCandidates(question, parts, threshold, candidates, threads);
+    Bits next;
+    const auto cut = CutCandidates(question, parts, threshold, candidates, threads, &next);
     ForEachRange(threads, parts.size(), candidates, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) Keep(cut, parts[part]);
     });
-    return;
+    return next;
   }
   const bool lacks_zeros = complete && threshold == 1;
   const auto kth = lacks_zeros ? KthLargest<Bits>{0, question.k - candidates}
@@ -186,13 +201,15 @@ void Choose(const Question<A>& question, typename Magnitude<A>::Bits threshold, 
   ForEachRange(threads, parts.size(), question.size, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) Collect(cut, question, part, parts[part]);
   });
+  return 0;
 }
 
 #define TF_DGC_INSTANTIATE(A)                                                                \
   template typename Magnitude<A>::Bits PredictThreshold<A>(                                  \
       int64_t, int64_t, std::vector<typename Magnitude<A>::Bits>&);                          \
-  template void Choose(const Question<A>&, typename Magnitude<A>::Bits, bool,                \
-                       std::vector<Found<A>>&, Threads&);
+  template typename Magnitude<A>::Bits Choose(const Question<A>&,                            \
+                                              typename Magnitude<A>::Bits, bool,             \
+                                              std::vector<Found<A>>&, Threads&);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)
 

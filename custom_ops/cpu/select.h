@@ -53,8 +53,9 @@ int64_t CandidateLimit(int64_t size, int64_t k);
 // Leaves in `parts`, for each part of the tensor, the entries that are sent, ascending.
 // On entry it holds the candidates: all entries of at least `threshold`, unless there are
 // fewer than k, or `complete` is false. In those cases the residual itself is read.
+// Returns a threshold for the next step if the residual changes little, 0 if unknown.
 template <class A>
-void Choose(const Question<A>& question, typename Magnitude<A>::Bits threshold, bool complete,
+typename Magnitude<A>::Bits Choose(const Question<A>& question, typename Magnitude<A>::Bits threshold, bool complete,
             std::vector<Found<A>>& parts, Threads& threads);
 
 }  // namespace tf_dgc

@@ -114,17 +114,22 @@ void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* wo
   const int l = streams.low_bits;
   const uint32_t mask = (uint32_t{1} << l) - 1;
   uint32_t* high = words + streams.high;
-  std::fill(words, words + streams.values, 0);
+  std::fill(high, words + streams.values, 0);
+  uint64_t low = 0;  // bits that are not yet written
+  int count = 0;
   for (int64_t i = 0; i < layout.k; ++i) {
     const uint32_t position = positions[i];
     const int64_t bit = (position >> l) + i;
     high[bit / 32] |= uint32_t{1} << (bit % 32);
-    if (l == 0) continue;
-    const int64_t at = i * l;
-    const uint64_t low = uint64_t{position & mask} << (at % 32);
-    words[at / 32] |= static_cast<uint32_t>(low);
-    if (at % 32 + l > 32) words[at / 32 + 1] |= static_cast<uint32_t>(low >> 32);
+    low |= uint64_t{position & mask} << count;
+    count += l;
+    if (count >= 32) {
+      *words++ = static_cast<uint32_t>(low);
+      low >>= 32;
+      count -= 32;
+    }
   }
+  if (count > 0) *words = static_cast<uint32_t>(low);
 }
 
 template <class A>

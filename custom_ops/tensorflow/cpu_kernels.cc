@@ -145,14 +145,28 @@ class CompressKernel : public WireKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, {BufferWords(layout)}, &words));
     const Rule rule = !has_velocity ? Rule::kNone : nesterov_ ? Rule::kNesterov : Rule::kMomentum;
     TensorFlowThreads threads(context);
+    std::vector<Hint> hints = TakeHints(num);
     Compress(tensors,
              {rule, momentum.flat<double>()(0), factor_masking_, fingerprint_, CurrentLevel()},
-             threads, reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()));
+             threads, hints, reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()));
+    const tensorflow::mutex_lock lock(mutex_);
+    hints_ = std::move(hints);
   }
 
  private:
+  // Steps of a parallel loop may run at once; one of them gets the hints.
+  std::vector<Hint> TakeHints(int64_t num) {
+    const tensorflow::mutex_lock lock(mutex_);
+    std::vector<Hint> taken = std::move(hints_);
+    hints_.clear();
+    taken.resize(num);
+    return taken;
+  }
+
   bool nesterov_;
   bool factor_masking_;
+  tensorflow::mutex mutex_;
+  std::vector<Hint> hints_;
 };
 
 class SumKernel : public WireKernel {
