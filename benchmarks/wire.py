@@ -4,8 +4,8 @@
 
 Encoding is of one payload, on one thread. Decoding is of eight, checks included, with
 the operation's code on all processors. The fused operation encodes within its own time,
-which is `compress`, of the same run. `sum` and `update` are decoding followed by a dense
-sum, or by a sparse update of the variables.
+which is `compress`, of the same run. `sum` and `update` are decoding followed by a
+dense sum, or by a sparse update of the variables.
 """
 
 import ctypes

@@ -11,6 +11,8 @@ import time
 import psutil
 import pytest
 
+from tf_dgc import ops
+
 STEP = pathlib.Path(__file__).parents[1] / "benchmarks" / "step.py"
 KEYS = {
     "model",
@@ -120,3 +122,40 @@ def test_an_unknown_rate():
     )
     assert finished.returncode
     assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
+
+
+@pytest.mark.skipif(ops.native().library is None, reason=ops.native().reason)
+@pytest.mark.parametrize(
+    ("script", "flags", "keys", "num_rows"),
+    [
+        (
+            "compress.py",
+            ["--sizes=1e4", "--sparsities=0.99", "--threads=1", "--repeats=3"],
+            "path n sparsity threads dtype median_ms p90_ms ratio_to_floor",
+            4,
+        ),
+        (
+            "wire.py",
+            ["--n=1e5", "--sparsity=0.999", "--rounds=3"],
+            "value_dtype n sparsity bytes_per_entry encode_ms decode_ms",
+            4,
+        ),
+    ],
+)
+def test_compress_and_wire(tmp_path, script, flags, keys, num_rows):
+    path = tmp_path / "rows.json"
+    finished = subprocess.run(
+        [sys.executable, str(STEP.with_name(script)), *flags, f"--json={path}"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(path.read_text())
+    assert len(rows) == num_rows
+    for row in rows:
+        assert set(row) >= set(keys.split()) | {"tensorflow", "commit"}
+    if script == "wire.py":
+        size = {row["value_dtype"]: row["bytes_per_entry"] for row in rows}
+        assert size["sign"] < size["bfloat16"] < size["float32"] < 6

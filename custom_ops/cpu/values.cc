@@ -9,10 +9,22 @@
 namespace tf_dgc {
 namespace {
 
-uint16_t Half(const uint32_t* words, int64_t i) { return words[i / 2] >> (16 * (i % 2)); }
+// The i-th 16 bits of a stream, which lie in memory like the words: little-endian.
+uint16_t Half(const uint32_t* words, int64_t i) {
+  uint16_t half;
+  std::memcpy(&half, reinterpret_cast<const char*>(words) + 2 * i, sizeof(half));
+  return half;
+}
 
-void SetHalf(uint32_t* words, int64_t i, uint16_t half) {
-  words[i / 2] = i % 2 == 0 ? half : words[i / 2] | uint32_t{half} << 16;
+// Codes values to 16 bits each; what is coded is read back into `values`.
+template <class A, class Code>
+void WriteHalves(int64_t k, Code code, A* values, uint32_t* words) {
+  if (k % 2) words[k / 2] = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    const auto half = code(Narrow(values[i]));
+    std::memcpy(reinterpret_cast<char*>(words) + 2 * i, &half.bits, sizeof(half.bits));
+    values[i] = ToFloat(half);
+  }
 }
 
 // The mean magnitude as float32. In double, sums of float32 numbers are exact unless these
@@ -41,8 +53,12 @@ std::string ReadSigns(int64_t k, const uint32_t* words, A* values) {
   const float magnitude = BitCast<float>(words[0]);
   if (!IsFinite(magnitude) || words[0] >> 31) return "a magnitude is negative or not finite";
   if (Padding(words + 1, k)) return "unused bits of the signs are set";
-  for (int64_t i = 0; i < k; ++i) {
-    values[i] = words[1 + i / 32] >> (i % 32) & 1 ? -magnitude : magnitude;
+  for (int64_t begin = 0; begin < k; begin += 32) {
+    const uint32_t signs = words[1 + begin / 32];
+    const int64_t n = std::min<int64_t>(32, k - begin);
+    for (int64_t i = 0; i < n; ++i) {
+      values[begin + i] = BitCast<float>(words[0] | (signs >> i & 1) << 31);
+    }
   }
   return "";
 }
@@ -96,19 +112,9 @@ void EncodeValues(const Layout& layout, A* values, uint32_t* words) {
     case ValueType::kSign:
       return WriteSigns(k, values, words);
     case ValueType::kBFloat16:
-      for (int64_t i = 0; i < k; ++i) {
-        const BFloat16 coded = ToBFloat16(Narrow(values[i]));
-        SetHalf(words, i, coded.bits);
-        values[i] = ToFloat(coded);
-      }
-      return;
+      return WriteHalves(k, [](float x) { return ToBFloat16(x); }, values, words);
     case ValueType::kFloat16:
-      for (int64_t i = 0; i < k; ++i) {
-        const Float16 coded = ToFloat16(Narrow(values[i]));
-        SetHalf(words, i, coded.bits);
-        values[i] = ToFloat(coded);
-      }
-      return;
+      return WriteHalves(k, [](float x) { return ToFloat16(x); }, values, words);
     case ValueType::kFloat32:
       for (int64_t i = 0; i < k; ++i) {
         const float coded = Narrow(values[i]);
