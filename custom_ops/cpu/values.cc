@@ -100,9 +100,9 @@ std::string DecodeValues(const Layout& layout, const uint32_t* words, A* values)
     default:  // in the accumulators' type
       if (k > 0) std::memcpy(values, words, k * sizeof(A));
   }
-  bool finite = true;
-  for (int64_t i = 0; i < k; ++i) finite &= IsFinite(values[i]);
-  return finite ? "" : "a value is not finite";
+  typename Magnitude<A>::Bits largest = 0;
+  for (int64_t i = 0; i < k; ++i) largest = std::max(largest, MagnitudeOf(values[i]));
+  return largest < Magnitude<A>::kInfinity ? "" : "a value is not finite";
 }
 
 template <class A>

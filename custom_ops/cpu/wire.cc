@@ -13,10 +13,29 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as byte
 constexpr uint32_t kMagic = 0x44474301;  // "DGC", version 1
 constexpr uint32_t kNonFinite = 1;
 
+// The sum of (2 i + 1) * words[i] but for i = 4. Word i is number i % kLanes of row i / kLanes.
+// Without multiplying in the loop: a running sum that is added up in every row counts row j
+// of r rows r - j times.
 uint32_t Checksum(const uint32_t* words, int64_t num_words) {
-  uint32_t sum = 0;
-  for (int64_t i = 0; i < num_words; ++i) sum += (2 * static_cast<uint32_t>(i) + 1) * words[i];
-  return sum - (2 * 4 + 1) * words[4];
+  constexpr int kLanes = 16;
+  const int64_t rows = num_words / kLanes;
+  uint32_t sums[kLanes] = {};
+  uint32_t counted[kLanes] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += words[row * kLanes + lane];
+      counted[lane] += sums[lane];
+    }
+  }
+  uint32_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint32_t times_row = static_cast<uint32_t>(rows) * sums[lane] - counted[lane];
+    total += (2 * lane + 1) * sums[lane] + 2 * kLanes * times_row;
+  }
+  for (int64_t i = rows * kLanes; i < num_words; ++i) {
+    total += (2 * static_cast<uint32_t>(i) + 1) * words[i];
+  }
+  return total - (2 * 4 + 1) * words[4];
 }
 
 std::string ReadPositions(const Layout& layout, const Streams& streams, const uint32_t* words,
