@@ -1,6 +1,7 @@
 """Compile `kernels.cc` beside the package's own C++ code, and call it."""
 
 import ctypes
+import hashlib
 import os
 import pathlib
 import subprocess
@@ -19,14 +20,19 @@ _FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fopenmp", f"-I{_C
 
 
 def load():
-    """Return the library; it is compiled at every start, in a few seconds."""
+    """Return the library; it is compiled once, in some seconds, and kept in a cache."""
     # Threads that wait in a loop would take processors from what is measured next.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with tempfile.TemporaryDirectory() as directory:
-        kernels, library = f"{directory}/kernels.o", f"{directory}/kernels.so"
-        _compile("-march=native", "-c", _SOURCES[0], "-o", kernels)
-        _compile("-shared", kernels, *_SOURCES[1:], "-o", library)
-        loaded = ctypes.CDLL(library)
+    content = b"".join(p.read_bytes() for p in [*_SOURCES, *sorted(_CPU.glob("*.h"))])
+    name = f"tf_dgc_kernels_{os.getuid()}_{hashlib.sha256(content).hexdigest()[:16]}.so"
+    cached = pathlib.Path(tempfile.gettempdir()) / name
+    if not cached.exists():
+        with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
+            kernels, library = f"{directory}/kernels.o", f"{directory}/kernels.so"
+            _compile("-march=native", "-c", _SOURCES[0], "-o", kernels)
+            _compile("-shared", kernels, *_SOURCES[1:], "-o", library)
+            os.replace(library, cached)
+    loaded = ctypes.CDLL(str(cached))
     loaded.encode.restype = ctypes.c_int64
     return loaded
 
