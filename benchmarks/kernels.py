@@ -24,9 +24,11 @@ def load():
     # Threads that wait in a loop would take processors from what is measured next.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     content = b"".join(p.read_bytes() for p in [*_SOURCES, *sorted(_CPU.glob("*.h"))])
-    name = f"tf_dgc_kernels_{os.getuid()}_{hashlib.sha256(content).hexdigest()[:16]}.so"
-    cached = pathlib.Path(tempfile.gettempdir()) / name
+    name = f"kernels_{hashlib.sha256(content).hexdigest()[:16]}.so"
+    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    cached = pathlib.Path(caches) / "tf_dgc" / name
     if not cached.exists():
+        cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
             kernels, library = f"{directory}/kernels.o", f"{directory}/kernels.so"
             _compile("-march=native", "-c", _SOURCES[0], "-o", kernels)
