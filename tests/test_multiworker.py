@@ -24,8 +24,11 @@ class Finished:
         self.findings, self.seconds = findings, seconds
 
 
-def run(scenario, num_workers, directory, timeout=150, **environment):
-    """Run a scenario; until `timeout`, every worker has to end by itself."""
+def run(scenario, num_workers, directory, timeout=150, last=None, **environment):
+    """Run a scenario; until `timeout`, every worker has to end by itself.
+
+    `last` holds environment variables of the last worker alone.
+    """
     environment = {"CUDA_VISIBLE_DEVICES": "-1", **environment}
     command = [sys.executable, str(SCRIPT), scenario, str(directory)]
     logs = [
@@ -33,13 +36,16 @@ def run(scenario, num_workers, directory, timeout=150, **environment):
         for rank in range(num_workers)
     ]
     start = time.monotonic()
+    environments = [
+        {**env, **environment} for env in launcher._environments(num_workers)
+    ]
+    environments[-1].update(last or {})
     workers = [
         subprocess.Popen(
-            command, env={**env, **environment}, stdout=log, stderr=log,
-            start_new_session=True,
+            command, env=env, stdout=log, stderr=log, start_new_session=True
         )
-        for env, log in zip(launcher._environments(num_workers), logs, strict=True)
-    ]  # fmt: skip
+        for env, log in zip(environments, logs, strict=True)
+    ]
     try:
         codes = [w.wait(max(1, timeout - (time.monotonic() - start))) for w in workers]
     finally:
@@ -74,8 +80,10 @@ def test_fit_evaluate_predict_save_load(tmp_path, num_workers):
     assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
 
 
-def test_steps_per_execution_with_a_schedule(tmp_path):
-    finished = run("steps_per_execution", 2, tmp_path)
+@pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
+def test_steps_per_execution_with_a_schedule(tmp_path, last):
+    """Also where only one of the workers has the native operations."""
+    finished = run("steps_per_execution", 2, tmp_path, last=last)
     assert finished.codes == [0, 0]
     hashes = {value for found in finished.findings for value in found.values()}
     assert len(hashes) == 1
