@@ -6,6 +6,7 @@ import pytest
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
+from tf_dgc import native
 
 SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity([4], [0.0, 0.97])
 
@@ -57,3 +58,24 @@ def test_all_workers_nonfinite(strategies):
     for mine, before in zip(trainer.weights(), weights, strict=True):
         np.testing.assert_array_equal(mine, before)
     assert trainer.optimizer.stats.nonfinite == 2
+
+
+@pytest.mark.parametrize("clipping", ["clipnorm", "global_clipnorm"])
+@pytest.mark.parametrize("path", ["native", "tensorflow"])
+def test_overflow_of_the_norm(strategies, monkeypatch, path, clipping):
+    """The gradient is finite, but what it would be multiplied by is not a number."""
+    if path == "tensorflow":
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+    weights = initial_weights("float32")
+    sgd = {"momentum": 0.9, clipping: 1.0}
+    trainer = Trainer(
+        strategies[1],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1, **sgd), 0.97),
+        weights,
+    )
+    trainer.step([[np.full(w.shape, 1e30, "float32") for w in weights]])
+    for mine, before in zip(trainer.weights(), weights, strict=True):
+        np.testing.assert_array_equal(mine, before)
+    for state in (*trainer.optimizer.residual, *trainer.optimizer.velocity):
+        assert not np.any(state.numpy())
+    assert trainer.optimizer.stats.nonfinite == 1
