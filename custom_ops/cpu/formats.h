@@ -6,6 +6,13 @@
 #include <cstring>
 #include <limits>
 
+// The conversions are also those of the CUDA kernels.
+#ifdef __CUDACC__
+#define TF_DGC_EVERYWHERE __host__ __device__
+#else
+#define TF_DGC_EVERYWHERE
+#endif
+
 namespace tf_dgc {
 
 struct BFloat16 {
@@ -17,7 +24,7 @@ struct Float16 {
 };
 
 template <class To, class From>
-inline To BitCast(From from) {
+TF_DGC_EVERYWHERE inline To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From), "sizes differ");
   To to;
   std::memcpy(&to, &from, sizeof(to));
@@ -44,22 +51,22 @@ struct Magnitude<double> {
 };
 
 template <class A>
-inline typename Magnitude<A>::Bits MagnitudeOf(A value) {
+TF_DGC_EVERYWHERE inline typename Magnitude<A>::Bits MagnitudeOf(A value) {
   return BitCast<typename Magnitude<A>::Bits>(value) & Magnitude<A>::kMask;
 }
 
 template <class A>
-inline bool IsFinite(A value) {
+TF_DGC_EVERYWHERE inline bool IsFinite(A value) {
   return MagnitudeOf(value) < Magnitude<A>::kInfinity;
 }
 
-inline float ToFloat(float x) { return x; }
+TF_DGC_EVERYWHERE inline float ToFloat(float x) { return x; }
 inline double ToFloat(double x) { return x; }
-inline float ToFloat(BFloat16 x) { return BitCast<float>(uint32_t{x.bits} << 16); }
+TF_DGC_EVERYWHERE inline float ToFloat(BFloat16 x) { return BitCast<float>(uint32_t{x.bits} << 16); }
 
 // Without branches and without denormal floats, so that it vectorizes and is exact where
 // denormals are flushed.
-inline float ToFloat(Float16 x) {
+TF_DGC_EVERYWHERE inline float ToFloat(Float16 x) {
   const uint32_t sign = uint32_t{x.bits} >> 15 << 31;
   const uint32_t rest = x.bits & 0x7fffu;
   const uint32_t normal = (rest << 13) + (112u << 23) + (rest >= 0x7c00u ? 112u << 23 : 0u);
@@ -75,14 +82,14 @@ inline float Narrow(double x) {
 inline float Narrow(float x) { return x; }
 
 // Round a finite number to nearest, ties to even; saturate at the largest finite number.
-inline BFloat16 ToBFloat16(float x) {
+TF_DGC_EVERYWHERE inline BFloat16 ToBFloat16(float x) {
   const uint32_t bits = BitCast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   const bool overflow = (rounded & 0x7fffu) >= 0x7f80u;
   return {static_cast<uint16_t>(overflow ? (rounded & 0x8000u) | 0x7f7fu : rounded)};
 }
 
-inline Float16 ToFloat16(float x) {
+TF_DGC_EVERYWHERE inline Float16 ToFloat16(float x) {
   const uint32_t bits = BitCast<uint32_t>(x);
   const uint32_t sign = bits >> 16 & 0x8000u;
   const uint32_t rest = bits & 0x7fffffffu;

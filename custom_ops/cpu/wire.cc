@@ -10,9 +10,6 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as bytes");
 
-constexpr uint32_t kMagic = 0x44474301;  // "DGC", version 1
-constexpr uint32_t kNonFinite = 1;
-
 // The sum of (2 i + 1) * words[i] but for i = 4. Word i is number i % kLanes of row i / kLanes.
 // Without multiplying in the loop: a running sum that is added up in every row counts row j
 // of r rows r - j times.

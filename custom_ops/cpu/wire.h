@@ -20,6 +20,8 @@ struct Layout {
 };
 
 constexpr int64_t kHeaderWords = 5;
+constexpr uint32_t kMagic = 0x44474301;  // "DGC", version 1
+constexpr uint32_t kNonFinite = 1;       // the flag
 
 // Where the streams of a compressed tensor start, in words from its first one.
 struct Streams {

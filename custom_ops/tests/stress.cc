@@ -2,64 +2,16 @@
 // threads. Run under the sanitizers: `make -C custom_ops check`.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
-#include <random>
 
 #include "compress.h"
 #include "pool.h"
+#include "random.h"
 #include "update.h"
 
 namespace tf_dgc {
 namespace {
-
-using Random = std::mt19937_64;
-
-int64_t Below(Random& random, int64_t bound) { return random() % bound; }
-
-#define REQUIRE(condition)                                                \
-  if (!(condition)) {                                                     \
-    std::printf("line %d: %s does not hold\n", __LINE__, #condition);     \
-    std::exit(1);                                                         \
-  }
-
-template <class G>
-G Convert(double x);
-template <>
-float Convert(double x) {
-  return static_cast<float>(x);
-}
-template <>
-double Convert(double x) {
-  return x;
-}
-template <>
-BFloat16 Convert(double x) {
-  return {static_cast<uint16_t>(BitCast<uint32_t>(static_cast<float>(x)) >> 16)};
-}
-template <>
-Float16 Convert(double x) {
-  if (std::isnan(x)) return {0x7e00};
-  if (std::isinf(x)) return {static_cast<uint16_t>(x > 0 ? 0x7c00 : 0xfc00)};
-  return ToFloat16(static_cast<float>(x));
-}
-
-// A kind of content: normal numbers, mostly zeros, few distinct numbers, all equal.
-double Draw(Random& random, int kind) {
-  std::normal_distribution<double> normal;
-  switch (kind) {
-    case 0:
-      return normal(random);
-    case 1:
-      return Below(random, 50) == 0 ? normal(random) : 0;
-    case 2:
-      return Below(random, 5) - 2.0;
-    default:
-      return -1.5;
-  }
-}
 
 // A tensor of G gradients with A accumulators, before and after a step.
 template <class G, class A>

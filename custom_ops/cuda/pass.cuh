@@ -1,0 +1,202 @@
+// The pass over memory: correction, accumulation and the collection of candidates.
+#ifndef TF_DGC_CUDA_PASS_CUH_
+#define TF_DGC_CUDA_PASS_CUH_
+
+#include "tables.cuh"
+
+namespace tf_dgc {
+namespace gpu {
+
+constexpr int kRows = kTile / (4 * kThreads);  // a thread has four neighbours of each row
+constexpr int kRow = 4 * kThreads;
+
+// Four entries; beyond the end zeros.
+TF_DGC_DEVICE void Load(const float* from, int64_t at, int64_t size, bool aligned, float* to) {
+  if (aligned && at + 4 <= size) {
+    const Four32 four = *reinterpret_cast<const Four32*>(from + at);
+    for (int e = 0; e < 4; ++e) to[e] = four.x[e];
+  } else {
+    for (int e = 0; e < 4; ++e) to[e] = at + e < size ? from[at + e] : 0.0f;
+  }
+}
+
+template <class Half>
+TF_DGC_DEVICE void Load(const Half* from, int64_t at, int64_t size, bool aligned, float* to) {
+  if (aligned && at + 4 <= size) {
+    const Four16 four = *reinterpret_cast<const Four16*>(from + at);
+    for (int e = 0; e < 4; ++e) to[e] = ToFloat(Half{four.x[e]});
+  } else {
+    for (int e = 0; e < 4; ++e) to[e] = at + e < size ? ToFloat(from[at + e]) : 0.0f;
+  }
+}
+
+TF_DGC_DEVICE void Store(float* to, int64_t at, int64_t size, bool aligned, const float* from) {
+  if (aligned && at + 4 <= size) {
+    Four32 four;
+    for (int e = 0; e < 4; ++e) four.x[e] = from[e];
+    *reinterpret_cast<Four32*>(to + at) = four;
+  } else {
+    for (int e = 0; e < 4; ++e) {
+      if (at + e < size) to[at + e] = from[e];
+    }
+  }
+}
+
+// Adds a gradient (Lin et al., ICLR 2018, equation 4; see Rule).
+template <Rule kRule>
+TF_DGC_DEVICE void Accumulate(float gradient, float m, float* u, float* v) {
+  float added = gradient;
+  if (kRule == Rule::kMomentum) {
+    added = *u = m * *u + gradient;
+  } else if (kRule == Rule::kNesterov) {
+    *u = m * (*u + gradient);
+    added = *u + gradient;
+  }
+  *v += added;
+}
+
+// The same with a gradient of 0, and no overflow: what a left out entry gets.
+template <Rule kRule>
+TF_DGC_DEVICE void LeaveOut(float m, float* u, float* v) {
+  constexpr float kLargest = 3.40282346638528859812e+38f;
+  float added = 0;
+  if (kRule != Rule::kNone) added = *u = m * *u;
+  const float sum = *v + added;
+  *v = sum > kLargest ? kLargest : sum < -kLargest ? -kLargest : sum;
+}
+
+struct PassMemory {
+  uint32_t start;
+};
+
+// Appends the tile's candidates to the list, by position. A thread's are the set bits.
+TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int64_t tile,
+                          uint32_t bits, const float (*v)[4]) {
+  static_assert(kRows == 4, "a row has 16 bits of the sum");
+  Choice& choice = t.choices[tensor];
+  uint64_t counts = 0;
+  for (int row = 0; row < kRows; ++row) {
+    counts |= static_cast<uint64_t>(PopCount(bits >> (4 * row) & 0xf)) << (16 * row);
+  }
+  uint64_t totals;
+  const uint64_t before = BlockExclusiveSum<kThreads>(counts, &totals);
+  uint32_t total = 0;
+  for (int row = 0; row < kRows; ++row) total += totals >> (16 * row) & 0xffff;
+  auto& memory = Shared<PassMemory>();
+  if (ThreadIndex() == 0) {
+    memory.start = AtomicAdd(&choice.num_candidates, total);
+    t.tiles[tile].start = memory.start;
+    t.tiles[tile].count = total;
+  }
+  SyncBlock();
+  const uint32_t start = memory.start;
+  // What does not fit is not needed: the list counts as incomplete then.
+  if (start + total > static_cast<uint32_t>(source.limit)) return;
+  Candidate* list = t.candidates + source.candidates + start;
+  uint32_t* histogram = t.histograms + int64_t{tensor} * kBuckets;
+  const int64_t first = (tile - source.first_tile) * kTile + 4 * ThreadIndex();
+  uint32_t row_start = 0;
+  TF_DGC_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    uint32_t at = row_start + (before >> (16 * row) & 0xffff);
+    TF_DGC_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      if ((bits >> (4 * row + e) & 1) == 0) continue;
+      const int32_t magnitude = MagnitudeOf(v[row][e]);
+      list[at++] = {magnitude, static_cast<int32_t>(first + row * kRow + e)};
+      AtomicAdd(&histogram[BucketOf(magnitude, choice.threshold)], 1);
+    }
+    row_start += totals >> (16 * row) & 0xffff;
+  }
+}
+
+template <class G, Rule kRule>
+TF_DGC_DEVICE void PassTile(const Tables& t, const Source& source, int tensor, int64_t tile) {
+  const G* gradient = static_cast<const G*>(source.gradient);
+  const int64_t size = source.size;
+  const int64_t first = (tile - source.first_tile) * kTile + 4 * ThreadIndex();
+  const float scale = static_cast<float>(t.scales[tensor]);
+  const int32_t threshold = t.choices[tensor].threshold;
+  const auto alignment = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+  const bool whole = alignment(gradient) % (4 * sizeof(G)) == 0;
+  const bool whole_u = alignment(source.velocity) % sizeof(Four32) == 0;
+  const bool whole_v = alignment(source.residual) % sizeof(Four32) == 0;
+
+  float g[kRows][4], u[kRows][4], v[kRows][4];
+TF_DGC_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const int64_t at = first + row * kRow;
+    Load(gradient, at, size, whole, g[row]);
+    if (kRule != Rule::kNone) Load(source.velocity, at, size, whole_u, u[row]);
+    Load(source.residual, at, size, whole_v, v[row]);
+  }
+  uint32_t bits = 0;
+  uint32_t left_out = 0;
+TF_DGC_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const int64_t at = first + row * kRow;
+TF_DGC_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      float new_u = kRule == Rule::kNone ? 0.0f : u[row][e];
+      float new_v = v[row][e];
+      Accumulate<kRule>(scale * g[row][e], t.momentum, &new_u, &new_v);
+      if (MagnitudeOf(new_v) >= kInfinity) {
+        new_u = kRule == Rule::kNone ? 0.0f : u[row][e];
+        new_v = v[row][e];
+        LeaveOut<kRule>(t.momentum, &new_u, &new_v);
+        if (at + e < size) left_out |= 1u << (4 * row + e);
+      }
+      const bool reaches = threshold < kInfinity && MagnitudeOf(new_v) >= threshold;
+      if (reaches && at + e < size) bits |= 1u << (4 * row + e);
+      if (kRule != Rule::kNone) u[row][e] = new_u;
+      v[row][e] = new_v;
+    }
+    if (kRule != Rule::kNone) Store(source.velocity, at, size, whole_u, u[row]);
+    Store(source.residual, at, size, whole_v, v[row]);
+  }
+
+  if (!BlockAny(bits | left_out)) {
+    if (ThreadIndex() == 0) t.tiles[tile] = {0, 0, 0, 0};
+    return;
+  }
+  const bool leaves_out = BlockAny(left_out);
+  if (leaves_out) t.left_out[tile * kThreads + ThreadIndex()] = left_out;
+  if (ThreadIndex() == 0) {
+    t.tiles[tile].left_out = leaves_out;
+    t.tiles[tile].sent = 0;
+    if (leaves_out) t.progress->nonfinite = 1;
+  }
+  Append(t, source, tensor, tile, bits, v);
+}
+
+// Zeros the tile's share of the tensor's words: positions are set bit by bit later.
+TF_DGC_DEVICE void ZeroWords(const Tables& t, const Source& source, int64_t tile) {
+  const int64_t tiles = (int64_t{source.size} + kTile - 1) / kTile;
+  const int64_t index = tile - source.first_tile;
+  const int64_t end = (index + 1) * source.end / tiles;
+  for (int64_t i = index * source.end / tiles + ThreadIndex(); i < end; i += kThreads) {
+    t.words[source.words + i] = 0;
+  }
+}
+
+// One block per tile.
+template <Rule kRule>
+TF_DGC_GLOBAL(kThreads) Pass(Tables t) {
+  const int64_t tile = BlockIndex();
+  const int tensor = TensorOf(t.first_tiles, t.num_tensors, tile);
+  const Source source = t.sources[tensor];
+  if (!source.exempt()) ZeroWords(t, source, tile);
+  switch (static_cast<GradientType>(source.gradient_type)) {
+    case GradientType::kBFloat16:
+      return PassTile<BFloat16, kRule>(t, source, tensor, tile);
+    case GradientType::kFloat16:
+      return PassTile<Float16, kRule>(t, source, tensor, tile);
+    default:
+      return PassTile<float, kRule>(t, source, tensor, tile);
+  }
+}
+
+}  // namespace gpu
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_CUDA_PASS_CUH_

@@ -1,0 +1,194 @@
+// What the kernels of a step share: tensors, tiles and where they are in the workspace.
+#ifndef TF_DGC_CUDA_TABLES_CUH_
+#define TF_DGC_CUDA_TABLES_CUH_
+
+#include "api.h"
+#include "compress.h"
+#include "device.cuh"
+#include "formats.h"
+
+namespace tf_dgc {
+namespace gpu {
+
+constexpr int kThreads = 256;   // of kernels that stream
+constexpr int kWide = 1024;     // of kernels that choose
+constexpr int kTile = 4096;     // entries, the unit of work; results never depend on the grid
+constexpr int kBuckets = 2048;  // of a histogram
+constexpr int kDigit = 11;      // bits of a bucket
+constexpr int kInside = 4096;   // entries of the cut's bucket that a block can rank
+constexpr int kDistrust = 16;   // steps after a hint was wrong
+constexpr int32_t kInfinity = Magnitude<float>::kInfinity;
+
+// Up to this size all entries may be candidates. Above it, tensors of which more than an
+// eighth is sent (warm-up) are chosen from by reading the residual: lists would cost more.
+constexpr int64_t kAlwaysListed = 1 << 14;
+
+inline int64_t CandidateLimit(int64_t size, int64_t k) {
+  if (size > kAlwaysListed && k > size / 8) return 0;
+  const int64_t limit = 4 * k + kAlwaysListed;
+  return limit < size ? limit : size;
+}
+
+// A tensor of the step as the kernels know it.
+struct Source {
+  const void* gradient;
+  float* velocity;
+  float* residual;
+  int64_t first_entry;  // entries that tensors before this one send
+  int64_t words;        // where its words start in the buffer
+  int64_t candidates;   // where its list starts
+  int32_t size;
+  int32_t k;
+  int32_t first_tile;
+  int32_t limit;     // entries of its list
+  int32_t high;      // words from its first one (Streams)
+  int32_t values;
+  int32_t end;
+  int8_t low_bits;
+  int8_t gradient_type;
+  int8_t value_type;
+
+  TF_DGC_DEVICE bool exempt() const {
+    return value_type == static_cast<int8_t>(ValueType::kExempt);
+  }
+  TF_DGC_DEVICE bool sign() const { return value_type == static_cast<int8_t>(ValueType::kSign); }
+};
+
+struct Candidate {
+  int32_t magnitude;
+  int32_t position;  // within the tensor
+};
+
+// Entries of a tile that may be sent: a part of the tensor's list, by position.
+struct Tile {
+  uint32_t start;
+  uint32_t count;
+  uint32_t left_out;  // whether gradients were left out because they are not finite
+  uint32_t sent;      // entries sent, then those sent before it in its block's tiles
+};
+
+// Which entries are sent: those above a magnitude, and of those that have just this one
+// the ones from `first` to `last`, around the end if first > last.
+struct Cut {
+  int32_t magnitude;
+  int32_t first;
+  int32_t last;
+
+  TF_DGC_DEVICE bool Takes(int32_t m, int32_t position) const {
+    if (m != magnitude) return m > magnitude;
+    return first <= last ? first <= position && position <= last
+                         : first <= position || position <= last;
+  }
+};
+
+enum class Mode : int32_t {
+  kListed,    // chosen among the candidates
+  kResidual,  // the residual is read
+};
+
+// How far the choice for a tensor has come.
+struct Choice {
+  uint32_t num_candidates;
+  uint32_t num_inside;  // candidates in the cut's bucket
+  int32_t threshold;    // candidates are of at least this magnitude
+  int32_t bucket;       // that holds the cut
+  int32_t rank;         // of the cut within the bucket, from 1
+  int32_t prefix;       // the digits of the cut's magnitude that are known
+  int32_t shift;        // bits that are not
+  int32_t had_hint;
+  Mode mode;
+  Cut cut;
+  float mean;  // magnitude of signs
+};
+
+struct Progress {
+  uint32_t nonfinite;  // not 0: gradients are left out
+  uint32_t num_residual;  // tensors of Mode::kResidual
+};
+
+// Everything of a step that lies on the device.
+struct Tables {
+  Source* sources;
+  int32_t* first_tiles;  // [num_tensors + 1]
+  Choice* choices;
+  Progress* progress;
+  uint32_t* histograms;  // [num_tensors, kBuckets]
+  Tile* tiles;
+  uint16_t* left_out;  // [tiles, kThreads]: bits of the entries of a thread of the pass
+  double* tile_sums;   // [tiles], of magnitudes that are sent as signs
+  Candidate* candidates;
+  Candidate* inside;      // [num_tensors, kInside]
+  uint32_t* block_sent;   // [blocks]
+  const double* scales;
+  const int32_t* offsets;
+  TfDgcHint* hints;
+  uint32_t* words;
+  int64_t num_words;
+  int32_t num_tensors;
+  int32_t num_tiles;
+  int32_t num_exempt;
+  int32_t num_sign;
+  Rule rule;
+  float momentum;
+  bool factor_masking;
+  uint32_t fingerprint;
+};
+
+// The tensor of a tile: the last one that starts at or before it.
+TF_DGC_DEVICE int TensorOf(const int32_t* first_tiles, int num_tensors, int64_t tile) {
+  int low = 0;
+  int high = num_tensors;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_tiles[middle] <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// The bucket with the entry of this rank, counted from the highest bucket's entries, and
+// its rank within the bucket. Call it with all kWide threads of a block.
+struct Found {
+  int32_t bucket;
+  int32_t rank;
+};
+
+struct BucketMemory {
+  Found found;
+};
+
+TF_DGC_DEVICE Found FindBucket(const uint32_t* histogram, uint32_t rank) {
+  static_assert(kBuckets == 2 * kWide, "a thread has two buckets");
+  auto& memory = Shared<BucketMemory>();
+  const int top = kBuckets - 1 - 2 * ThreadIndex();
+  const uint32_t counts[2] = {histogram[top], histogram[top - 1]};
+  uint32_t total;
+  uint32_t above = BlockExclusiveSum<kWide>(counts[0] + counts[1], &total);
+  for (int i = 0; i < 2; ++i) {
+    if (above < rank && rank <= above + counts[i]) {
+      memory.found = {top - i, static_cast<int32_t>(rank - above)};
+    }
+    above += counts[i];
+  }
+  SyncBlock();
+  const Found found = memory.found;
+  SyncBlock();
+  return found;
+}
+
+// Where a magnitude counts: from the threshold up, sixteen times it (four exponents) in
+// equal steps of the bits; what is above is in the last bucket.
+constexpr int kBucketShift = 23 + 2 - kDigit;
+
+TF_DGC_DEVICE int BucketOf(int32_t magnitude, int32_t threshold) {
+  const int32_t bucket = (magnitude - threshold) >> kBucketShift;
+  return bucket < kBuckets ? bucket : kBuckets - 1;
+}
+
+}  // namespace gpu
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_CUDA_TABLES_CUH_
