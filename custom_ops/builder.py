@@ -5,7 +5,7 @@ with a checksum of the library; `tf_dgc/ops.py` reads it before it loads anythin
 
 The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is
 a compiler, and the package works without it; 1, building it must succeed; 0, it is
-not built.
+not built. What is said of CUDA in `cuda_toolkit.py` comes on top.
 """
 
 import concurrent.futures
@@ -21,6 +21,7 @@ import sys
 import sysconfig
 from importlib import metadata
 
+import cuda_toolkit
 from packaging.requirements import Requirement
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
@@ -81,18 +82,18 @@ def find_tensorflow():
     return None
 
 
-def sources():
-    """Return the C++ files of the library, TensorFlow's first as they take longest."""
-    return sorted((SOURCE / "tensorflow").glob("*.cc")) + sorted(
-        (SOURCE / "cpu").glob("*.cc")
-    )
+def sources(cuda):
+    """Return the files of the library, those that take longest first."""
+    gpu = ["cuda/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
+    patterns = [*gpu, "tensorflow/[!g]*.cc", "cpu/*.cc"]
+    return [path for pattern in patterns for path in sorted(SOURCE.glob(pattern))]
 
 
 def source_hash():
     """Return a hash of everything that is compiled."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.glob("*/*")):
-        if path.parent.name in ("cpu", "tensorflow") and path.is_file():
+        if path.parent.name in ("cpu", "cuda", "tensorflow") and path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -139,25 +140,45 @@ def build(library, work):
     found = find_tensorflow()
     if found is None:
         raise CompileError(f"there is no {_tensorflow_requirement()} to build against")
-    tensorflow, version = found
     work.mkdir(parents=True, exist_ok=True)
     library.parent.mkdir(parents=True, exist_ok=True)
-    includes = [f"-I{SOURCE / 'cpu'}", "-isystem", str(tensorflow / "include")]
+    try:
+        toolkit = cuda_toolkit.find()
+    except (FileNotFoundError, ValueError) as error:
+        raise CompileError(str(error)) from error
+    try:
+        _compile_and_link(command, found, toolkit, library, work)
+    except CompileError as error:
+        if toolkit is None or cuda_toolkit.wish() == "1":
+            raise
+        print(f"tf_dgc is built without its CUDA kernels: {error}", file=sys.stderr)
+        toolkit = None
+        _compile_and_link(command, found, toolkit, library, work)
+    stamp = _stamp(library, found[1], command, toolkit)
+    library.with_name(STAMP).write_text(json.dumps(stamp, indent=2), encoding="utf-8")
+
+
+def _compile_and_link(command, found, toolkit, library, work):
+    directory, _ = found
+    includes = [f"-I{SOURCE / 'cpu'}", f"-I{SOURCE / 'cuda'}"]
+    includes += ["-isystem", str(directory / "include")]
+    includes += toolkit.includes() if toolkit else []
     abi = ["-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64"]
+    quiet = ["-Wno-deprecated-declarations"]  # TensorFlow's own mutex
 
     def compile_one(source):
         target = work / f"{source.parent.name}_{source.stem}.o"
-        quiet = ["-Wno-deprecated-declarations"]  # TensorFlow's own mutex
-        _run([*command, *FLAGS, *quiet, *abi, *includes, "-c", source, "-o", target])
+        if source.suffix == ".cu":
+            _run(toolkit.compile_command(command[0], source, target))
+        else:
+            _run([*command, *FLAGS, *quiet, *abi, *includes, "-c", source, "-o", target])
         return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, sources()))
-    framework = [f"-L{tensorflow}", "-l:libtensorflow_framework.so.2"]
-    _run([*command, "-shared", *objects, "-o", library, *framework])
-    library.with_name(STAMP).write_text(
-        json.dumps(_stamp(library, version, command), indent=2), encoding="utf-8"
-    )
+        objects = list(pool.map(compile_one, sources(toolkit)))
+    cuda = toolkit.libraries() if toolkit else []
+    framework = [f"-L{directory}", "-l:libtensorflow_framework.so.2"]
+    _run([*command, "-shared", *objects, "-o", library, *cuda, *framework])
 
 
 def _tensorflow_requirement():
@@ -166,13 +187,14 @@ def _tensorflow_requirement():
     return Requirement(re.search(r'^  "(tensorflow[<>=].*)",$', project, re.M).group(1))
 
 
-def _stamp(library, version, command):
+def _stamp(library, version, command, toolkit):
     compiler_version = subprocess.run(
         [*command, "--version"], capture_output=True, text=True, check=True
     ).stdout.splitlines()[0]
     return {
         "tensorflow": version,
         "compiler": compiler_version,
+        "cuda": toolkit.describe() if toolkit else "",
         "sources": source_hash(),
         "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
     }

@@ -66,3 +66,83 @@ def test_a_failed_build_says_why(builder, monkeypatch, tmp_path, compiler, what)
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(builder.CompileError, match=what):
         builder.build(tmp_path / "lib.so", tmp_path / "work")
+
+
+@pytest.fixture
+def toolkit(builder, monkeypatch):
+    for name in ("TF_DGC_CUDA", "TF_DGC_CUDA_ARCHITECTURES"):
+        monkeypatch.delenv(name, raising=False)
+    import cuda_toolkit
+
+    yield cuda_toolkit
+    del sys.modules["cuda_toolkit"]
+
+
+@pytest.fixture
+def nvcc(toolkit, monkeypatch, tmp_path):
+    """A toolkit whose compiler only says which version it is."""
+    path = tmp_path / "bin" / "nvcc"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.1'\n")
+    path.chmod(0o755)
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libcudart_static.a").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    return path
+
+
+def test_cuda_kernels_are_compiled_where_there_is_nvcc(toolkit, nvcc, monkeypatch):
+    found = toolkit.find()
+    assert found.describe() == "12.9 (sm_80, sm_90, PTX 90)"
+    source = SOURCES / "cuda" / "kernels.cu"
+    command = [str(c) for c in found.compile_command("g++", source, "x.o")]
+    assert command[0] == str(nvcc)
+    assert "-gencode=arch=compute_80,code=sm_80" in command
+    assert "-gencode=arch=compute_90,code=compute_90" in command
+    assert found.libraries()[:2] == [f"-L{nvcc.parents[1]}/lib64", "-lcudart_static"]
+
+
+def test_cuda_architectures_can_be_chosen(toolkit, nvcc, monkeypatch):
+    monkeypatch.setenv("TF_DGC_CUDA_ARCHITECTURES", "86;120a")
+    assert toolkit.find().architectures == ["86", "120a"]
+    monkeypatch.setenv("TF_DGC_CUDA_ARCHITECTURES", "sm_90")
+    with pytest.raises(ValueError, match="TF_DGC_CUDA_ARCHITECTURES=sm_90"):
+        toolkit.find()
+
+
+def test_cuda_can_be_forbidden_and_demanded(toolkit, nvcc, monkeypatch):
+    monkeypatch.setenv("TF_DGC_CUDA", "0")
+    assert toolkit.find() is None
+    monkeypatch.setenv("TF_DGC_CUDA", "perhaps")
+    with pytest.raises(ValueError, match="TF_DGC_CUDA=perhaps"):
+        toolkit.find()
+    monkeypatch.setenv("TF_DGC_CUDA", "1")
+    monkeypatch.setattr(toolkit.shutil, "which", lambda _: None)
+    with pytest.raises(FileNotFoundError, match="no nvcc"):
+        toolkit.find()
+    monkeypatch.setenv("TF_DGC_CUDA", "")
+    assert toolkit.find() is None
+
+
+@pytest.mark.parametrize("demanded", [False, True])
+def test_kernels_that_do_not_compile(builder, toolkit, nvcc, monkeypatch, demanded):
+    attempts = []
+
+    def compile_and_link(command, found, toolkit, library, work):
+        attempts.append(toolkit is not None)
+        if toolkit:
+            raise builder.CompileError("nvcc says no")
+        library.write_bytes(b"library")
+
+    monkeypatch.setattr(builder, "_compile_and_link", compile_and_link)
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setattr(builder, "_stamp", lambda *_: {"cuda": ""})
+    library = nvcc.parent / "lib.so"
+    if demanded:
+        monkeypatch.setenv("TF_DGC_CUDA", "1")
+        with pytest.raises(builder.CompileError, match="nvcc says no"):
+            builder.build(library, nvcc.parent)
+    else:
+        builder.build(library, nvcc.parent)
+        assert attempts == [True, False]
+        assert library.exists()

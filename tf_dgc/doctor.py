@@ -51,9 +51,17 @@ def report(state: ops.Native) -> list[tuple[str, str]]:
             ("  built by", state.stamp.get("compiler", "unknown")),
         ]
     if live:
-        rows.append(("  vector level", state.vector_level))
-    path = "native, on CPUs; TensorFlow operations on GPUs and within XLA"
-    rows.append(("path", path if live else "TensorFlow operations"))
+        problem = state.cuda_problem
+        usable = f"not usable: {problem}" if problem else "yes"
+        rows += [
+            ("  vector level", state.vector_level),
+            ("  CUDA kernels", f"{usable}; nvcc {state.cuda}" if state.cuda else "no"),
+        ]
+        devices = "CPUs" if problem else "CPUs and GPUs"
+        path = f"native, on {devices}; TensorFlow operations elsewhere and within XLA"
+    else:
+        path = "TensorFlow operations"
+    rows.append(("path", path))
     return rows
 
 

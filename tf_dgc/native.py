@@ -17,14 +17,23 @@ from tf_dgc.payload import Plan
 def is_live(variables: Sequence[keras.Variable]) -> bool:
     """Whether the native operations can be used for these variables, here and now.
 
-    They run on CPUs, and XLA does not know them.
+    They run on CPUs and, but for float64, on GPUs if there are CUDA kernels. XLA does
+    not know them.
     """
     if ops.native().library is None:
         return False
     if _internals.in_xla_context():
         _warn_of_xla()
         return False
-    return all("GPU" not in v.value.device.upper() for v in variables)
+    on_gpu = ["GPU" in v.value.device.upper() for v in variables]
+    if not any(on_gpu):
+        return True
+    return all(on_gpu) and _has_gpu_kernels(variables)
+
+
+def _has_gpu_kernels(variables: Sequence[keras.Variable]) -> bool:
+    wide = any(v.dtype == "float64" for v in variables)
+    return not wide and not ops.native().cuda_problem
 
 
 @functools.cache

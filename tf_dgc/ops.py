@@ -49,9 +49,19 @@ class Native(NamedTuple):
         """The vector code in use: avx512, avx2 or baseline; empty without a library."""
         if self.library is None:
             return ""
-        level = ctypes.CDLL(str(_LIBRARY)).tf_dgc_vector_level
-        level.restype = ctypes.c_char_p
-        return level().decode()
+        return _text("tf_dgc_vector_level")
+
+    @property
+    def cuda(self) -> str:
+        """What the CUDA kernels were built with; empty if they were not."""
+        return self.stamp.get("cuda", "") if self.library is not None else ""
+
+    @property
+    def cuda_problem(self) -> str:
+        """Why the CUDA kernels cannot be used here; empty if they can."""
+        if not self.cuda:
+            return "they were not built"
+        return _text("tf_dgc_cuda_problem")
 
 
 @functools.cache
@@ -127,6 +137,13 @@ def warn_if_missing() -> None:
         )
 
 
+def _text(function: str) -> str:
+    """Call a function of the library that returns a string, or NULL."""
+    call = getattr(ctypes.CDLL(str(_LIBRARY)), function)
+    call.restype = ctypes.c_char_p
+    return (call() or b"").decode()
+
+
 def _minor(version: str) -> str:
     return ".".join(str(version).split(".")[:2])
 
@@ -135,6 +152,6 @@ def _source_hash() -> str:
     """Return what `custom_ops/builder.py` stamps; only source trees have sources."""
     digest = hashlib.sha256()
     for path in sorted(_SOURCES.glob("*/*")):
-        if path.parent.name in ("cpu", "tensorflow") and path.is_file():
+        if path.parent.name in ("cpu", "cuda", "tensorflow") and path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

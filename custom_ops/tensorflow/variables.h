@@ -1,34 +1,16 @@
-// What the CPU kernels take from TensorFlow: its threads, and variables to write to.
-#ifndef TF_DGC_TENSORFLOW_CPU_CONTEXT_H_
-#define TF_DGC_TENSORFLOW_CPU_CONTEXT_H_
+// Variables that an operation writes to.
+#ifndef TF_DGC_TENSORFLOW_VARIABLES_H_
+#define TF_DGC_TENSORFLOW_VARIABLES_H_
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include "parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace tf_dgc {
-
-class TensorFlowThreads : public Threads {
- public:
-  explicit TensorFlowThreads(tensorflow::OpKernelContext* context)
-      : workers_(context->device()->tensorflow_cpu_worker_threads()) {}
-
-  int count() const override { return workers_->num_threads; }
-  void Schedule(std::function<void()> work) override {
-    workers_->workers->Schedule(std::move(work));
-  }
-
- private:
-  const tensorflow::DeviceBase::CpuWorkerThreads* workers_;
-};
 
 // The variables of an operation, locked until it ends. Locks are taken in the order of
 // their addresses, so that two operations never wait for each other.
@@ -52,9 +34,11 @@ class LockedVariables {
 
   int64_t Size(int i) const { return variables_[i]->tensor()->NumElements(); }
 
-  // Returns the memory of a variable, which nobody else reads.
-  absl::Status Writable(tensorflow::OpKernelContext* context, int i, tensorflow::DataType type, int64_t size,
-                        const char* what, void** data) {
+  // Returns the memory of a variable, which nobody else reads. `copy(to, from, bytes)`
+  // copies on the device of the operation.
+  template <class Copy>
+  absl::Status Writable(tensorflow::OpKernelContext* context, int i, tensorflow::DataType type,
+                        int64_t size, const char* what, Copy copy, void** data) {
     tensorflow::Tensor* values = variables_[i]->tensor();
     if (!values->IsInitialized() || values->dtype() != type || values->NumElements() != size) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -63,10 +47,10 @@ class LockedVariables {
           ". Was a variable changed after the optimizer was built?"));
     }
     if (!values->RefCountIsOne()) {  // somebody still reads the old value
-      tensorflow::Tensor copy;
-      TF_RETURN_IF_ERROR(context->allocate_temp(type, values->shape(), &copy));
-      std::memcpy(copy.data(), values->data(), values->TotalBytes());
-      *values = copy;
+      tensorflow::Tensor own;
+      TF_RETURN_IF_ERROR(context->allocate_temp(type, values->shape(), &own));
+      TF_RETURN_IF_ERROR(copy(own.data(), values->data(), values->TotalBytes()));
+      *values = own;
     }
     *data = values->data();
     return absl::OkStatus();
@@ -79,4 +63,4 @@ class LockedVariables {
 
 }  // namespace tf_dgc
 
-#endif  // TF_DGC_TENSORFLOW_CPU_CONTEXT_H_
+#endif  // TF_DGC_TENSORFLOW_VARIABLES_H_

@@ -1,0 +1,278 @@
+// TensorFlow's side of the CUDA kernels: its stream, its allocator, errors without waiting.
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api.h"
+#include "tensorflow/core/common_runtime/device/device_event_mgr.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "wire_kernel.h"
+#include "xla/stream_executor/stream.h"
+
+namespace tf_dgc {
+namespace {
+
+using tensorflow::AllocatorAttributes;
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+// Not tf_dgc::Tensor.
+using Values = tensorflow::Tensor;
+
+cudaStream_t StreamOf(OpKernelContext* context) {
+  auto* stream = context->op_device_context()->stream();
+  return static_cast<cudaStream_t>(stream->platform_specific_handle().stream);
+}
+
+absl::Status Queued(cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("CUDA: ", cudaGetErrorString(error)));
+}
+
+absl::Status Queued(const char* wrong) {
+  if (wrong == nullptr) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("The CUDA kernels of tf_dgc: ", wrong));
+}
+
+// Copies on the stream of an operation.
+struct Copier {
+  cudaStream_t stream;
+  absl::Status operator()(void* to, const void* from, size_t bytes) const {
+    return Queued(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+};
+
+absl::Status RefuseFloat64(const std::vector<Layout>& layout) {
+  for (const Layout& tensor : layout) {
+    if (tensor.wide) {
+      return absl::UnimplementedError("float64 tensors have no CUDA kernel in tf_dgc.");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Memory of the device for the time of a kernel: freed when queued work no longer needs it.
+absl::Status AllocateBytes(OpKernelContext* context, int64_t bytes, Values* memory) {
+  if (bytes < 0) return absl::InvalidArgumentError("A tensor's size or count is impossible.");
+  return context->allocate_temp(tensorflow::DT_UINT8, {bytes}, memory);
+}
+
+TfDgcTensor Describe(const Layout& layout) {
+  return {layout.size, layout.k, nullptr, nullptr, nullptr, 0,
+          static_cast<int32_t>(layout.value_type)};
+}
+
+class CompressKernel : public CompressBase {
+ public:
+  using CompressBase::CompressBase;
+
+  void Compute(OpKernelContext* context) override {
+    const cudaStream_t stream = StreamOf(context);
+    CompressInputs inputs;
+    OP_REQUIRES_OK(context, Collect(context, Copier{stream}, &inputs));
+    OP_REQUIRES_OK(context, RefuseFloat64(inputs.layout));
+    std::vector<TfDgcTensor> tensors;
+    for (const Tensor& tensor : inputs.tensors) {
+      TfDgcTensor described = Describe(tensor.layout);
+      described.gradient = tensor.gradient;
+      described.velocity = static_cast<float*>(tensor.velocity);
+      described.residual = static_cast<float*>(tensor.residual);
+      described.gradient_type = static_cast<int32_t>(tensor.gradient_type);
+      tensors.push_back(described);
+    }
+    const int num = static_cast<int>(tensors.size());
+    Values workspace;
+    OP_REQUIRES_OK(context, AllocateBytes(context,
+                                          tf_dgc_cuda_compress_workspace(tensors.data(), num),
+                                          &workspace));
+    Values* words;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {BufferWords(inputs.layout)}, &words));
+    TfDgcHint* hints = nullptr;
+    OP_REQUIRES_OK(context, GetHints(context, stream, num, &hints));
+    const TfDgcSettings settings{static_cast<int32_t>(inputs.rule), factor_masking_,
+                                 static_cast<float>(inputs.momentum), fingerprint_};
+    OP_REQUIRES_OK(
+        context, Queued(tf_dgc_cuda_compress(
+                     stream, tensors.data(), num, &settings, inputs.scales->flat<double>().data(),
+                     inputs.offsets->flat<int32_t>().data(), hints, workspace.data(),
+                     reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()))));
+  }
+
+ private:
+  // The kernels of a device share one stream, so one step's hints are written before the
+  // next one's are read.
+  absl::Status GetHints(OpKernelContext* context, cudaStream_t stream, int num,
+                        TfDgcHint** hints) {
+    const tensorflow::mutex_lock lock(mutex_);
+    if (hints_.NumElements() == 0) {
+      TF_RETURN_IF_ERROR(AllocateBytes(context, num * sizeof(TfDgcHint), &hints_));
+      TF_RETURN_IF_ERROR(Queued(cudaMemsetAsync(hints_.data(), 0, hints_.TotalBytes(), stream)));
+    }
+    *hints = static_cast<TfDgcHint*>(hints_.data());
+    return absl::OkStatus();
+  }
+
+  tensorflow::mutex mutex_;
+  Values hints_;
+};
+
+// Decodes buffers of all workers. Whether they were right is known on the host only when
+// the device has come so far, and no thread waits for that.
+class DecodeKernel : public WireKernel<AsyncOpKernel> {
+ public:
+  using WireKernel::WireKernel;
+
+ protected:
+  // Queues everything; calls `done` later. `rate` is null for sums.
+  absl::Status Decode(OpKernelContext* context, const std::vector<Layout>& layout,
+                      const Values& buffers, const std::vector<float*>& targets,
+                      const double* rate, DoneCallback done) const {
+    if (buffers.dims() != 2) {
+      return absl::InvalidArgumentError("`buffers` must have shape [workers, words].");
+    }
+    TF_RETURN_IF_ERROR(RefuseFloat64(layout));
+    const cudaStream_t stream = StreamOf(context);
+    std::vector<TfDgcTensor> tensors;
+    for (const Layout& tensor : layout) tensors.push_back(Describe(tensor));
+    const int num = static_cast<int>(tensors.size());
+    const int num_workers = static_cast<int>(buffers.dim_size(0));
+    Values workspace, status, seen;
+    TF_RETURN_IF_ERROR(AllocateBytes(
+        context, tf_dgc_cuda_decode_workspace(tensors.data(), num, num_workers), &workspace));
+    TF_RETURN_IF_ERROR(AllocateBytes(context, sizeof(TfDgcStatus), &status));
+    AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    on_host.set_gpu_compatible(true);
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8, {sizeof(TfDgcStatus)}, &seen,
+                                              on_host));
+    Values* nonfinite;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
+    if (buffers.dim_size(1) != BufferWords(layout)) {
+      return WrongBuffer(absl::StrCat("The buffers have ", buffers.dim_size(1),
+                                      " words; expected are ", BufferWords(layout)));
+    }
+    TF_RETURN_IF_ERROR(Queued(tf_dgc_cuda_decode(
+        stream, tensors.data(), num, fingerprint_,
+        reinterpret_cast<const uint32_t*>(buffers.flat<int32_t>().data()), num_workers,
+        buffers.dim_size(1), targets.data(), rate, workspace.data(),
+        static_cast<TfDgcStatus*>(status.data()))));
+    TF_RETURN_IF_ERROR(Queued(cudaMemcpyAsync(seen.data(), status.data(), sizeof(TfDgcStatus),
+                                              cudaMemcpyDeviceToHost, stream)));
+    auto finish = [context, nonfinite, seen, done = std::move(done)]() {
+      const auto* found = static_cast<const TfDgcStatus*>(seen.data());
+      nonfinite->scalar<int32_t>()() = found->nonfinite;
+      if (found->error != ~uint64_t{0}) {
+        char text[200];
+        tf_dgc_cuda_describe(found->error, text, sizeof(text));
+        context->CtxFailure(WrongBuffer(text));
+      }
+      done();
+    };
+    context->device()->tensorflow_accelerator_device_info()->event_mgr->ThenExecute(
+        context->op_device_context()->stream(), std::move(finish));
+    return absl::OkStatus();
+  }
+};
+
+// Ends an operation that cannot be queued.
+void EndIfWrong(OpKernelContext* context, const absl::Status& status,
+                const AsyncOpKernel::DoneCallback& done) {
+  if (status.ok()) return;
+  context->CtxFailure(status);
+  done();
+}
+
+class SumKernel : public DecodeKernel {
+ public:
+  explicit SumKernel(OpKernelConstruction* context) : DecodeKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    EndIfWrong(context, Queue(context, done), done);
+  }
+
+ private:
+  absl::Status Queue(OpKernelContext* context, DoneCallback done) const {
+    std::vector<Layout> layout;
+    TF_RETURN_IF_ERROR(MakeLayout(sizes_, context->input(1), &layout));
+    TF_RETURN_IF_ERROR(RefuseFloat64(layout));
+    std::vector<float*> sums;
+    for (size_t i = 0; i < num_tensors(); ++i) {
+      Values* sum;
+      TF_RETURN_IF_ERROR(context->allocate_output(i + 1, {sizes_[i]}, &sum));
+      sums.push_back(sum->flat<float>().data());
+    }
+    return Decode(context, layout, context->input(0), sums, nullptr, std::move(done));
+  }
+
+  std::vector<int64_t> sizes_;
+};
+
+class DescendKernel : public DecodeKernel {
+ public:
+  using DecodeKernel::DecodeKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    EndIfWrong(context, Queue(context, done), done);
+  }
+
+ private:
+  absl::Status Queue(OpKernelContext* context, DoneCallback done) const {
+    OpInputList handles;
+    TF_RETURN_IF_ERROR(context->input_list("variables", &handles));
+    const int num = handles.size();
+    const Values& rate = context->input(num);
+    if (rate.NumElements() != 1 || num != static_cast<int>(num_tensors())) {
+      return absl::InvalidArgumentError("There must be one rate, and one type per variable.");
+    }
+    LockedVariables variables;
+    TF_RETURN_IF_ERROR(variables.Lock(context, handles));
+    std::vector<int64_t> sizes;
+    for (int i = 0; i < num; ++i) sizes.push_back(variables.Size(i));
+    std::vector<Layout> layout;
+    TF_RETURN_IF_ERROR(MakeLayout(sizes, context->input(num + 2), &layout));
+    std::vector<float*> data;
+    for (int i = 0; i < num; ++i) {
+      void* memory = nullptr;
+      TF_RETURN_IF_ERROR(variables.Writable(context, i, types_[i], sizes[i], "variable",
+                                            Copier{StreamOf(context)}, &memory));
+      data.push_back(static_cast<float*>(memory));
+    }
+    return Decode(context, layout, context->input(num + 1), data, rate.flat<double>().data(),
+                  std::move(done));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfDgcCompress")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("velocity")
+                            .HostMemory("residual")
+                            .HostMemory("momentum")
+                            .HostMemory("counts"),
+                        CompressKernel);
+REGISTER_KERNEL_BUILDER(Name("TfDgcSum")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("counts")
+                            .HostMemory("nonfinite"),
+                        SumKernel);
+REGISTER_KERNEL_BUILDER(Name("TfDgcDescend")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("variables")
+                            .HostMemory("counts")
+                            .HostMemory("nonfinite"),
+                        DescendKernel);
+
+}  // namespace
+}  // namespace tf_dgc
+
+// Why the kernels cannot run on this machine, or NULL.
+extern "C" __attribute__((visibility("default"))) const char* tf_dgc_cuda_problem() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  return count > 0 ? nullptr : "there is no GPU";
+}
