@@ -164,14 +164,14 @@ def _compile_and_link(command, found, toolkit, library, work):
     includes += ["-isystem", str(directory / "include")]
     includes += toolkit.includes() if toolkit else []
     abi = ["-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64"]
-    quiet = ["-Wno-deprecated-declarations"]  # TensorFlow's own mutex
+    flags = [*FLAGS, "-Wno-deprecated-declarations"]  # TensorFlow's own mutex
 
     def compile_one(source):
         target = work / f"{source.parent.name}_{source.stem}.o"
         if source.suffix == ".cu":
             _run(toolkit.compile_command(command[0], source, target))
         else:
-            _run([*command, *FLAGS, *quiet, *abi, *includes, "-c", source, "-o", target])
+            _run([*command, *flags, *abi, *includes, "-c", source, "-o", target])
         return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

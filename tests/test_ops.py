@@ -11,6 +11,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 import tf_dgc
 from tf_dgc import doctor, ops
@@ -136,3 +137,43 @@ def test_doctor_finds_the_native_operations(tmp_path):
     assert result.returncode == 0, result.stderr
     for line in ("native operations   yes", "vector level      baseline", "path"):
         assert line in result.stdout
+
+
+@pytest.mark.skipif(not BUILT, reason="the native operations are not built")
+@pytest.mark.parametrize("name", ["TfDgcCompress", "TfDgcSum", "TfDgcDescend"])
+def test_kernels_of_both_devices_are_registered(name):
+    registered = kernels.get_registered_kernels_for_op(name).kernel
+    devices = {
+        kernel.device_type: list(kernel.host_memory_arg) for kernel in registered
+    }
+    expected = {"CPU", "GPU"} if ops.native().cuda else {"CPU"}
+    assert set(devices) == expected
+    if "GPU" in expected:
+        assert "counts" in devices["GPU"]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "environment", "problem"),
+    [
+        ({}, {}, "they were not built"),
+        ({"cuda": "13.0 (sm_90)"}, {}, "TF_DGC_CUDA=1 is not set"),
+        ({"cuda": "13.0 (sm_90)"}, {"TF_DGC_CUDA": "0"}, "TF_DGC_CUDA=1 is not set"),
+    ],
+)
+def test_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, problem):
+    monkeypatch.delenv("TF_DGC_CUDA", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    state = ops.Native(object(), "", True, stamp)
+    assert state.cuda_problem == problem
+    rows = dict(doctor.report(state._replace(library=None)))
+    assert rows["path"] == "TensorFlow operations"
+
+
+@pytest.mark.skipif(
+    not ops.native().cuda or bool(tf.config.list_physical_devices("GPU")),
+    reason="needs CUDA kernels, and no GPU to run them",
+)
+def test_cuda_kernels_without_a_gpu(monkeypatch):
+    monkeypatch.setenv("TF_DGC_CUDA", "1")
+    assert ops.native().cuda_problem  # what CUDA says

@@ -52,7 +52,7 @@ def report(state: ops.Native) -> list[tuple[str, str]]:
         ]
     if live:
         problem = state.cuda_problem
-        usable = f"not usable: {problem}" if problem else "yes"
+        usable = f"not used: {problem}" if problem else "yes"
         rows += [
             ("  vector level", state.vector_level),
             ("  CUDA kernels", f"{usable}; nvcc {state.cuda}" if state.cuda else "no"),

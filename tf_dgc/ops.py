@@ -21,6 +21,7 @@ _LIBRARY = _DIRECTORY / "libtf_dgc_ops.so"
 _STAMP = _DIRECTORY / "stamp.json"
 _SOURCES = pathlib.Path(__file__).parents[1] / "custom_ops"
 _VARIABLE = "TF_DGC_NATIVE"
+_CUDA_VARIABLE = "TF_DGC_CUDA"
 ADVICE = (
     "To get the native operations, install tf_dgc again in this environment, with a "
     "C++ compiler at hand: `TF_DGC_NATIVE=1 pip install --force-reinstall --no-deps "
@@ -58,9 +59,15 @@ class Native(NamedTuple):
 
     @property
     def cuda_problem(self) -> str:
-        """Why the CUDA kernels cannot be used here; empty if they can."""
+        """Why the CUDA kernels are not used here; empty if they are.
+
+        They have been compiled and emulated, but have not run on a GPU yet
+        (docs/gpu.md), so using them is the user's decision.
+        """
         if not self.cuda:
             return "they were not built"
+        if os.environ.get(_CUDA_VARIABLE) != "1":
+            return f"{_CUDA_VARIABLE}=1 is not set"
         return _text("tf_dgc_cuda_problem")
 
 

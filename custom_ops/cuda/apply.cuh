@@ -91,7 +91,6 @@ TF_DGC_DEVICE void ApplySparse(const Buffers& b, const Target& target, int64_t b
       SyncBlock();
     }
   }
-  SyncBlock();
   for (int64_t i = begin + ThreadIndex(); i < end; i += kThreads) {
     const int at = static_cast<int>(i - begin);
     const bool sent = memory.sent[at / 32] >> (at % 32) & 1;

@@ -268,11 +268,12 @@ T BlockExclusiveSum(T value, T* total) {
   return before;
 }
 
+// Like CUB's, valid in the first thread only; the others get something else.
 template <int kThreads, class T>
 T BlockSum(T value) {
   T total;
   BlockExclusiveSum<kThreads>(value, &total);
-  return total;
+  return ThreadIndex() == 0 ? total : total + 1;
 }
 
 inline bool BlockAny(bool value) {
@@ -309,7 +310,7 @@ inline uint32_t WarpBallot(bool value) {
 inline double WarpSum(double value) {
   double sum = 0;
   for (const double one : WarpValues<double>(value)) sum += one;
-  return sum;
+  return ThreadIndex() % kWarp == 0 ? sum : sum + 1;
 }
 
 inline uint32_t AtomicAdd(uint32_t* target, uint32_t value) {
