@@ -104,7 +104,6 @@ TF_DGC_DEVICE int32_t PredictThreshold(const Tables& t, const Source& source, in
     default:
       Sample<float>(t, source, tensor, count, memory.magnitudes);
   }
-  SyncBlock();
   const int32_t threshold = SelectRank(memory, count, static_cast<uint32_t>(rank));
   // Zeros need no collecting: if there are too few others, all others are sent.
   return threshold < 1 ? 1 : threshold;

@@ -86,7 +86,6 @@ TF_DGC_DEVICE void Decide(const Tables& t, int tensor) {
   const int64_t count = choice.num_candidates;
   const int32_t threshold = choice.threshold;
   const bool complete = t.progress->nonfinite == 0 && source.limit > 0 && count <= source.limit;
-  SyncBlock();  // before anything of the choice is changed
   if (complete && count >= source.k) {
     const int32_t next = NextThreshold(histogram, source.k, count, threshold);
     const Found found = FindBucket(histogram, source.k);
