@@ -159,7 +159,7 @@ class Library:
 
 
 class Cpu:
-    """The CPU operations (`custom_ops/cpu`) without TensorFlow; addresses of the host."""
+    """The CPU operations (`custom_ops/cpu`) without TensorFlow; on host addresses."""
 
     def __init__(self, path):
         self._c = ctypes.CDLL(str(path))

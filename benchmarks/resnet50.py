@@ -4,7 +4,7 @@ import math
 
 
 def shapes():
-    """Return the shapes in the order of the layers: kernel, scale, bias; the classifier."""
+    """Return the shapes: kernel, scale and bias of each layer, then the classifier."""
     found = _convolution(7, 3, 64)
     channels = 64
     for width, blocks in [(64, 3), (128, 4), (256, 6), (512, 3)]:

@@ -23,6 +23,11 @@ def pytest_addoption(parser):
         help="where the kernels run: on a GPU, or the same code on the CPU",
     )
     parser.addoption(
+        "--no-poison",
+        action="store_true",
+        help="leave memory unwritten that a step must not read first, for initcheck",
+    )
+    parser.addoption(
         "--cuda-library", help="a library to take instead of the one in custom_ops"
     )
 
@@ -43,9 +48,11 @@ def device(request):
     """Return where the kernels run; without it, every test is skipped, and says why."""
     kind = request.config.getoption("--device", "cuda")
     try:
-        return devices.Emulated() if kind == "emulated" else devices.find()
+        found = devices.Emulated() if kind == "emulated" else devices.find()
     except devices.NoDeviceError as reason:
         pytest.skip(str(reason))
+    found.poisons = not request.config.getoption("--no-poison", False)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Memory and streams of the device: CuPy's, PyTorch's, or, if it is emulated, NumPy's."""
+"""Memory and streams of the device: PyTorch's or CuPy's; NumPy's if it is emulated."""
 
 import contextlib
 import ctypes
@@ -21,14 +21,16 @@ class Array:
         device: where.
         content: NumPy array.
         shift: entries by which it is out of alignment.
+        is_written: whether the device gets the content, or only the memory for it.
     """
 
-    def __init__(self, device, content, shift=0):
+    def __init__(self, device, content, shift=0, is_written=True):
         self.dtype, self.shape = content.dtype, content.shape
         self._device = device
         self._start = shift * content.itemsize
         self._memory = device.allocate(self._start + content.nbytes)
-        self.write(content)
+        if is_written:
+            self.write(content)
 
     @property
     def pointer(self):
@@ -40,7 +42,9 @@ class Array:
     def write(self, content):
         """Replace the content."""
         content = np.array(content, self.dtype).reshape(self.shape)
-        self._device.write(self._memory, self._start, content.reshape(-1).view(np.uint8))
+        self._device.write(
+            self._memory, self._start, content.reshape(-1).view(np.uint8)
+        )
 
     def read(self):
         """Wait for the device, and return the content."""
@@ -52,13 +56,19 @@ class Array:
 class Device:
     """What all devices have in common."""
 
+    poisons = True
+
     def array(self, content, shift=0):
         """Return a copy of a NumPy array on the device."""
         return Array(self, np.asarray(content), shift)
 
-    def poisoned(self, num_bytes):
-        """Return memory that holds no zeros, as other users may leave it."""
-        return self.array(np.full(num_bytes, POISON, np.uint8))
+    def poisoned(self, num_bytes, dtype=np.uint8):
+        """Return memory that holds no zeros, as other users may leave it.
+
+        Without `poisons` nothing is written, so that a tool can tell who reads it.
+        """
+        content = np.full(num_bytes, POISON, np.uint8).view(dtype)
+        return Array(self, content, is_written=self.poisons)
 
 
 class Emulated(Device):
@@ -95,7 +105,9 @@ class Torch(Device):
     def __init__(self):
         self._torch = importlib.import_module("torch")
         if not self._torch.cuda.is_available():
-            raise NoDeviceError(f"PyTorch {self._torch.__version__} finds no usable GPU")
+            raise NoDeviceError(
+                f"PyTorch {self._torch.__version__} finds no usable GPU"
+            )
         self._torch.cuda.init()
 
     @property

@@ -1,4 +1,4 @@
-"""Steps and decodings on the device, each compared with NumPy and the CPU operations."""
+"""Steps and decodings on the device, compared with NumPy and the CPU operations."""
 
 import cuda_library
 import numpy as np
@@ -48,9 +48,8 @@ class Step:
         )
         num_bytes = self._library.compress_workspace(self.tensors)
         self.workspace = self._device.poisoned(num_bytes)
-        self.words = self._device.array(
-            np.full(self._library.words(self.tensors), 0x5A5A5A5A, np.uint32)
-        )
+        num_words = self._library.words(self.tensors)
+        self.words = self._device.poisoned(4 * num_words, np.uint32)
 
     def write(self, cases):
         """Bring the cases' gradients, scales and offsets onto the device."""

@@ -47,7 +47,9 @@ class Case:
 
     @property
     def gradient_type(self):
-        return "bfloat16" if self.gradient.dtype == np.uint16 else self.gradient.dtype.name
+        return (
+            "bfloat16" if self.gradient.dtype == np.uint16 else self.gradient.dtype.name
+        )
 
     def copy(self):
         """Return a case whose state is its own."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import step_oracle
-from harness_gpu import FINGERPRINT, RIGHT, same
+from harness_gpu import FINGERPRINT, RIGHT, describe_layout, same
 from step_oracle import Case, Rule
 
 LAYOUT = [
@@ -103,7 +103,9 @@ def test_small_sum_and_descend(runner, num_workers, descend):
 
 
 @pytest.mark.parametrize("descend", [False, True])
-@pytest.mark.parametrize(("size", "k"), [(10**7, 10**4), (10**7, 10**6), (10**8, 10**5)])
+@pytest.mark.parametrize(
+    ("size", "k"), [(10**7, 10**4), (10**7, 10**6), (10**8, 10**5)]
+)
 def test_large(runner, size, k, descend):
     if runner.device.kind == "emulated":
         pytest.skip("takes too long on the emulated device")
@@ -204,12 +206,6 @@ def test_small_texts(runner):
     [(0, 0, "workers"), (70_000, 0, "workers"), (1, 1, "another length")],
 )
 def test_small_wrong_arguments(runner, num_workers, extra, what):
-    class Shape:
-        def __init__(self, words):
-            self.shape = (num_workers, words)
-
-    from harness_gpu import describe_layout
-
     layout = [(60, 4, "float32")]
     tensors = describe_layout(layout)
     num_words = runner.library.words(tensors) + extra

@@ -1,13 +1,12 @@
 """Work is only queued: several steps without waiting, streams, captured graphs."""
 
+import cuda_library
 import numpy as np
 import pytest
 import step_oracle
 from harness_gpu import FINGERPRINT, RIGHT, describe_layout
 from step_oracle import Rule
 from test_gpu_compress import SMALL, case, exempt, floats
-
-import cuda_library
 
 
 def some_cases():
@@ -87,7 +86,6 @@ def test_small_captured_step_and_decoding(gpu):
             *(workspace.pointer, status.pointer),
         )
 
-    before = [t.read() for t in targets]
     queue()
     gpu.device.synchronize()
     replay = gpu.device.capture(queue)
@@ -96,6 +94,6 @@ def test_small_captured_step_and_decoding(gpu):
     gpu.device.synchronize()
     on_device.expect(cases, after(cases, 3))
     assert status.read().view(cuda_library.STATUS)[0]["error"] == RIGHT
-    for target, old, c in zip(targets, before, cases, strict=True):
-        changed = np.count_nonzero(target.read() != old)
+    for target, c in zip(targets, cases, strict=True):
+        changed = np.count_nonzero(target.read() != 1)
         assert 0 < changed <= 3 * c.k
