@@ -191,7 +191,7 @@ class Cupy(Device):
         self.synchronize()
         stream = self._cupy.cuda.Stream(non_blocking=True)
         with stream:
-            stream.begin_capture()
+            stream.begin_capture(self._cupy.cuda.runtime.streamCaptureModeGlobal)
             queue()
             graph = stream.end_capture()
         return lambda: graph.launch(self._cupy.cuda.get_current_stream())
