@@ -12,16 +12,12 @@ import pathlib
 import platform
 import subprocess
 
-import keras
-import tensorflow as tf
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-import tf_dgc
 
-
-def report(rows, columns, title, json_path=None):
+def report(rows, columns, title, json_path=None, origin=None):
     """Print the rows as a table, and write all of them as JSON if a path is given.
 
     Args:
@@ -29,6 +25,7 @@ def report(rows, columns, title, json_path=None):
         columns: (key, heading, format) of what the table shows, in this order.
         title: of the table.
         json_path: a file for the rows with all their keys, and versions and commit.
+        origin: a dictionary of the latter; that of `provenance` if it is None.
     """
     table = Table(title=title)
     for _, heading, _ in columns:
@@ -42,7 +39,7 @@ def report(rows, columns, title, json_path=None):
     console.width = Measurement.get(console, unlimited, table).maximum
     console.print(table)
     if json_path:
-        origin = provenance()
+        origin = provenance() if origin is None else origin
         text = json.dumps([{**row, **origin} for row in rows], indent=2)
         pathlib.Path(json_path).write_text(text + "\n", encoding="utf-8")
 
@@ -53,13 +50,18 @@ def provenance():
     The commit is the benchmark's, with "-dirty" if files differ from it. It is also
     that of the package where this was imported from the same checkout.
     """
+    import keras
+    import tensorflow as tf
+
+    import tf_dgc
+
     checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "tf_dgc": tf_dgc.__version__,
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit(),
         "package_from_checkout": package.parents[1] == checkout.parents[1],
         "cpus": os.cpu_count(),
     }
@@ -69,12 +71,13 @@ def _cell(value, spec):
     return "" if value is None else format(value, spec)
 
 
-def _commit():
-    commit = _git("rev-parse", "HEAD")
+def commit():
+    """Return the checkout's commit, with "-dirty" if files differ from it."""
+    found = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
-    if commit is None or changes is None:
+    if found is None or changes is None:
         return "unknown"  # not a checkout
-    return commit + ("-dirty" if changes else "")
+    return found + ("-dirty" if changes else "")
 
 
 def _git(*arguments):

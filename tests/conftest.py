@@ -1,17 +1,29 @@
 import os
+import pathlib
 
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the tests are about CPUs
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.pop("TF_CONFIG", None)
-
-import keras
 import pytest
-import tensorflow as tf
 
 MAX_WORKERS = 4
+GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config):
+    # tests/gpu by itself needs no TensorFlow, and a GPU. All others are about CPUs.
+    if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
+        _prepare_tensorflow()
+
+
+def _is_gpu_test(argument, directory):
+    path = (directory / argument.split("::")[0]).resolve()
+    return GPU_TESTS in [path, *path.parents]
+
+
+def _prepare_tensorflow():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.pop("TF_CONFIG", None)
+    import tensorflow as tf
+
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * MAX_WORKERS
@@ -20,17 +32,23 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def _fixed_seed():
+    import keras
+
     keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(scope="session")
 def strategies():
     """Return a strategy by number of workers, all in this process."""
+    import tensorflow as tf
+
     mirrored = {n: _mirrored(n) for n in range(2, MAX_WORKERS + 1)}
     return {1: tf.distribute.get_strategy(), **mirrored}
 
 
 def _mirrored(num_workers):
+    import tensorflow as tf
+
     class Strategy(tf.distribute.MirroredStrategy):
         # TensorFlow's own tests set this too: collective groups of different sizes in
         # one process need keys of their own.

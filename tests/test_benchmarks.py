@@ -159,3 +159,17 @@ def test_compress_and_wire(tmp_path, script, flags, keys, num_rows):
     if script == "wire.py":
         size = {row["value_dtype"]: row["bytes_per_entry"] for row in rows}
         assert size["sign"] < size["bfloat16"] < size["float32"] < 6
+
+
+def test_gpu_compress_without_a_gpu():
+    script = STEP.with_name("gpu_compress.py")
+    finished = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    assert finished.returncode == 1
+    (sentence,) = finished.stderr.splitlines()
+    assert sentence.startswith("gpu_compress.py needs ")

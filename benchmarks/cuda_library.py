@@ -1,0 +1,195 @@
+"""The CUDA kernels through ctypes: the interface of `custom_ops/cuda/api.h`.
+
+For `tests/gpu` and `gpu_compress.py`; needs neither TensorFlow nor a GPU by itself. The
+same calls run the kernels on the emulated device, where device memory is the host's,
+and the CPU operations (`Cpu`), which take tensors in the same form.
+"""
+
+import ctypes
+import os
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1] / "custom_ops"
+NAMES = {
+    "cuda": "libtf_dgc_cuda.so",
+    "emulated": "libtf_dgc_emulated.so",
+    "cpu": "libtf_dgc_cpu.so",
+}
+GRADIENT_TYPES = {"float32": 0, "bfloat16": 2, "float16": 3}
+VALUE_TYPES = {"float32": 0, "bfloat16": 2, "float16": 3, "sign": 4, "exempt": 5}
+RULES = {"none": 0, "momentum": 1, "nesterov": 2}
+HINT_BYTES = 12
+STATUS_BYTES = 16
+STATUS = np.dtype([("error", np.uint64), ("nonfinite", np.int32), ("", np.int32)])
+
+_I32, _I64, _U32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32
+_POINTER, _TEXT = ctypes.c_void_p, ctypes.c_char_p
+
+
+class Tensor(ctypes.Structure):
+    """`TfDgcTensor`; pointers are addresses, or None."""
+
+    _fields_ = (
+        ("size", _I64),
+        ("k", _I64),
+        ("gradient", _POINTER),
+        ("velocity", _POINTER),
+        ("residual", _POINTER),
+        ("gradient_type", _I32),
+        ("value_type", _I32),
+    )
+
+
+class Settings(ctypes.Structure):
+    """`TfDgcSettings`."""
+
+    _fields_ = (
+        ("rule", _I32),
+        ("factor_masking", _I32),
+        ("momentum", ctypes.c_float),
+        ("fingerprint", _U32),
+    )
+
+
+def tensors(descriptions):
+    """Return a C array of tensors from dictionaries of the fields of `Tensor`."""
+    return (Tensor * len(descriptions))(*(Tensor(**d) for d in descriptions))
+
+
+def build(kind):
+    """Make the library of a kind if it is missing or old, and return its path.
+
+    Raises:
+        RuntimeError: with what is missing, or the end of what the compiler said.
+    """
+    path = SOURCE / "build" / NAMES[kind]
+    compiler = os.environ.get("NVCC", "nvcc") if kind == "cuda" else "g++"
+    if shutil.which(compiler) is None:
+        if path.exists():
+            return path
+        raise RuntimeError(
+            f"{path} does not exist, and there is no {compiler} to build it; see "
+            "docs/gpu.md"
+        )
+    command = ["make", "-s", "-C", str(SOURCE), f"build/{NAMES[kind]}"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {finished.stderr[-2000:]}")
+    return path
+
+
+class Library:
+    """The functions of api.h. Arguments that are on the device are addresses."""
+
+    def __init__(self, path):
+        self._c = ctypes.CDLL(str(path))
+        declare = self._declare
+        declare("words", _I64, _POINTER, _I32)
+        declare("compress_workspace", _I64, _POINTER, _I32)
+        declare("decode_workspace", _I64, _POINTER, _I32, _I32)
+        declare("describe", None, ctypes.c_uint64, ctypes.c_char_p, _I32)
+        declare("compress", _TEXT, _POINTER, _POINTER, _I32, *[_POINTER] * 6)
+        declare(
+            *("decode", _TEXT, _POINTER, _POINTER, _I32, _U32, _POINTER, _I32, _I64),
+            *[_POINTER] * 4,
+        )
+
+    def words(self, tensors):
+        """Return how many words a step's buffer has; negative: impossible."""
+        return self._call("words", tensors, len(tensors))
+
+    def compress_workspace(self, tensors):
+        """Return the bytes of device memory that a step needs; negative: impossible."""
+        return self._call("compress_workspace", tensors, len(tensors))
+
+    def decode_workspace(self, tensors, num_workers):
+        """Return the bytes that decoding needs; negative: impossible."""
+        return self._call("decode_workspace", tensors, len(tensors), num_workers)
+
+    def compress(
+        self, stream, tensors, settings, scales, offsets, hints, workspace, words
+    ):
+        """Queue a step on a stream.
+
+        Raises:
+            ValueError: with what the library says.
+        """
+        start = (stream, tensors, len(tensors), ctypes.byref(settings))
+        _check(self._call("compress", *start, scales, offsets, hints, workspace, words))
+
+    def decode(
+        self,
+        stream,
+        tensors,
+        fingerprint,
+        buffers,
+        num_workers,
+        num_words,
+        targets,
+        rate,
+        workspace,
+        status,
+    ):
+        """Queue a decoding; `targets` is a list of addresses, `rate` one, or None.
+
+        Raises:
+            ValueError: with what the library says.
+        """
+        start = (stream, tensors, len(tensors), fingerprint, buffers, num_workers)
+        rest = (num_words, _addresses(targets), rate, workspace, status)
+        _check(self._call("decode", *start, *rest))
+
+    def describe(self, error, size=200):
+        """Return what a status's error means."""
+        text = ctypes.create_string_buffer(size)
+        self._call("describe", error, text, size)
+        return text.value.decode()
+
+    def _declare(self, name, result, *arguments):
+        function = self._c[f"tf_dgc_cuda_{name}"]
+        function.restype, function.argtypes = result, arguments
+        setattr(self, f"_{name}", function)
+
+    def _call(self, name, *arguments):
+        return getattr(self, f"_{name}")(*arguments)
+
+
+class Cpu:
+    """The CPU operations (`custom_ops/cpu`) without TensorFlow; on host addresses."""
+
+    def __init__(self, path):
+        self._c = ctypes.CDLL(str(path))
+        self._compress = self._c.tf_dgc_cpu_compress
+        self._compress.restype = None
+        self._compress.argtypes = [_POINTER, _I32, *[_POINTER] * 4]
+        self._decode = self._c.tf_dgc_cpu_decode
+        self._decode.restype = _I32
+        self._decode.argtypes = [_POINTER, _I32, _U32, _POINTER, _I32, _I64]
+        self._decode.argtypes += [_POINTER, _POINTER, ctypes.c_char_p, _I32]
+
+    def compress(self, tensors, settings, scales, offsets, words):
+        """Do the step at once."""
+        start = (tensors, len(tensors), ctypes.byref(settings))
+        self._compress(*start, scales, offsets, words)
+
+    def decode(
+        self, tensors, fingerprint, buffers, num_workers, num_words, targets, rate
+    ):
+        """Decode at once; return the number of non-finite workers and what is wrong."""
+        text = ctypes.create_string_buffer(200)
+        start = (tensors, len(tensors), fingerprint, buffers, num_workers, num_words)
+        nonfinite = self._decode(*start, _addresses(targets), rate, text, len(text))
+        return nonfinite, text.value.decode()
+
+
+def _addresses(pointers):
+    return (_POINTER * len(pointers))(*pointers)
+
+
+def _check(wrong):
+    if wrong is not None:
+        raise ValueError(wrong.decode())

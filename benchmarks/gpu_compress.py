@@ -1,0 +1,243 @@
+"""How long a compressed step takes on a GPU.
+
+    python benchmarks/gpu_compress.py --json gpu.json
+
+Needs a GPU with some 20 GB, PyTorch and nvcc; not TensorFlow. By turns within one run,
+timed by events on the device:
+
+- `floor`: a copy on the device of as many bytes as a step has to move: it reads
+  gradient, velocity and residual and writes the latter two, 20 bytes per entry of a
+  float32 gradient;
+- `graph` and `queued`: the fused step of `custom_ops/cuda`, replayed from a CUDA graph,
+  or launched anew;
+- `161 tensors`: the same for the variables of a ResNet-50 in one call;
+- `torch top_k`: the correction by PyTorch, `torch.topk` of the magnitudes, masking;
+- `torch sampled`: the same with a threshold from a sample instead (not exactly k);
+- `torch correction`: the correction alone;
+- `decode 8`: eight such buffers decoded and subtracted from the variables.
+"""
+
+import pathlib
+import random
+import statistics
+import sys
+
+import cuda_library
+import numpy as np
+import reporting
+import resnet50
+from absl import app, flags
+
+_SIZES = flags.DEFINE_list("sizes", ["2.556e7", "1e8"], "Entries of the tensor.")
+_SPARSITIES = flags.DEFINE_list("sparsities", ["0.999"], "Shares that are not sent.")
+_DTYPES = flags.DEFINE_list(
+    "dtypes", ["float32", "bfloat16", "float16"], "Types of the gradient."
+)
+_ROUNDS = flags.DEFINE_integer("rounds", 50, "Rounds that are timed.", lower_bound=3)
+_WARM_UP = flags.DEFINE_integer("warm_up", 20, "Rounds before them.", lower_bound=1)
+_GRADIENTS = flags.DEFINE_integer(
+    "gradients", 4, "Different gradients, that take turns.", lower_bound=1
+)
+_LIBRARY = flags.DEFINE_string(
+    "library", None, "The library of the kernels; made by nvcc if it is not given."
+)
+_JSON = flags.DEFINE_string("json", None, "File to write the rows of the table to.")
+
+# Copied before each measurement: it empties the cache, and while it runs the host
+# queues what is measured, so that its own time for launches does not count.
+BALLAST = 1 << 29  # bytes
+
+COLUMNS = [
+    ("path", "path", "s"),
+    ("n", "n", ",d"),
+    ("sparsity", "sparsity", ".2%"),
+    ("dtype", "type", "s"),
+    ("median_ms", "median (ms)", ",.3f"),
+    ("iqr_ms", "IQR (ms)", ".3f"),
+    ("by_floor", "by floor", ".2f"),
+    ("by_one_tensor", "by one tensor", ".2f"),
+    ("top_k_by_this", "torch top_k by this", ".1f"),
+    ("gb_per_s", "GB/s", ",.0f"),
+]
+
+
+def main(_):
+    """Measure all cases and print the table."""
+    torch = _torch()
+    try:
+        path = _LIBRARY.value or cuda_library.build("cuda")
+    except RuntimeError as error:
+        sys.exit(f"gpu_compress.py: {error}")
+    library = cuda_library.Library(path)
+    rows = []
+    for n in (int(float(n)) for n in _SIZES.value):
+        for sparsity in map(float, _SPARSITIES.value):
+            for dtype in _DTYPES.value:
+                rows += measure(library, n, sparsity, dtype)
+                torch.cuda.empty_cache()
+    rows += measure_many(library, float(_SPARSITIES.value[0]))
+    card = torch.cuda.get_device_properties(0)
+    title = f"Compressing on one {card.name}"
+    reporting.report(rows, COLUMNS, title, _JSON.value, origin(torch, path))
+
+
+def measure(library, n, sparsity, dtype):
+    """Time all paths for one tensor; return one row per path."""
+    import gpu_contenders as contenders
+
+    flat = contenders.gradients(n, dtype, _GRADIENTS.value)
+    num_bytes = 16 + flat[0].element_size()
+    queued, graph, sender = (
+        contenders.Kernels(library, [(n, False)], sparsity, dtype, flat)
+        for _ in range(3)
+    )
+    by_torch = [contenders.Torch(n, sparsity, flat) for _ in range(3)]
+    warm_up(queued.queued, graph.queued)
+    decoding = contenders.Decoding(library, sender)
+    paths = {
+        "floor": contenders.floor(n, num_bytes),
+        "graph": graph.captured(),
+        "queued": queued.queued,
+        "torch top_k": by_torch[0].top_k,
+        "torch sampled": by_torch[1].sampled,
+        "torch correction": by_torch[2].correct,
+        "decode 8": decoding.queued,
+    }
+    times = take_turns(paths)
+    decoding.check()
+    check_words(queued, graph)
+    rows = rows_of(times, n, sparsity, dtype, num_bytes)
+    for row in rows:
+        if row["path"] in ("graph", "queued"):
+            row["workspace_bytes"] = queued.num_bytes
+    return rows
+
+
+def measure_many(library, sparsity):
+    """Time ResNet-50's tensors in one call, and one tensor of as many entries."""
+    import gpu_contenders as contenders
+
+    sizes = resnet50.sizes()
+    n = sum(size for size, _ in sizes)
+    flat = contenders.gradients(n, "float32", _GRADIENTS.value)
+    found = {}
+    for name, which in {"1 tensor": [(n, False)], "161 tensors": sizes}.items():
+        for how in ("queued", "graph"):
+            made = contenders.Kernels(library, which, sparsity, "float32", flat)
+            warm_up(made.queued)
+            found[f"{name}, {how}"] = (
+                made.queued if how == "queued" else made.captured()
+            )
+    times = take_turns({"floor": contenders.floor(n, 20), **found})
+    rows = rows_of(times, n, sparsity, "float32", 20)
+    for row in rows:
+        if row["path"].startswith("161"):
+            one = times[row["path"].replace("161 tensors", "1 tensor")]
+            row["by_one_tensor"] = row["median_ms"] / statistics.median(one)
+    return rows
+
+
+def warm_up(*paths):
+    """Load the kernels, before anything is captured, and let hints settle."""
+    import torch
+
+    for number in range(_WARM_UP.value):
+        for path in paths:
+            path(number)
+    torch.cuda.synchronize()
+
+
+def take_turns(paths):
+    """Time each path once per round, in an order that changes; return milliseconds."""
+    import gpu_contenders as contenders
+    import torch
+
+    ballast = contenders.floor(BALLAST, 2)
+    events = {name: [] for name in paths}
+    order = list(paths)
+    for number in range(_WARM_UP.value + _ROUNDS.value):
+        random.shuffle(order)
+        for name in order:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            ballast(number)
+            start.record()
+            paths[name](number)
+            end.record()
+            if number >= _WARM_UP.value:
+                events[name].append((start, end))
+        torch.cuda.synchronize()
+    return {
+        name: [start.elapsed_time(end) for start, end in pairs]
+        for name, pairs in events.items()
+    }
+
+
+def rows_of(times, n, sparsity, dtype, num_bytes):
+    """Return the rows of one case, with ratios to the copy and to `torch top_k`."""
+    median = {name: statistics.median(t) for name, t in times.items()}
+    top_k = median.get("torch top_k")
+    rows = []
+    for name, t in times.items():
+        low, high = np.percentile(t, [25, 75])
+        row = {
+            "path": name,
+            "n": n,
+            "sparsity": sparsity,
+            "dtype": dtype,
+            "median_ms": median[name],
+            "iqr_ms": float(high - low),
+            "min_ms": min(t),
+            "max_ms": max(t),
+            "rounds": len(t),
+            "by_floor": median[name] / median["floor"],
+            "top_k_by_this": top_k and top_k / median[name],
+        }
+        if name == "decode 8":  # moves other bytes
+            row["by_floor"] = row["top_k_by_this"] = None
+        else:
+            row["gb_per_s"] = n * num_bytes / median[name] / 1e6
+        rows.append(row)
+    return rows
+
+
+def check_words(*steps):
+    """Say so if what was timed is not what a settled training does.
+
+    Raises:
+        RuntimeError: if a step did not happen.
+    """
+    for step in steps:
+        magic, _, flags_ = step.words[:3].tolist()
+        if magic != 0x44474301 or flags_ != 0:
+            raise RuntimeError(f"a step left header {magic:#x} and flags {flags_}")
+        if (step.hints[:, 1] == 0).any():
+            print("note: the last step had no good hint and read the residual again")
+
+
+def origin(torch, path):
+    """Return what was measured on and with."""
+    card = torch.cuda.get_device_properties(0)
+    return {
+        "card": card.name,
+        "processors": card.multi_processor_count,
+        "memory_bytes": card.total_memory,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "library": pathlib.Path(path).name,
+        "commit": reporting.commit(),
+    }
+
+
+def _torch():
+    """Return PyTorch, or end with one sentence if it or the GPU is missing."""
+    try:
+        import torch
+    except ImportError:
+        sys.exit("gpu_compress.py needs PyTorch, which is not installed here.")
+    if not torch.cuda.is_available():
+        sys.exit("gpu_compress.py needs an NVIDIA GPU, and PyTorch finds none here.")
+    return torch
+
+
+if __name__ == "__main__":
+    app.run(main)

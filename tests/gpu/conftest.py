@@ -1,0 +1,80 @@
+"""The CUDA kernels without TensorFlow: `pytest tests/gpu`, see docs/gpu.md."""
+
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+for folder in ("tests", "benchmarks"):
+    if str(ROOT / folder) not in sys.path:
+        sys.path.append(str(ROOT / folder))
+
+import cuda_library  # noqa: E402
+import devices  # noqa: E402
+from harness_gpu import Runner  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        choices=("cuda", "emulated"),
+        default="cuda",
+        help="where the kernels run: on a GPU, or the same code on the CPU",
+    )
+    parser.addoption(
+        "--no-poison",
+        action="store_true",
+        help="leave memory unwritten that a step must not read first, for initcheck",
+    )
+    parser.addoption(
+        "--cuda-library", help="a library to take instead of the one in custom_ops"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if pathlib.Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    """Instead of the one of all other tests, which is about Keras."""
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    """Return where the kernels run; without it, every test is skipped, and says why."""
+    kind = request.config.getoption("--device", "cuda")
+    try:
+        found = devices.Emulated() if kind == "emulated" else devices.find()
+    except devices.NoDeviceError as reason:
+        pytest.skip(str(reason))
+    found.poisons = not request.config.getoption("--no-poison", False)
+    return found
+
+
+@pytest.fixture(scope="session")
+def library(request, device):
+    path = request.config.getoption("--cuda-library", None)
+    if path is None:
+        try:
+            path = cuda_library.build(device.kind)
+        except RuntimeError as reason:
+            pytest.skip(str(reason))
+    return cuda_library.Library(path)
+
+
+@pytest.fixture(scope="session")
+def cpu(device):
+    """Return the CPU operations, or None where there is no compiler."""
+    try:
+        return cuda_library.Cpu(cuda_library.build("cpu"))
+    except RuntimeError:
+        return None
+
+
+@pytest.fixture
+def runner(device, library, cpu):
+    return Runner(device, library, cpu)

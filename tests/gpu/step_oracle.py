@@ -1,0 +1,211 @@
+"""The fused step in NumPy, to the bit, for up to 10^8 entries.
+
+Written from docs/wire_format.md and from what `custom_ops/cpu/compress.h` promises. All
+arithmetic is in float32, one rounding per operation.
+"""
+
+import dataclasses
+
+import numpy as np
+
+MAGIC = 0x44474301
+LARGEST = np.finfo(np.float32).max
+
+
+@dataclasses.dataclass
+class Case:
+    """One tensor of a step.
+
+    Attributes:
+        gradient: [size] float32, float16, or uint16: the bits of bfloat16.
+        k: entries to send.
+        value_type: of the wire, or "exempt".
+        velocity: [size] float32, changed by a step; so is `residual`.
+        scale: what the gradient is multiplied by.
+        offset: where ties are broken from.
+        shift: entries by which the arrays are out of alignment on the device.
+    """
+
+    gradient: np.ndarray
+    k: int
+    value_type: str = "float32"
+    velocity: np.ndarray = None
+    residual: np.ndarray = None
+    scale: float = 1.0
+    offset: int = 0
+    shift: int = 0
+
+    def __post_init__(self):
+        if self.velocity is None:
+            self.velocity = np.zeros(self.size, np.float32)
+        if self.residual is None:
+            self.residual = np.zeros(self.size, np.float32)
+
+    @property
+    def size(self):
+        return self.gradient.size
+
+    @property
+    def gradient_type(self):
+        return (
+            "bfloat16" if self.gradient.dtype == np.uint16 else self.gradient.dtype.name
+        )
+
+    def copy(self):
+        """Return a case whose state is its own."""
+        return dataclasses.replace(
+            self, velocity=self.velocity.copy(), residual=self.residual.copy()
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How all tensors of a step are accumulated."""
+
+    name: str = "momentum"
+    momentum: float = 0.75
+    masking: bool = True
+
+
+def step(cases, rule, fingerprint):
+    """Do a step on the cases' state; return the buffer, [words] uint32."""
+    with np.errstate(all="ignore"):
+        finite = _accumulate(cases, rule)
+        parts = [_send(case, rule) for case in cases]
+    return seal(np.concatenate([_header(fingerprint, finite), *parts]))
+
+
+def seal(words):
+    """Return the words with their length and the checksum that they should have."""
+    words = words.copy()
+    words[3] = words.size
+    words[4] = 0
+    factors = 2 * np.arange(words.size, dtype=np.uint32) + np.uint32(1)
+    words[4] = np.sum(factors * words, dtype=np.uint32)
+    return words
+
+
+def chosen(residual, k, offset):
+    """Return the ascending positions of the k largest magnitudes.
+
+    Ties go to those that come first in cyclic order from `offset`.
+    """
+    magnitude = np.abs(residual)
+    cut = np.partition(magnitude, residual.size - k)[residual.size - k]
+    above = np.flatnonzero(magnitude > cut)
+    ties = np.flatnonzero(magnitude == cut)
+    first = np.searchsorted(ties, offset)
+    taken = ties[(first + np.arange(k - above.size)) % ties.size]
+    return np.sort(np.concatenate([above, taken]))
+
+
+def encode(size, positions, values, value_type):
+    """Return a tensor's words, and its values as a decoder will see them."""
+    k = positions.size
+    width = (size // k).bit_length() - 1
+    low = positions[:, None] >> np.arange(width) & 1
+    high = np.zeros(k + ((size - 1) >> width), np.uint8)
+    high[(positions >> width) + np.arange(k)] = 1
+    words, coded = _encode_values(values, value_type)
+    return np.concatenate([pack(low.astype(np.uint8)), pack(high), words]), coded
+
+
+def pack(bits):
+    """Return a stream of bits as words."""
+    data = np.packbits(bits.ravel(), bitorder="little")
+    return np.pad(data, (0, -data.size % 4)).view(np.uint32)
+
+
+# --- the stages of a step -------------------------------------------------------------
+
+
+def _accumulate(cases, rule):
+    """Correct and accumulate; if anything is not finite, without all gradients."""
+    added = [_add(case, rule) for case in cases]
+    finite = all(np.isfinite(v).all() for _, v, _ in added)
+    for case, (u, v, gradient) in zip(cases, added, strict=True):
+        if not finite:
+            u, v = _without(case, rule, u, v, gradient)
+        case.velocity, case.residual = u, v
+    return finite
+
+
+def _add(case, rule):
+    m = np.float32(rule.momentum)
+    gradient = np.float32(case.scale) * widen(case.gradient)
+    u, v = case.velocity, case.residual
+    if rule.name == "none":
+        return u, v + gradient, gradient
+    if rule.name == "momentum":
+        u = m * u + gradient
+        return u, v + u, gradient
+    u = m * (u + gradient)
+    return u, v + (u + gradient), gradient
+
+
+def _without(case, rule, u, v, gradient):
+    """Subtract what was added; leave out from the start what was not finite."""
+    m = np.float32(rule.momentum)
+    in_velocity = m * gradient if rule.name == "nesterov" else gradient
+    in_residual = in_velocity + gradient if rule.name == "nesterov" else gradient
+    is_bad = ~np.isfinite(v)
+    old_u = case.velocity if rule.name == "none" else m * case.velocity
+    old_v = case.residual + (0 if rule.name == "none" else old_u)
+    if rule.name != "none":
+        u = np.where(is_bad, old_u, u - in_velocity)
+    return u, np.where(is_bad, np.clip(old_v, -LARGEST, LARGEST), v - in_residual)
+
+
+def _send(case, rule):
+    """Return the tensor's words, and take what is sent out of its state."""
+    if case.value_type == "exempt":
+        words = case.residual.view(np.uint32)
+        case.residual = np.zeros_like(case.residual)
+        return words
+    positions = chosen(case.residual, case.k, case.offset)
+    values = case.residual[positions]
+    words, coded = encode(case.size, positions, values, case.value_type)
+    case.residual = case.residual.copy()
+    case.residual[positions] = values - coded
+    if rule.masking and rule.name != "none" and case.k < case.size:
+        case.velocity = case.velocity.copy()
+        case.velocity[positions] = 0
+    return words
+
+
+def _header(fingerprint, finite):
+    return np.array([MAGIC, fingerprint, 0 if finite else 1, 0, 0], np.uint32)
+
+
+# --- number formats -------------------------------------------------------------------
+
+
+def widen(x):
+    """Return float32 numbers from float32, float16, or the bits of bfloat16."""
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float32)
+
+
+def to_bfloat16(x):
+    """Return the bits of float32 numbers, rounded to nearest even and saturated."""
+    bits = x.view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    overflows = np.isfinite(x) & ((rounded & 0x7FFF) >= 0x7F80)
+    return np.where(overflows, rounded & 0x8000 | 0x7F7F, rounded).astype(np.uint16)
+
+
+def _encode_values(values, value_type):
+    if value_type == "float32":
+        return values.view(np.uint32), values
+    if value_type == "sign":
+        mean = np.float32(np.sum(np.abs(values), dtype=np.float64) / values.size)
+        negative = values < 0
+        words = np.concatenate([mean.reshape(1).view(np.uint32), pack(negative)])
+        return words, np.where(negative, -mean, mean)
+    if value_type == "bfloat16":
+        coded = to_bfloat16(values)
+    else:
+        coded = np.clip(values, -65504, 65504).astype(np.float16)
+    halves = np.pad(coded.view(np.uint16), (0, coded.size % 2))
+    return halves.view(np.uint32), widen(coded)

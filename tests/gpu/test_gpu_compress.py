@@ -1,0 +1,270 @@
+"""The fused step on the device: the same bits as NumPy and the CPU operations."""
+
+import itertools
+import math
+
+import cuda_library
+import numpy as np
+import pytest
+import resnet50
+import step_oracle
+import wire_reference
+from harness_gpu import FINGERPRINT, same, settings
+from step_oracle import Case, Rule
+
+EMULATED_LIMIT = 1_000_000  # entries, for the time it takes
+SMALL = 9_000  # more than two of the kernels' tiles
+VALUE_TYPES = ["float32", "bfloat16", "float16", "sign"]
+
+
+def floats(size, seed, dtype="float32"):
+    """Return normally distributed numbers; bfloat16 as its bits."""
+    drawn = np.random.default_rng(seed).standard_normal(size, np.float32)
+    return (
+        step_oracle.to_bfloat16(drawn) if dtype == "bfloat16" else drawn.astype(dtype)
+    )
+
+
+def case(size, k, seed=0, dtype="float32", **rest):
+    """Return a tensor in the middle of training."""
+    state = {"velocity": floats(size, seed + 1), "residual": floats(size, seed + 2)}
+    return Case(floats(size, seed, dtype), k, **{**state, "offset": size // 3, **rest})
+
+
+def exempt(size, seed=0, **rest):
+    return case(size, size, seed, value_type="exempt", offset=0, **rest)
+
+
+def new_gradients(cases, number):
+    for i, c in enumerate(cases):
+        c.gradient = floats(c.size, 1000 * number + i, c.gradient_type)
+        c.offset = (c.offset + 7919) % max(1, c.size)
+
+
+def sizes_and_densities():
+    small = itertools.product(
+        [1, 31, 1000, 10_000, 100_000], [1e-4, 1e-3, 1e-2, 0.3, 1]
+    )
+    large = itertools.product([10**6, 10**7, 10**8], [1e-4, 1e-3, 0.1, 1])
+    return [*small, *large]
+
+
+# --- sizes, densities, types ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "density"), sizes_and_densities())
+def test_sizes(runner, size, density):
+    if size > EMULATED_LIMIT and runner.device.kind == "emulated":
+        pytest.skip("takes too long on the emulated device")
+    k = max(1, math.ceil(density * size))
+    steps = 3 if size < 50_000 or runner.device.kind == "cuda" else 2
+    runner.check_steps([case(size, k)], steps=steps, change=new_gradients)
+
+
+def test_small_empty_tensors(runner):
+    """Without entries there is no memory, and the pointers are null."""
+    empty = [exempt(0), case(50, 3), exempt(0), exempt(0), exempt(7), exempt(0)]
+    runner.check_steps(empty, steps=2)
+    runner.check_steps([exempt(0)])
+
+
+@pytest.mark.parametrize("value_type", [*VALUE_TYPES, "exempt"])
+@pytest.mark.parametrize("dtype", cuda_library.GRADIENT_TYPES)
+def test_small_types(runner, dtype, value_type):
+    k = SMALL if value_type == "exempt" else 101
+    tensor = case(SMALL, k, dtype=dtype, value_type=value_type, scale=0.3)
+    buffers = runner.check_steps([tensor], steps=2, change=new_gradients)
+    assert len({b.tobytes() for b in buffers}) == 2
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("name", cuda_library.RULES)
+def test_small_rules(runner, name, masking):
+    rule = Rule(name, 0.9, masking)
+    cases = [case(SMALL, 90), case(300, 300, 5), exempt(300, 9)]
+    runner.check_steps(cases, rule, steps=3, change=new_gradients)
+
+
+def test_small_buffer_is_that_of_the_reference(runner):
+    """The oracle of these tests writes what the wire format's own reference reads."""
+    layout = [
+        *((900, "float32", t) for t in VALUE_TYPES),
+        *((33, "float32", "exempt"), (64, "float32", "float32")),
+    ]
+    counts = [90, 7, 101, 450, 33, 64]
+    cases = [
+        case(n, k, i, value_type=t)
+        for i, ((n, _, t), k) in enumerate(zip(layout, counts, strict=True))
+    ]
+    (words,) = runner.check_steps(cases)
+    words = words.copy()
+    words[1] = wire_reference.fingerprint(layout)
+    selections, finite = wire_reference.decode(step_oracle.seal(words), layout, counts)
+    assert finite
+    reencoded = wire_reference.encode(layout, counts, selections, True)
+    same(step_oracle.seal(words), reencoded, "words")
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("dtype", cuda_library.GRADIENT_TYPES)
+def test_small_unaligned_views(runner, dtype, shift):
+    tensor = case(SMALL + 1, 50, dtype=dtype, shift=shift)
+    runner.check_steps([tensor], steps=2, change=new_gradients)
+
+
+# --- content --------------------------------------------------------------------------
+
+
+def content(kind, size):
+    random = np.random.default_rng(3)
+    zeros = np.zeros(size, np.float32)
+    if kind == "zeros":
+        return zeros
+    if kind == "equal":
+        return zeros - 2
+    if kind == "few values":
+        return random.integers(-2, 3, size).astype(np.float32)
+    if kind == "few zeros left":
+        zeros[7:57] = 1
+        return zeros
+    if kind == "powers":  # magnitudes over 60 orders
+        return np.float32(10) ** random.uniform(-30, 30, size).astype(np.float32)
+    assert kind == "nearly equal"
+    return 1 + random.integers(0, 1000, size).astype(np.float32) * np.float32(2**-23)
+
+
+@pytest.mark.parametrize("k", [1, 100, 6_000, 19_999])
+@pytest.mark.parametrize(
+    "kind",
+    ["zeros", "equal", "few values", "few zeros left", "powers", "nearly equal"],
+)
+def test_small_ties(runner, kind, k):
+    size = 20_000
+    for offset in [0, size - 50]:
+        tensor = Case(content(kind, size), k, offset=offset)
+        runner.check_steps([tensor], steps=2)
+
+
+def test_small_denormals_are_zero(runner):
+    """A velocity that decays to denormals would be another result than the CPU's."""
+    on_device = runner.step([Case(np.full(5000, 1e-39, np.float32), 5)])
+    on_device.queue()
+    assert not np.any(on_device.velocity[0].read())
+    assert not np.any(on_device.residual[0].read())
+
+
+@pytest.mark.parametrize("name", cuda_library.RULES)
+@pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf])
+def test_small_nonfinite_gradient_is_left_out(runner, name, what):
+    cases = [case(SMALL, 90), case(300, 5, 5, dtype="float16"), exempt(5000, 9)]
+    cases[1].gradient[17::100] = what
+
+    def repair(cases, number):
+        if number:
+            new_gradients(cases, number)
+
+    buffers = runner.check_steps(cases, Rule(name), steps=3, change=repair)
+    assert [int(b[2]) for b in buffers] == [1, 0, 0]
+
+
+def test_small_all_nonfinite(runner):
+    (words,) = runner.check_steps([Case(np.full(SMALL, np.nan, np.float32), 9)])
+    assert words[2] == 1
+
+
+def test_small_scale_of_nan(runner):
+    cases = [case(SMALL, 90), case(300, 5, 5, scale=np.nan)]
+    (words,) = runner.check_steps(cases)
+    assert words[2] == 1
+
+
+def test_small_overflow_counts_as_nonfinite(runner):
+    tensor = Case(np.full(SMALL, 3e38, np.float32), 9, offset=5)
+    buffers = runner.check_steps([tensor], Rule("none"), steps=2)
+    assert [int(b[2]) for b in buffers] == [0, 1]
+
+
+# --- many tensors, many steps ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("value_type", ["float32", "sign"])
+def test_resnet50_in_one_call(runner, value_type):
+    smaller = 200 if runner.device.kind == "emulated" else 1
+    cases = []
+    for i, (size, is_exempt) in enumerate(resnet50.sizes()):
+        size = max(1, size // smaller)
+        k = max(1, math.ceil(0.001 * size))
+        tensor = case(size, k, 10 * i, value_type=value_type)
+        cases.append(exempt(size, 10 * i) if is_exempt else tensor)
+    runner.check_steps(cases, steps=2, change=new_gradients)
+
+
+def test_hints_never_decide(runner):
+    """Gradients change in size, k changes, and the last step's hints mislead."""
+    factors = [1, 1, 1, 1000, 1, 1, 1e-3, 0, 0, 1, 1]
+    counts = [30, 30, 31, 31, 31, 3000, 3000, 31, 31, 31, 31]
+
+    def change(cases, number):
+        new_gradients(cases, number)
+        for c in cases:
+            c.gradient *= np.float32(factors[number])
+            c.k = counts[number]
+
+    cases = [case(30_000, 30), case(5_000, 30, 9)]
+    runner.check_steps(cases, steps=len(factors), change=change)
+
+
+def test_any_hint_gives_the_same(runner):
+    tensor = case(30_000, 30)
+    words = step_oracle.step([tensor.copy()], Rule(), FINGERPRINT)
+    for threshold in [0, 1, 2**23, 0x3F800000, 0x40000000, 0x7F7FFFFF, 2**31 - 1, -5]:
+        on_device = runner.step([tensor])
+        on_device.hints.write([[30, threshold, 0]])
+        on_device.queue()
+        same(on_device.words.read(), words, f"words with hint {threshold}")
+
+
+@pytest.mark.parametrize("size", [30_000, 10**7])
+def test_every_run_gives_the_same(runner, size):
+    if size > EMULATED_LIMIT and runner.device.kind == "emulated":
+        pytest.skip("takes too long on the emulated device")
+    cases = [case(size, size // 1000, value_type="sign"), exempt(500)]
+    found = set()
+    for _ in range(5):
+        on_device = runner.step(cases)
+        on_device.queue()
+        on_device.queue()
+        found.add(
+            on_device.words.read().tobytes() + on_device.residual[0].read().tobytes()
+        )
+    assert len(found) == 1
+
+
+# --- wrong arguments ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"k": 6}, "size, k or value type"),
+        ({"k": 0}, "size, k or value type"),
+        ({"size": -1}, "size, k or value type"),
+        ({"value_type": 1}, "size, k or value type"),
+        ({"value_type": 6}, "unknown value type"),
+        ({"gradient_type": 1}, "float64"),
+    ],
+)
+def test_small_wrong_arguments(runner, wrong, what):
+    tensors = cuda_library.tensors([{"size": 5, "k": 5, "value_type": 0, **wrong}])
+    assert runner.library.words(tensors) == -1
+    assert runner.library.compress_workspace(tensors) == -1
+    rest = [None] * 5
+    with pytest.raises(ValueError, match=what):
+        runner.library.compress(None, tensors, settings(Rule()), *rest)
+
+
+def test_small_no_tensors(runner):
+    with pytest.raises(ValueError, match="no tensors"):
+        runner.library.compress(
+            None, cuda_library.tensors([]), settings(Rule()), *[None] * 5
+        )
