@@ -7,9 +7,6 @@
 namespace tf_dgc {
 namespace gpu {
 
-constexpr int kMaxSample = 8192;
-constexpr int kRun = 4;  // neighbours in the sample, from one sector
-
 // Tensors travel to the device as parameters of a kernel, which may be 4 KiB in all. Unlike
 // a copy from host memory that waits for nothing and can be captured into a graph.
 constexpr int kUpload = 40;
@@ -18,11 +15,6 @@ struct Upload {
   Source sources[kUpload];
   int32_t first;  // the first one's index
 };
-
-TF_DGC_DEVICE int SampleSize(int64_t size) {
-  const int64_t wanted = size / 256;
-  return (wanted < 1024 ? 1024 : wanted < kMaxSample ? wanted : kMaxSample) / kRun * kRun;
-}
 
 // A well-mixed number in [0, bound).
 TF_DGC_DEVICE int64_t Mix(uint64_t i, int64_t bound) {
@@ -54,10 +46,12 @@ template <class G>
 TF_DGC_DEVICE void Sample(const Tables& t, const Source& source, int tensor, int count,
                           int32_t* magnitudes) {
   const float scale = static_cast<float>(t.scales[tensor]);
-  const int64_t stride = source.size / (count / kRun);
+  const bool all = count == source.size;
+  const int64_t stride = all ? 0 : source.size / (count / kRun);
   for (int i = ThreadIndex(); i < count; i += kWide) {
     const int64_t run = i / kRun;
-    const int64_t position = run * stride + Mix(run, stride / kRun) * kRun + i % kRun;
+    const int64_t position =
+        all ? i : run * stride + Mix(run, stride / kRun) * kRun + i % kRun;
     const int32_t magnitude = MagnitudeOf(Accumulated<G>(t, source, scale, position));
     magnitudes[i] = magnitude < kInfinity ? magnitude : 0;
   }
@@ -88,10 +82,7 @@ TF_DGC_DEVICE int32_t SelectRank(SampleMemory& memory, int count, uint32_t rank)
 // A magnitude that a few more than k entries are likely to reach; 0 for all.
 TF_DGC_DEVICE int32_t PredictThreshold(const Tables& t, const Source& source, int tensor) {
   const int count = SampleSize(source.size);
-  // As many of the sample reach the k-th largest magnitude as a Poisson variable of this
-  // mean; four standard deviations more make fewer than k candidates rare.
-  const double mean = static_cast<double>(count) * source.k / source.size;
-  const double rank = ceil(mean + 4 * sqrt(mean) + 4);
+  const int64_t rank = SampleRank(source.size, source.k);
   if (rank >= count) return 0;
   auto& memory = Shared<SampleMemory>();
   switch (static_cast<GradientType>(source.gradient_type)) {
@@ -113,7 +104,6 @@ TF_DGC_DEVICE int32_t ThresholdFor(const Tables& t, const Source& source, int te
                                    int32_t hint) {
   if (source.exempt() || source.limit == 0) return kInfinity;  // no candidates
   if (hint > 0) return hint < kInfinity ? hint : kInfinity;
-  if (source.size < kTile) return 0;
   return PredictThreshold(t, source, tensor);
 }
 
@@ -124,8 +114,9 @@ TF_DGC_GLOBAL(kWide) Begin(Tables t, Upload upload) {
   if (tensor == 0) {
     for (int i = ThreadIndex(); i < kHeaderWords; i += kWide) t.words[i] = 0;
   }
-  uint32_t* histogram = t.histograms + int64_t{tensor} * kBuckets;
-  for (int i = ThreadIndex(); i < kBuckets; i += kWide) histogram[i] = 0;
+  if (!source.exempt()) {
+    for (int i = ThreadIndex(); i < kBuckets; i += kWide) HistogramOf(t, source)[i] = 0;
+  }
   const TfDgcHint hint = t.hints[tensor];
   // Gradients that alternate in size would make every other hint wrong.
   const bool trusted = hint.distrust <= 0 && hint.k == source.k;

@@ -82,7 +82,7 @@ TF_DGC_DEVICE void Decide(const Tables& t, int tensor) {
   const Source& source = t.sources[tensor];
   if (source.exempt() || source.size == 0) return;
   Choice& choice = t.choices[tensor];
-  uint32_t* histogram = t.histograms + int64_t{tensor} * kBuckets;
+  uint32_t* histogram = HistogramOf(t, source);
   const int64_t count = choice.num_candidates;
   const int32_t threshold = choice.threshold;
   const bool complete = t.progress->nonfinite == 0 && source.limit > 0 && count <= source.limit;
@@ -119,7 +119,7 @@ TF_DGC_DEVICE void GatherInside(const Tables& t) {
       for (uint32_t i = ThreadIndex() % kWarp; i < t.tiles[tile].count; i += kWarp) {
         if (BucketOf(list[i].magnitude, threshold) != bucket) continue;
         const uint32_t at = AtomicAdd(&choice.num_inside, 1);
-        if (at < kInside) t.inside[int64_t{tensor} * kInside + at] = list[i];
+        if (at < kInside) InsideOf(t, source)[at] = list[i];
       }
     });
   });
@@ -139,7 +139,7 @@ TF_DGC_DEVICE void CutInside(const Tables& t, int tensor) {
   const uint32_t count = choice.num_inside;
   if (count > kInside) {  // very many of nearly the same magnitude
     for (int i = ThreadIndex(); i < kBuckets; i += kWide) {
-      t.histograms[int64_t{tensor} * kBuckets + i] = 0;
+      HistogramOf(t, source)[i] = 0;
     }
     SyncBlock();
     if (ThreadIndex() == 0) ReadResidual(t, tensor);
@@ -147,7 +147,7 @@ TF_DGC_DEVICE void CutInside(const Tables& t, int tensor) {
   }
   const int32_t offset = t.offsets[tensor];
   auto& memory = Shared<InsideMemory>();
-  const Candidate* inside = t.inside + int64_t{tensor} * kInside;
+  const Candidate* inside = InsideOf(t, source);
   for (uint32_t i = ThreadIndex(); i < count; i += kWide) {
     const int32_t position = inside[i].position;
     const uint32_t distance = position - offset + (position < offset ? source.size : 0);

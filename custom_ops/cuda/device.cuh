@@ -87,6 +87,14 @@ struct alignas(8) Four16 {
 
 using Stream = cudaStream_t;
 
+// What is wrong, or NULL. The error is taken back: it is reported here, and others in the
+// process would take it for theirs.
+inline const char* Text(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return cudaGetErrorString(error);
+}
+
 // Queues a kernel; returns NULL or what is wrong.
 template <class... Parameters, class... Arguments>
 const char* Launch(void (*kernel)(Parameters...), dim3 blocks, int threads, bool cooperative,
@@ -100,8 +108,7 @@ const char* Launch(void (*kernel)(Parameters...), dim3 blocks, int threads, bool
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return Text(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 
 // How many blocks of a kernel can run at once on the current device.
@@ -116,7 +123,7 @@ const char* ResidentBlocks(Kernel kernel, int threads, int* blocks) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, 0);
   }
   *blocks = processors * per_processor;
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return Text(error);
 }
 
 }  // namespace gpu

@@ -1,4 +1,5 @@
 // The launchers behind api.h: sizes and offsets on the host, kernels onto the stream.
+#include <cstdint>
 #include <cstdio>
 #include <vector>
 
@@ -44,12 +45,30 @@ bool IsExempt(const Layout& layout) { return layout.value_type == ValueType::kEx
 
 const char* Check(const TfDgcTensor* tensors, int32_t num_tensors) {
   if (num_tensors < 1) return "there are no tensors";
+  int64_t entries = 0;
   for (int32_t i = 0; i < num_tensors; ++i) {
+    const auto type = static_cast<ValueType>(tensors[i].value_type);
+    if (type == ValueType::kFloat64 || tensors[i].value_type < 0 || type > ValueType::kExempt) {
+      return "unknown value type";
+    }
     const Layout layout = LayoutOf(tensors[i]);
-    if (!CheckLayout(layout).empty()) return "a tensor's size, k or value type is impossible";
-    if (tensors[i].value_type < 0 || tensors[i].value_type > 5) return "unknown value type";
-    const auto type = static_cast<GradientType>(tensors[i].gradient_type);
-    if (type == GradientType::kFloat64) return "float64 is for the CPU operations";
+    if (!CheckLayout(layout).empty()) return "a tensor's size or k is impossible";
+    if (TensorWords(layout) > INT32_MAX) return "a tensor takes more than 2**31 - 1 words";
+    entries += layout.k;
+  }
+  return entries <= UINT32_MAX ? nullptr : "more than 2**32 - 1 entries are to be sent";
+}
+
+const char* CheckGradients(const TfDgcTensor* tensors, int32_t num_tensors) {
+  for (int32_t i = 0; i < num_tensors; ++i) {
+    switch (static_cast<GradientType>(tensors[i].gradient_type)) {
+      case GradientType::kFloat32:
+      case GradientType::kBFloat16:
+      case GradientType::kFloat16:
+        continue;
+      default:
+        return "gradients must be float32, bfloat16 or float16";
+    }
   }
   return nullptr;
 }
@@ -101,7 +120,8 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
     source.first_tile = static_cast<int32_t>(tiles);
     const bool exempt = IsExempt(layout);
     source.limit = exempt ? 0 : static_cast<int32_t>(CandidateLimit(layout.size, layout.k));
-    step.tables.num_exempt += exempt;
+    source.index = step.tables.num_compressed;
+    step.tables.num_compressed += !exempt;
     step.tables.num_sign += layout.value_type == ValueType::kSign;
     step.num_candidates += source.limit;
     entries += exempt ? 0 : layout.k;
@@ -123,12 +143,12 @@ int64_t Place(void* memory, Step* step) {
   workspace.Place(&t.first_tiles, t.num_tensors + 1);
   workspace.Place(&t.choices, t.num_tensors);
   workspace.Place(&t.progress, 1);
-  workspace.Place(&t.histograms, int64_t{t.num_tensors} * kBuckets);
+  workspace.Place(&t.histograms, int64_t{t.num_compressed} * kBuckets);
   workspace.Place(&t.tiles, t.num_tiles);
   workspace.Place(&t.left_out, int64_t{t.num_tiles} * kThreads);
   workspace.Place(&t.tile_sums, t.num_sign > 0 ? t.num_tiles : 0);
   workspace.Place(&t.candidates, step->num_candidates);
-  workspace.Place(&t.inside, int64_t{t.num_tensors} * kInside);
+  workspace.Place(&t.inside, int64_t{t.num_compressed} * kInside);
   workspace.Place(&t.block_sent, kMaxBlocks);
   return workspace.bytes();
 }
@@ -280,6 +300,7 @@ TF_DGC_EXPORT const char* tf_dgc_cuda_compress(void* stream, const TfDgcTensor* 
                                                uint32_t* words) {
   using namespace tf_dgc;
   const char* wrong = gpu::Check(tensors, num_tensors);
+  if (wrong == nullptr) wrong = gpu::CheckGradients(tensors, num_tensors);
   if (wrong != nullptr) return wrong;
   if (settings->rule < 0 || settings->rule > 2) return "unknown rule";
   gpu::Step step = gpu::MakeStep(tensors, num_tensors);

@@ -93,7 +93,7 @@ TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int
   // What does not fit is not needed: the list counts as incomplete then.
   if (start + total > static_cast<uint32_t>(source.limit)) return;
   Candidate* list = t.candidates + source.candidates + start;
-  uint32_t* histogram = t.histograms + int64_t{tensor} * kBuckets;
+  uint32_t* histogram = HistogramOf(t, source);
   const int64_t first = (tile - source.first_tile) * kTile + 4 * ThreadIndex();
   uint32_t row_start = 0;
   TF_DGC_UNROLL

@@ -68,7 +68,7 @@ TF_DGC_DEVICE void CountDigits(const Tables& t) {
       });
     }
     SyncBlock();
-    uint32_t* histogram = t.histograms + int64_t{tensor} * kBuckets;
+    uint32_t* histogram = HistogramOf(t, source);
     for (int i = ThreadIndex(); i < kBuckets; i += kWide) {
       if (memory.histogram[i] > 0) AtomicAdd(&histogram[i], memory.histogram[i]);
     }
@@ -79,7 +79,7 @@ TF_DGC_DEVICE void CountDigits(const Tables& t) {
 TF_DGC_DEVICE void FindDigit(const Tables& t, int tensor) {
   Choice& choice = t.choices[tensor];
   if (choice.mode != Mode::kResidual || choice.shift == 0) return;
-  uint32_t* histogram = t.histograms + int64_t{tensor} * kBuckets;
+  uint32_t* histogram = HistogramOf(t, t.sources[tensor]);
   const Found found = FindBucket(histogram, choice.rank);
   for (int i = ThreadIndex(); i < kBuckets; i += kWide) histogram[i] = 0;
   if (ThreadIndex() == 0) {

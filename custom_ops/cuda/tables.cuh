@@ -2,6 +2,8 @@
 #ifndef TF_DGC_CUDA_TABLES_CUH_
 #define TF_DGC_CUDA_TABLES_CUH_
 
+#include <cmath>
+
 #include "api.h"
 #include "compress.h"
 #include "device.cuh"
@@ -19,13 +21,31 @@ constexpr int kInside = 4096;   // entries of the cut's bucket that a block can 
 constexpr int kDistrust = 16;   // steps after a hint was wrong
 constexpr int32_t kInfinity = Magnitude<float>::kInfinity;
 
-// Up to this size all entries may be candidates. Above it, tensors of which more than an
-// eighth is sent (warm-up) are chosen from by reading the residual: lists would cost more.
-constexpr int64_t kAlwaysListed = 1 << 14;
+constexpr int kMaxSample = 8192;  // entries; of a tensor up to this size all are looked at
+constexpr int kRun = 4;           // neighbours in the sample, from one sector
 
+TF_DGC_EVERYWHERE inline int SampleSize(int64_t size) {
+  if (size <= kMaxSample) return static_cast<int>(size);
+  const int64_t wanted = size / 256;
+  return (wanted < 1024 ? 1024 : wanted < kMaxSample ? wanted : kMaxSample) / kRun * kRun;
+}
+
+// The rank in the sample of a magnitude that a few more than k entries are likely to reach.
+TF_DGC_EVERYWHERE inline int64_t SampleRank(int64_t size, int64_t k) {
+  if (size <= kMaxSample) return k + k / 2 + 1;
+  // As many of the sample reach the k-th largest magnitude as a Poisson variable of this
+  // mean; four standard deviations more make fewer than k candidates rare.
+  const double mean = static_cast<double>(SampleSize(size)) * k / size;
+  return static_cast<int64_t>(ceil(mean + 4 * sqrt(mean) + 4));
+}
+
+// How many candidates there may be; 0 if the residual is read in any case. Where more than
+// an eighth is sent (warm-up), or half of a small tensor, lists would cost more than that.
 inline int64_t CandidateLimit(int64_t size, int64_t k) {
-  if (size > kAlwaysListed && k > size / 8) return 0;
-  const int64_t limit = 4 * k + kAlwaysListed;
+  constexpr int64_t kSmall = 1 << 14;
+  if (k > (size > kSmall ? size / 8 : size / 2)) return 0;
+  // Three times what is expected of a sample: of few the rank says little.
+  const int64_t limit = 4 * k + kSmall + 3 * size * SampleRank(size, k) / SampleSize(size);
   return limit < size ? limit : size;
 }
 
@@ -41,6 +61,7 @@ struct Source {
   int32_t k;
   int32_t first_tile;
   int32_t limit;     // entries of its list
+  int32_t index;     // among the tensors that are not exempt
   int32_t high;      // words from its first one (Streams)
   int32_t values;
   int32_t end;
@@ -112,12 +133,12 @@ struct Tables {
   int32_t* first_tiles;  // [num_tensors + 1]
   Choice* choices;
   Progress* progress;
-  uint32_t* histograms;  // [num_tensors, kBuckets]
+  uint32_t* histograms;  // [num_compressed, kBuckets]
   Tile* tiles;
   uint16_t* left_out;  // [tiles, kThreads]: bits of the entries of a thread of the pass
   double* tile_sums;   // [tiles], of magnitudes that are sent as signs
   Candidate* candidates;
-  Candidate* inside;      // [num_tensors, kInside]
+  Candidate* inside;      // [num_compressed, kInside]
   uint32_t* block_sent;   // [blocks]
   const double* scales;
   const int32_t* offsets;
@@ -126,13 +147,21 @@ struct Tables {
   int64_t num_words;
   int32_t num_tensors;
   int32_t num_tiles;
-  int32_t num_exempt;
+  int32_t num_compressed;
   int32_t num_sign;
   Rule rule;
   float momentum;
   bool factor_masking;
   uint32_t fingerprint;
 };
+
+TF_DGC_DEVICE uint32_t* HistogramOf(const Tables& t, const Source& source) {
+  return t.histograms + int64_t{source.index} * kBuckets;
+}
+
+TF_DGC_DEVICE Candidate* InsideOf(const Tables& t, const Source& source) {
+  return t.inside + int64_t{source.index} * kInside;
+}
 
 // The tensor of a tile: the last one that starts at or before it.
 TF_DGC_DEVICE int TensorOf(const int32_t* first_tiles, int num_tensors, int64_t tile) {

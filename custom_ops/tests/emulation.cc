@@ -132,9 +132,9 @@ std::vector<std::vector<uint32_t>> CheckSteps(Random& random, std::vector<Case> 
     for (size_t i = 0; i < cases.size(); ++i) {
       REQUIRE(cases[i].residual == expected[i].residual);
       REQUIRE(cases[i].velocity == expected[i].velocity);
-      // Predictions are made alike, but for what is not listed on a GPU.
-      const bool lists = layout[i].size <= 16384 || layout[i].k <= layout[i].size / 8;
-      if (cases[i].kind == 0 && lists && layout[i].value_type != ValueType::kExempt) {
+      // Predictions are made alike, but for small tensors and much to send.
+      const bool alike = layout[i].size > 8192 && layout[i].k <= layout[i].size / 8;
+      if (cases[i].kind == 0 && alike && layout[i].value_type != ValueType::kExempt) {
         REQUIRE(gpu_hints[i].threshold == hints[i].threshold);
         REQUIRE(gpu_hints[i].distrust == hints[i].distrust);
       }
