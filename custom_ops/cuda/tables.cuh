@@ -44,8 +44,8 @@ TF_DGC_EVERYWHERE inline int64_t SampleRank(int64_t size, int64_t k) {
 inline int64_t CandidateLimit(int64_t size, int64_t k) {
   constexpr int64_t kSmall = 1 << 14;
   if (k > (size > kSmall ? size / 8 : size / 2)) return 0;
-  // Three times what is expected of a sample: of few the rank says little.
-  const int64_t limit = 4 * k + kSmall + 3 * size * SampleRank(size, k) / SampleSize(size);
+  // Three times what is expected to be listed: a rank among few says little.
+  const int64_t limit = kSmall + 3 * size * SampleRank(size, k) / SampleSize(size);
   return limit < size ? limit : size;
 }
 

@@ -246,12 +246,12 @@ def test_every_run_gives_the_same(runner, size):
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"k": 6}, "size, k or value type"),
-        ({"k": 0}, "size, k or value type"),
-        ({"size": -1}, "size, k or value type"),
-        ({"value_type": 1}, "size, k or value type"),
+        ({"k": 6}, "size or k"),
+        ({"k": 0}, "size or k"),
+        ({"size": -1}, "size or k"),
+        ({"size": 2**31 - 1, "k": 2**31 - 1}, "words"),
+        ({"value_type": 1}, "unknown value type"),
         ({"value_type": 6}, "unknown value type"),
-        ({"gradient_type": 1}, "float64"),
     ],
 )
 def test_small_wrong_arguments(runner, wrong, what):
@@ -261,6 +261,15 @@ def test_small_wrong_arguments(runner, wrong, what):
     rest = [None] * 5
     with pytest.raises(ValueError, match=what):
         runner.library.compress(None, tensors, settings(Rule()), *rest)
+
+
+@pytest.mark.parametrize("gradient_type", [-1, 1, 4])
+def test_small_unknown_gradients(runner, gradient_type):
+    description = {"size": 5, "k": 5, "value_type": 0, "gradient_type": gradient_type}
+    tensors = cuda_library.tensors([description])
+    assert runner.library.words(tensors) > 0  # decoding does not look at gradients
+    with pytest.raises(ValueError, match="must be float32, bfloat16 or float16"):
+        runner.library.compress(None, tensors, settings(Rule()), *[None] * 5)
 
 
 def test_small_no_tensors(runner):
