@@ -5,7 +5,7 @@ docs/wire_format.md specifies.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tf_dgc import bitstream, elias_fano, values
 from tf_dgc.checks import Check, gate
 
 _MAGIC = 0x44474301
-_HEADER_WORDS = 5
+HEADER_WORDS = 5
 FLAGS = 2  # the word of the header that is 0 if the gradient was finite
 _SAME_PROGRAM = "All workers must run the same version of tf_dgc on the same model."
 
@@ -50,10 +50,14 @@ class Selection(NamedTuple):
 
 def fingerprint(layout: Sequence[TensorLayout]) -> int:
     """Return the checksum of what must be equal on all workers, 0 to 2**32 - 1."""
-    items = [
+    return fingerprint_of(
         f"{t.size}:{t.dtype.name}:{'exempt' if t.exempt else t.value_dtype}"
         for t in layout
-    ]
+    )
+
+
+def fingerprint_of(items: Iterable[str]) -> int:
+    """Return the checksum of texts without spaces, 0 to 2**32 - 1."""
     return zlib.crc32(" ".join(["tf_dgc 1", *items]).encode("ascii"))
 
 
@@ -69,7 +73,7 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     """
     pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
     streams = [bits for pair in pairs for part in pair for bits in part]
-    return _HEADER_WORDS + sum(map(bitstream.num_words, streams))
+    return HEADER_WORDS + sum(map(bitstream.num_words, streams))
 
 
 def encode(
@@ -89,22 +93,64 @@ def encode(
     Returns:
         int32 `[sparse_words(layout, counts)]`.
     """
-    before_checksum = tf.stack(
-        [
-            _as_word(_MAGIC),
-            _as_word(fingerprint(layout)),
-            tf.cast(tf.logical_not(finite), tf.int32),
-            _as_word(sparse_words(layout, counts)),
-        ]
-    )
     body = []
     for tensor, k, selection in zip(layout, counts, selections, strict=True):
         if not tensor.exempt:
             body.append(elias_fano.encode(selection.positions, tensor.size, k))
         body.append(selection.words)
+    length = sparse_words(layout, counts)
+    return seal(fingerprint(layout), length, body, finite)
+
+
+def seal(
+    agreed: int, length: int | tf.Tensor, body: Sequence[tf.Tensor], finite: tf.Tensor
+) -> tf.Tensor:
+    """Put a header before words.
+
+    Args:
+        agreed: fingerprint of what all workers must have in common.
+        length: words of the buffer, header included; an int or a scalar tensor.
+        body: int32 vectors.
+        finite: scalar bool, whether this worker's gradient was finite.
+
+    Returns:
+        int32 `[length]`.
+    """
+    before_checksum = tf.stack(
+        [
+            _as_word(_MAGIC),
+            _as_word(agreed),
+            tf.cast(tf.logical_not(finite), tf.int32),
+            _as_word(length),
+        ]
+    )
     without = tf.concat([before_checksum, [0], *body], axis=0)
     checksum = _checksum(without[tf.newaxis])
     return tf.concat([before_checksum, checksum, *body], axis=0)
+
+
+def unseal(
+    buffers: tf.Tensor, agreed: int, length: int | tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Check the headers of all workers' buffers and take them off.
+
+    Args:
+        buffers: int32 `[num_workers, length]`.
+        agreed: fingerprint, as they were sealed with.
+        length: as they were sealed with.
+
+    Returns:
+        The words, int32 `[num_workers, length - HEADER_WORDS]`, and the number of
+        workers whose gradient was not finite, scalar int32.
+
+    Raises:
+        ValueError, tf.errors.InvalidArgumentError: as `decode`.
+    """
+    buffers = _of_length(buffers, length)
+    checks = _check_header(buffers[:, :HEADER_WORDS], agreed, length)
+    checks.append(_check_sum(buffers))
+    buffers = gate(checks, buffers)
+    return buffers[:, HEADER_WORDS:], tf.reduce_sum(buffers[:, FLAGS])
 
 
 def decode(
@@ -133,10 +179,10 @@ def decode(
     """
     # Bits, and words, of positions and of values by turns.
     streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
-    words = [_HEADER_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    words = [HEADER_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
     buffers = _of_length(buffers, sum(words))
     header, *parts = tf.split(buffers, words, axis=1)
-    checks = _check_header(header, layout, sum(words))
+    checks = _check_header(header, fingerprint(layout), sum(words))
     checks += _check_bits(buffers, [bits for part in streams for bits in part])
     entries = []
     for i, (tensor, k) in enumerate(zip(layout, counts, strict=True)):
@@ -185,25 +231,28 @@ def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
 
 
 def _check_header(
-    header: tf.Tensor, layout: Sequence[TensorLayout], length: int | tf.Tensor
+    header: tf.Tensor, agreed: int, length: int | tf.Tensor
 ) -> list[Check]:
     flags = tf.bitwise.bitwise_and(header[:, FLAGS], ~1)
-    tensors = fingerprint(layout)
     return [
         Check("version of the wire format", header[:, 0], _MAGIC, _SAME_PROGRAM),
-        Check("fingerprint of the tensors", header[:, 1], tensors, _SAME_PROGRAM),
+        Check("fingerprint of the tensors", header[:, 1], agreed, _SAME_PROGRAM),
         Check("unknown flags", flags, 0, _SAME_PROGRAM),
         Check("length in words", header[:, 3], length, _SAME_PROGRAM),
     ]
 
 
-def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
+def _check_sum(buffers: tf.Tensor) -> Check:
     checksum = buffers[:, 4]
     # It is over all words but itself, whose factor is 9.
     difference = _checksum(buffers) - 10 * checksum
-    excess = bitstream.num_excess(buffers, _HEADER_WORDS, streams)
+    return Check("difference of the checksum", difference, 0)
+
+
+def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
+    excess = bitstream.num_excess(buffers, HEADER_WORDS, streams)
     return [
-        Check("difference of the checksum", difference, 0),
+        _check_sum(buffers),
         Check("streams followed by bits that should be 0", excess, 0),
     ]
 

@@ -1,0 +1,316 @@
+"""The interface of a compression method.
+
+A method sees one tensor of one worker: `Compressor.exchange` is a generator that asks
+for collectives (`yield Sum(values)`, `yield Gather(words)`) and returns a `Result`. It
+knows nothing of ranks, of strategies or of Keras variables. Whoever runs it packs the
+requests of all tensors of a round into one collective (`tf_dgc/rounds.py`), and owns
+the state.
+
+A method of one round, whose payloads are gathered and summed, is an `OneRound`: it says
+how many words it sends, and how to make values into words and back.
+"""
+
+import abc
+import math
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+
+class Sum(NamedTuple):
+    """Ask for the sum over workers of a float tensor, by all-reduce.
+
+    The reply has the same shape and dtype, and the same bits on all workers.
+    """
+
+    values: tf.Tensor
+
+
+class Gather(NamedTuple):
+    """Ask for every worker's words, int32 `[w]`, w equal on all workers.
+
+    The reply is int32 `[num_workers, w]`, the same on all workers.
+    """
+
+    words: tf.Tensor
+
+
+Request: TypeAlias = Sum | Gather
+
+
+class Result(NamedTuple):
+    """What an exchange of one tensor comes to.
+
+    Attributes:
+        sum: what all workers contributed, `[n]` or of the tensor's shape, in its dtype;
+            equal on all workers.
+        sent: what this worker contributed to it, likewise. With error feedback, the
+            optimizer keeps the rest in `residual`.
+        state: the new values of the method's state, by name; None if it has none.
+        entries: how many entries went out; None if all.
+    """
+
+    sum: tf.Tensor
+    sent: tf.Tensor
+    state: dict[str, tf.Tensor] | None = None
+    entries: int | tf.Tensor | None = None
+
+
+Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]
+
+
+class StateSpec(NamedTuple):
+    """One named state that a method needs for a tensor.
+
+    Attributes:
+        shape: of the state.
+        per_worker: whether it differs between workers, as `residual` does. Such state
+            is zero at first; saved as the sum over workers and restored divided among
+            those there are. Other state must be computed alike on all workers, from
+            what they have in common.
+        initial: called with a NumPy generator of fixed seed for the first value; None
+            for zeros.
+    """
+
+    shape: tuple[int, ...]
+    per_worker: bool = True
+    initial: Callable[[np.random.Generator], np.ndarray] | None = None
+
+
+class Draw:
+    """Randomness of one tensor in one step, from seeds alone.
+
+    Args:
+        seed: of the optimizer.
+        step: scalar integer, the iteration.
+        tensor: index of the tensor.
+        worker: index of the worker, int or scalar integer tensor.
+
+    Attributes:
+        step: as above, for schedules.
+    """
+
+    def __init__(
+        self, seed: int, step: tf.Tensor, tensor: int, worker: int | tf.Tensor
+    ):
+        self.step = step
+        self._key = (seed, tensor)
+        self._worker = worker
+
+    def shared(self, salt: int = 0) -> tf.Tensor:
+        """Return a seed, int32 `[2]`, that is the same on all workers.
+
+        Args:
+            salt: another number gives another, independent seed.
+        """
+        seed, tensor = self._key
+        seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(self.step, tf.int64)])
+        return _fold(_fold(seeds, tensor), salt)
+
+    def local(self, salt: int = 0) -> tf.Tensor:
+        """Return a seed, int32 `[2]`, that is independent on every worker."""
+        return _fold(self.shared(salt), tf.cast(self._worker, tf.int32) + 1)
+
+
+def _fold(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    data = tf.cast(number, tf.int32)
+    return tf.random.experimental.stateless_fold_in(seed, data)
+
+
+class Compressor(abc.ABC):
+    """A compression method.
+
+    A subclass states the facts below, implements `bytes`, `exchange` and `get_config`,
+    and is made loadable with `keras.saving.register_keras_serializable`.
+
+    Attributes:
+        name: by which `tf_dgc.compressors.get` finds it.
+        kind: of method.
+        reference: the paper: authors, venue and year.
+        aggregation: how payloads of the first round meet: "gather" (and decoded and
+            summed by everyone), "sum" (by an all-reduce on the way) or "vote"
+            (gathered, and the majority counts).
+        unbiased: whether the expectation of what is sent, over the draw, is the input.
+        error_feedback: whether what is not sent is kept in `residual`: "required",
+            "default" (unless switched off), "optional" (if switched on) or "forbidden".
+        lossless: whether everything is sent exactly.
+        rounding: unit roundoff of sums that are formed in a narrow type on the way; 0
+            if they are formed in the type of the values.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[
+        Literal[
+            "sparsification",
+            "quantization",
+            "difference",
+            "low rank",
+            "learned",
+            "control",
+        ]
+    ]
+    reference: ClassVar[str]
+    aggregation: ClassVar[Literal["gather", "sum", "vote"]] = "gather"
+    lossless: ClassVar[bool] = False
+    rounding: ClassVar[float] = 0.0
+    unbiased: bool = False
+    error_feedback: Literal["required", "default", "optional", "forbidden"] = "default"
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return what is to be remembered between steps of a tensor of this shape."""
+        del shape
+        return {}
+
+    @abc.abstractmethod
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
+        """Return what one worker hands to the collectives per step, in all rounds.
+
+        Args:
+            shape: of the tensor.
+            dtype: float32 or float64.
+
+        Returns:
+            A number of bytes; None if it is known only at run time.
+        """
+
+    @abc.abstractmethod
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Send what goes out of one tensor, and return what all workers sent.
+
+        Args:
+            values: finite, of the tensor's shape, float32 or float64: the gradient,
+                with what was kept back before if there is error feedback.
+            state: by name, as `state` says.
+            draw: seeds.
+
+        Yields:
+            `Sum` or `Gather`; the same kinds and sizes on all workers.
+
+        Returns:
+            A `Result`.
+        """
+
+    def error_bound(self, size: int) -> float | None:
+        """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.
+
+        Args:
+            size: entries of the tensor.
+        """
+        del size
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Compressor":
+        """Build a compressor from `get_config`'s dictionary."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({settings})"
+
+
+class OneRound(Compressor):
+    """A method whose payloads, of known size, are gathered once, decoded and summed.
+
+    A subclass implements `words`, `encode` and `decode`.
+    """
+
+    @abc.abstractmethod
+    def words(self, size: int, dtype: tf.DType) -> int:
+        """Return the words of 32 bits that a tensor of `size` entries takes."""
+
+    @abc.abstractmethod
+    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+        """Return int32 `[words(n, dtype)]` for float `[n]`."""
+
+    @abc.abstractmethod
+    def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return float `[size]` of one worker's words, int32 `[w]`."""
+
+    def combine(self, gathered: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return float `[size]`, the sum of all workers' payloads, int32 `[N, w]`.
+
+        Worker after worker, so every bit of it is equal on all workers.
+        """
+        total = tf.zeros([size], dtype)
+        for words in tf.unstack(gathered):
+            total += self.decode(words, size, dtype)
+        return total
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return `4 * words(size, dtype)`."""
+        return 4 * self.words(math.prod(shape), dtype)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Encode, gather, and combine."""
+        del state
+        values = tf.reshape(values, [-1])
+        size, dtype = values.shape[0], values.dtype
+        words = self.encode(values, draw)
+        gathered = yield Gather(self._of_stated_length(words, self.words(size, dtype)))
+        total = self.combine(gathered, size, dtype)
+        return Result(total, self.decode(words, size, dtype))
+
+    def _of_stated_length(self, words: tf.Tensor, stated: int) -> tf.Tensor:
+        if words.shape.rank == 1 and words.shape[0] is None:
+            return tf.ensure_shape(words, [stated], name=f"{self.name}_payload")
+        if words.shape != (stated,) or words.dtype != tf.int32:
+            raise ValueError(
+                f"{self!r} returned a payload of another size than it states. "
+                f"`words` says int32 [{stated}]; received from `encode`: "
+                f"{words.dtype.name} {words.shape}"
+            )
+        return words
+
+
+def send_whole(values: tf.Tensor, aggregation: str) -> Exchange:
+    """Exchange a tensor exactly, in the same kind of collective as the others.
+
+    Args:
+        values: float32 or float64, of any shape.
+        aggregation: of the method that the other tensors are sent with.
+    """
+    if aggregation == "sum":
+        total = yield Sum(values)
+        return Result(total, values)
+    words = tf.reshape(tf.bitcast(values, tf.int32), [-1])
+    gathered = yield Gather(words)
+    total = tf.zeros_like(values)
+    for row in tf.unstack(gathered):
+        total += from_words(row, values.dtype, values.shape)
+    return Result(total, values)
+
+
+def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
+    """Return float32 or float64 numbers of `shape` from their bits, int32 `[w]`."""
+    bits = tf.reshape(words, [-1, 2]) if dtype == tf.float64 else words
+    return tf.reshape(tf.bitcast(bits, dtype), shape)
+
+
+def to_words(values: tf.Tensor) -> tf.Tensor:
+    """Return the bits, int32 `[w]`, of float32 or float64 numbers."""
+    return tf.reshape(tf.bitcast(values, tf.int32), [-1])
+
+
+def maximum(values: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:
+    """Ask for the largest over workers, entry by entry.
+
+    Use it as `largest = yield from maximum(values)`. It travels with the gathered words of other tensors, so it costs no collective of
+    its own; for scalars and small vectors.
+
+    Args:
+        values: float32 or float64, of any shape.
+    """
+    gathered = yield Gather(to_words(values))
+    rows = [from_words(row, values.dtype, values.shape) for row in tf.unstack(gathered)]
+    return tf.reduce_max(tf.stack(rows), axis=0)
