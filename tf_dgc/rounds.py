@@ -12,17 +12,17 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import _internals, wire
+from tf_dgc import _internals, header
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
     Exchange,
-    Gather,
     Request,
     Result,
     Sum,
-    send_whole,
 )
+from tf_dgc.compressors.one_round import send_whole
+from tf_dgc.packs import GatherPack, SumPack, num_bytes
 
 
 class Tensor(NamedTuple):
@@ -137,7 +137,7 @@ def merge(parts: Sequence[Part], finite: tf.Tensor) -> Rounds:
         if not requests:
             break
         for i, request in requests.items():
-            used[i] = used[i] + _num_bytes(request[0])
+            used[i] = used[i] + num_bytes(request[0])
             _check_stated(parts[i], used[i], done=False)
         packs = _pack(parts, requests, number, finite)
         answers = yield [pack.message for pack in packs]
@@ -145,7 +145,7 @@ def merge(parts: Sequence[Part], finite: tf.Tensor) -> Rounds:
         for pack, answer in zip(packs, answers, strict=True):
             found, nonfinite = pack.unpack(answer)
             replies.update(found)
-            sent_bytes = sent_bytes + _num_bytes(pack.message[0])
+            sent_bytes = sent_bytes + num_bytes(pack.message[0])
     for part, total in zip(parts, used, strict=True):
         _check_stated(part, total, done=True)
     ordered = [results[i] for i in range(len(parts))]
@@ -167,49 +167,9 @@ def _advance(
     return requests
 
 
-class _SumPack:
-    """Everything of one dtype that is to be summed, behind the non-finite flag."""
-
-    def __init__(self, requests: dict[int, tf.Tensor], finite: tf.Tensor):
-        self._requests = requests
-        dtype = next(iter(requests.values())).dtype
-        flag = tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
-        flat = [tf.reshape(values, [-1]) for values in requests.values()]
-        self.message = Sum(tf.concat([flag, *flat], axis=0))
-
-    def unpack(self, total: tf.Tensor) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
-        sizes = [_size(values) for values in self._requests.values()]
-        flag, *parts = tf.split(total, [1, *sizes])
-        replies = {
-            i: tf.reshape(
-                part, tf.shape(values) if None in values.shape else values.shape
-            )
-            for (i, values), part in zip(self._requests.items(), parts, strict=True)
-        }
-        return replies, tf.cast(flag[0], tf.int32)
-
-
-class _GatherPack:
-    """All words that are to be gathered, behind a header."""
-
-    def __init__(self, requests: dict[int, tf.Tensor], agreed: int, finite: tf.Tensor):
-        self._requests = requests
-        self._agreed = agreed
-        sizes = [_size(words) for words in requests.values()]
-        self._length = wire.HEADER_WORDS + sum(sizes)
-        body = list(requests.values())
-        self.message = Gather(wire.seal(agreed, self._length, body, finite))
-
-    def unpack(self, buffers: tf.Tensor) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
-        words, nonfinite = wire.unseal(buffers, self._agreed, self._length)
-        sizes = [_size(words) for words in self._requests.values()]
-        parts = tf.split(words, sizes, axis=1)
-        return dict(zip(self._requests, parts, strict=True)), nonfinite
-
-
 def _pack(
     parts: Sequence[Part], requests: dict[int, Request], number: int, finite: tf.Tensor
-) -> list[_SumPack | _GatherPack]:
+) -> list[SumPack | GatherPack]:
     sums: dict[tf.DType, dict[int, tf.Tensor]] = {}
     gathers: dict[int, tf.Tensor] = {}
     for i, request in requests.items():
@@ -217,22 +177,11 @@ def _pack(
             sums.setdefault(request.values.dtype, {})[i] = request.values
         else:
             gathers[i] = request.words
-    packs: list[_SumPack | _GatherPack] = [_SumPack(s, finite) for s in sums.values()]
+    packs: list[SumPack | GatherPack] = [SumPack(s, finite) for s in sums.values()]
     if gathers:
         items = [f"round:{number}", *(parts[i].agreed for i in gathers)]
-        packs.append(_GatherPack(gathers, wire.fingerprint_of(items), finite))
+        packs.append(GatherPack(gathers, header.fingerprint(items), finite))
     return packs
-
-
-def _size(values: tf.Tensor) -> int | tf.Tensor:
-    known = values.shape.num_elements()
-    return tf.size(values) if known is None else known
-
-
-def _num_bytes(values: tf.Tensor) -> int | tf.Tensor:
-    size = _size(values)
-    wide = size if isinstance(size, int) else tf.cast(size, tf.int64)
-    return wide * values.dtype.size
 
 
 def _check_stated(part: Part, used: int | tf.Tensor, done: bool) -> None:

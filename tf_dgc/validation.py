@@ -37,8 +37,8 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
     if rule in refused and bool(asked) is refused[rule]:
         raise ValueError(
             f"Error feedback is {rule} with {compressor!r} (see "
-            f"{type(compressor).__name__}). Pass error_feedback=None for its own choice."
-            f" Received: error_feedback={asked!r}"
+            f"{type(compressor).__name__}). Pass None for its own choice. "
+            f"Received: error_feedback={asked!r}"
         )
     return bool(asked)
 

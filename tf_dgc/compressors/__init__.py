@@ -12,7 +12,6 @@ from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
 from tf_dgc.compressors.base import Exchange as Exchange
 from tf_dgc.compressors.base import Gather as Gather
-from tf_dgc.compressors.base import OneRound as OneRound
 from tf_dgc.compressors.base import Result as Result
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.base import Sum as Sum
@@ -21,6 +20,7 @@ from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
 from tf_dgc.compressors.float16 import Float16 as Float16
 from tf_dgc.compressors.none import NoCompression as NoCompression
+from tf_dgc.compressors.one_round import OneRound as OneRound
 from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
 from tf_dgc.compressors.qsgd import QSGD as QSGD
 from tf_dgc.compressors.randomk import RandomK as RandomK

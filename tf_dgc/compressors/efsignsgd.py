@@ -5,7 +5,8 @@ import tensorflow as tf
 
 from tf_dgc import bitstream
 from tf_dgc import values as coding
-from tf_dgc.compressors.base import Draw, OneRound
+from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.one_round import OneRound
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

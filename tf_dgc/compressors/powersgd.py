@@ -13,8 +13,8 @@ from tf_dgc.compressors.base import (
     Result,
     StateSpec,
     Sum,
-    send_whole,
 )
+from tf_dgc.compressors.one_round import send_whole
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.compressors import quantize
-from tf_dgc.compressors.base import Draw, OneRound, from_words, to_words
+from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.one_round import OneRound, from_words, to_words
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
