@@ -29,6 +29,7 @@ class Simulation:
         dtype: float32 or float64.
         error_feedback: as in `CompressedOptimizer`.
         seed: of all random choices.
+        compiled: make a graph of a step: slow at first, then several times as fast.
 
     Attributes:
         residual: by worker and tensor, what was not sent, NumPy arrays; zeros without
@@ -47,6 +48,7 @@ class Simulation:
         dtype: str = "float32",
         error_feedback: bool | None = None,
         seed: int = 0,
+        compiled: bool = False,
     ):
         self.compressor = get(compressor)
         self.num_workers = num_workers
@@ -55,6 +57,7 @@ class Simulation:
         self.sent_bytes = 0
         self.messages: list[list[Request]] = []
         self.sent: list[list[np.ndarray]] = []
+        self._run = tf.function(self._exchange) if compiled else self._exchange
         self._keeps_residual = validation.uses_error_feedback(
             self.compressor, error_feedback
         )
@@ -78,43 +81,48 @@ class Simulation:
             [r + np.asarray(g, r.dtype) for g, r in zip(grads, residual, strict=True)]
             for grads, residual in zip(gradients, self.residual, strict=True)
         ]
-        outcomes = self._exchange(corrected)
-        self.sent = [self._shaped(o, "sent") for o in outcomes]
+        step = tf.constant(self.iteration, tf.int64)
+        sums, sent, states, sent_bytes = self._run(corrected, self.state, step)
+        self.sent = [self._shaped(worker) for worker in sent]
         if self._keeps_residual:
             self.residual = [
-                [c - s for c, s in zip(have, sent, strict=True)]
-                for have, sent in zip(corrected, self.sent, strict=True)
+                [c - s for c, s in zip(have, gone, strict=True)]
+                for have, gone in zip(corrected, self.sent, strict=True)
             ]
-        self.state = [
-            [
-                {**old, **_numpy(result.state or {})}
-                for old, result in zip(states, outcome.results, strict=True)
-            ]
-            for states, outcome in zip(self.state, outcomes, strict=True)
-        ]
-        self.sent_bytes = int(outcomes[0].sent_bytes)
+        self.state = tf.nest.map_structure(lambda value: value.numpy(), states)
+        self.sent_bytes = int(sent_bytes)
         self.iteration += 1
-        first, *others = (self._shaped(o, "sum") for o in outcomes)
+        first, *others = map(self._shaped, sums)
         for other in others:
             for a, b in zip(first, other, strict=True):
                 np.testing.assert_array_equal(a, b, "workers have different sums")
         return first
 
-    def _exchange(self, values: list[list[np.ndarray]]) -> list[Outcome]:
-        step = tf.constant(self.iteration, tf.int64)
+    def _exchange(self, values: list, states: list, step: tf.Tensor) -> tuple:
+        """Return, by worker and tensor: sums, what was sent, and new states."""
         merged = []
-        for worker, (have, states) in enumerate(zip(values, self.state, strict=True)):
+        for worker, (have, held) in enumerate(zip(values, states, strict=True)):
             draws = [
                 Draw(self.seed, step, i, worker) for i in range(len(self._tensors))
             ]
-            flat = [tf.constant(v.reshape(-1)) for v in have]
-            tensors = [
-                {name: tf.constant(value) for name, value in s.items()} for s in states
-            ]
-            parts = rounds.start(self.compressor, self._tensors, flat, tensors, draws)
+            flat = [tf.reshape(v, [-1]) for v in have]
+            held = tf.nest.map_structure(tf.convert_to_tensor, held)
+            parts = rounds.start(self.compressor, self._tensors, flat, held, draws)
             merged.append(rounds.merge(parts, tf.constant(True)))
         self.messages = [[] for _ in merged]
-        return self._drive(merged)
+        outcomes = self._drive(merged)
+        return (
+            [[r.sum for r in o.results] for o in outcomes],
+            [[r.sent for r in o.results] for o in outcomes],
+            [
+                [
+                    {**old, **(r.state or {})}
+                    for old, r in zip(s, o.results, strict=True)
+                ]
+                for s, o in zip(states, outcomes, strict=True)
+            ],
+            tf.convert_to_tensor(outcomes[0].sent_bytes),
+        )
 
     def _drive(self, merged: list[rounds.Rounds]) -> list[Outcome]:
         """Run all workers in lockstep and do their collectives."""
@@ -142,10 +150,10 @@ class Simulation:
             for name, spec in specs.items()
         }
 
-    def _shaped(self, outcome: Outcome, what: str) -> list[np.ndarray]:
+    def _shaped(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
         return [
-            getattr(result, what).numpy().reshape(tensor.shape)
-            for result, tensor in zip(outcome.results, self._tensors, strict=True)
+            value.numpy().reshape(tensor.shape)
+            for value, tensor in zip(values, self._tensors, strict=True)
         ]
 
 
@@ -157,7 +165,3 @@ def _collective(messages: Sequence[Request]) -> tf.Tensor:
             total = total + message[0]
         return total
     return tf.stack([m[0] for m in messages])
-
-
-def _numpy(tensors: dict[str, tf.Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
