@@ -84,8 +84,8 @@ def test_found_by_name():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_arrives_is_what_was_sent(compressor, dtype):
-    if compressor.aggregation == "vote":
-        pytest.skip("a majority is not a sum")
+    if not compressor.additive:
+        pytest.skip("no sum")
     simulation = simulate(compressor, num_workers=3, dtype=dtype)
     for step in range(3):
         sums = simulation.step(contract.gradients(3, SHAPES, seed=step))
@@ -213,6 +213,17 @@ def test_deterministic_and_apart_from_global_seeds(compressor):
     for one, other in zip(first, run(seed=1), strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_workers_round_for_themselves(compressor, case):
+    """With the same errors on all workers, their sum would be as noisy as one."""
+    by_chance = np.ptp(contract.samples(case, DRAWS), axis=0).any()
+    if not by_chance or compressor.aggregation == "sum":
+        pytest.skip("nothing is drawn, or by all together")
+    simulation = simulate(compressor)
+    gradients = contract.gradients(1, SHAPES) * 2
+    simulation.step(gradients)
+    assert np.any(simulation.sent[0][0] != simulation.sent[1][0])
 
 
 # --- in the optimizer -----------------------------------------------------------------

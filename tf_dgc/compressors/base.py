@@ -134,6 +134,8 @@ class Compressor(abc.ABC):
         unbiased: whether the expectation of what is sent, over the draw, is the input.
         error_feedback: whether what is not sent is kept in `residual`: "required",
             "default" (unless switched off), "optional" (if switched on) or "forbidden".
+        additive: whether `Result.sum` is the sum of what the workers sent; not so for
+            votes, and where only the sum can be decoded.
         lossless: whether everything is sent exactly.
         rounding: unit roundoff of sums that are formed in a narrow type on the way; 0
             if they are formed in the type of the values.
@@ -152,6 +154,7 @@ class Compressor(abc.ABC):
     ]
     reference: ClassVar[str]
     aggregation: ClassVar[Literal["gather", "sum", "vote"]] = "gather"
+    additive: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     unbiased: bool = False

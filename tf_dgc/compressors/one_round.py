@@ -39,12 +39,15 @@ class OneRound(Compressor):
     def combine(self, gathered: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return float `[size]`, the sum of all workers' payloads, int32 `[N, w]`.
 
-        Worker after worker, so every bit of it is equal on all workers.
+        Worker after worker, so every bit of it is equal on all workers; in a loop of
+        the graph, which is traced once for any number of them.
         """
-        total = tf.zeros([size], dtype)
-        for words in tf.unstack(gathered):
-            total += self.decode(words, size, dtype)
-        return total
+        return tf.foldl(
+            lambda total, words: total + self.decode(words, size, dtype),
+            gathered,
+            tf.zeros([size], dtype),
+            parallel_iterations=1,
+        )
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return `4 * words(size, dtype)`."""

@@ -24,6 +24,7 @@ class SignSGD(OneRound):
     kind = "quantization"
     reference = "Bernstein et al., signSGD, ICML 2018"
     aggregation = "vote"
+    additive = False
     error_feedback = "forbidden"
 
     def words(self, size: int, dtype: tf.DType) -> int:

@@ -101,12 +101,12 @@ class Simulation:
     def _exchange(self, values: list, states: list, step: tf.Tensor) -> tuple:
         """Return, by worker and tensor: sums, what was sent, and new states."""
         merged = []
-        for worker, (have, held) in enumerate(zip(values, states, strict=True)):
+        for worker, (have, known) in enumerate(zip(values, states, strict=True)):
             draws = [
                 Draw(self.seed, step, i, worker) for i in range(len(self._tensors))
             ]
             flat = [tf.reshape(v, [-1]) for v in have]
-            held = tf.nest.map_structure(tf.convert_to_tensor, held)
+            held = tf.nest.map_structure(tf.convert_to_tensor, known)
             parts = rounds.start(self.compressor, self._tensors, flat, held, draws)
             merged.append(rounds.merge(parts, tf.constant(True)))
         self.messages = [[] for _ in merged]
