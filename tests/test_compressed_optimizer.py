@@ -143,6 +143,20 @@ def test_exempt_tensors_arrive_whole(strategies):
         assert np.any(trainer.optimizer.residual[i].numpy()) != exempt
 
 
+def test_missing_gradients_and_empty_variables():
+    shapes = [(0, 5), (40, 40), (40, 30)]
+    variables = [keras.Variable(np.zeros(s, "float32")) for s in shapes]
+    optimizer = tf_dgc.CompressedOptimizer(O.SGD(1.0), "diana", min_compress_size=0)
+    optimizer.build(variables)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply(
+            [tf.zeros((0, 5)), None, tf.IndexedSlices(tf.ones((1, 30)), [3], (40, 30))],
+            variables,
+        )
+    assert np.flatnonzero(variables[2].numpy().any(axis=1)) == [3]
+    assert not np.any(optimizer.compressor_state[1]["shift"].numpy())
+
+
 def test_factor_masking_clears_what_was_sent():
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     gradient = np.random.default_rng(0).normal(size=(40, 50)).astype("float32")
@@ -176,7 +190,10 @@ def test_state_survives_saving(strategies, tmp_path, name, num_workers):
         model = keras.Sequential(layers)
         model.compile(tf_dgc.CompressedOptimizer(O.Adam(0.01), name), "mse")
     before = model.evaluate(x, data["y"], verbose=0)
-    model.fit(**data, epochs=4)
+    monitor = tf_dgc.callbacks.CompressionMonitor()
+    history = model.fit(**data, epochs=4, callbacks=[monitor]).history
+    stats = model.optimizer.stats
+    assert history["bytes_per_step"] == [stats.bytes_per_step] * 4
     assert model.evaluate(x, data["y"], verbose=0) < before
     model.save(tmp_path / "model.keras")
     with strategies[num_workers].scope():

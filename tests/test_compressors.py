@@ -168,11 +168,10 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_edge_inputs(compressor, dtype):
+def test_edge_inputs(compressor):
     shapes = [shape for shape in EDGE_SHAPES for _ in INPUTS]
     makers = list(INPUTS.values()) * len(EDGE_SHAPES)
-    simulation = simulate(compressor, shapes, dtype=dtype)
+    simulation = simulate(compressor, shapes, dtype="float32")
     rng = np.random.default_rng(0)
     for _ in range(2):
         local = [
