@@ -150,7 +150,11 @@ def test_missing_gradients_and_empty_variables():
     optimizer.build(variables)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         optimizer.apply(
-            [tf.zeros((0, 5)), None, tf.IndexedSlices(tf.ones((1, 30)), [3], (40, 30))],
+            [
+                tf.zeros((0, 5)),
+                None,
+                tf.IndexedSlices(tf.ones((1, 30)), tf.constant([3]), (40, 30)),
+            ],
             variables,
         )
     assert np.flatnonzero(variables[2].numpy().any(axis=1)) == [3]
