@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -60,6 +61,16 @@ def test_custom_loop(tmp_path):
     assert code == 0
     assert set(rows[0]) == KEYS
     assert rows[0]["val_accuracy"] > 0.7
+
+
+@pytest.mark.workers
+def test_own_compressor(tmp_path):
+    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
+    command.append(str(EXAMPLES / "own_compressor.py"))
+    output = subprocess.check_output(command, text=True, timeout=280)
+    before, after = re.findall(r"0\] loss (\S+) -> (\S+)", output)[0]
+    assert float(after) < 0.5 * float(before)
+    assert "1/16 of dense" in output
 
 
 @pytest.mark.workers

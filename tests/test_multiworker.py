@@ -80,6 +80,17 @@ def test_fit_evaluate_predict_save_load(tmp_path, num_workers):
     assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
 
 
+def test_other_methods(tmp_path):
+    finished = run("methods", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    one, other = finished.findings
+    for name, found in one.items():
+        assert found["weights"] == other[name]["weights"], name
+        assert found["restored"], name
+        losses = found["history"]["val_loss"]
+        assert losses[-1] < losses[0], name
+
+
 @pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(tmp_path, last):
     """Also where only one of the workers has the native operations."""

@@ -10,7 +10,7 @@ import wire_reference
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import native, ops, payload, wire
+from tf_dgc import header, native, ops, payload, wire
 
 pytestmark = pytest.mark.skipif(
     ops.native().library is None, reason=f"no native operations: {ops.native().reason}"
@@ -190,7 +190,7 @@ def test_nan_leaves_the_whole_gradient_out(share):
     words, velocity, residual = run_compress(
         [gradient, np.ones(5, "float32")], [5, 5], layout
     )
-    assert words[wire.FLAGS] == 1
+    assert words[header.FLAGS] == 1
     for state in velocity + residual:
         assert not np.any(state.numpy())
 
@@ -199,7 +199,7 @@ def test_overflow_of_the_residual_counts_as_nonfinite():
     layout = [wire.TensorLayout(5000, tf.float64, False, "float64")]
     gradient = np.full(5000, 1e308)
     words, _, _ = run_compress([gradient], [5], layout, scales=[10.0])
-    assert words[wire.FLAGS] == 1
+    assert words[header.FLAGS] == 1
 
 
 # --- bad input ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.callbacks import find_dgc_optimizer
+from tf_dgc.callbacks import find_compressed_optimizer
 from tf_dgc.state import PerWorkerVariable
 
 O = keras.optimizers  # noqa: E741
@@ -345,7 +345,7 @@ def test_all_zero_gradients_send_zeros():
 
 def test_loss_scale_optimizer_outside():
     model = fitted(O.LossScaleOptimizer(momentum(), initial_scale=16.0), shuffle=False)
-    assert find_dgc_optimizer(model.optimizer).stats.steps == 8
+    assert find_compressed_optimizer(model.optimizer).stats.steps == 8
     keras.utils.set_random_seed(0)
     plain = fitted(momentum, shuffle=False)
     for scaled, reference in zip(model.get_weights(), plain.get_weights(), strict=True):

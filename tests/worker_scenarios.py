@@ -98,6 +98,24 @@ def scenario_fit(directory):
     return result
 
 
+def scenario_methods(directory):
+    """Methods of every kind of collective: narrow sums, two rounds, state, votes."""
+    found = {}
+    for name in ("float16", "bfloat16", "power_sgd", "diana", "sign_sgd"):
+        model, result = fit(
+            directory,
+            lambda name=name: tf_dgc.CompressedOptimizer(SGD(0.01), name),
+        )
+        path = directory / f"{RANK}-{name}.keras"
+        model.save(path)
+        with STRATEGY.scope():
+            again = keras.models.load_model(path)
+        pairs = zip(model.optimizer.variables, again.optimizer.variables, strict=True)
+        result["restored"] = all(np.allclose(a.numpy(), b.numpy()) for a, b in pairs)
+        found[name] = result
+    return found
+
+
 def scenario_steps_per_execution(directory):
     warmup = tf_dgc.schedules.PiecewiseConstantSparsity([4, 8], [0.0, 0.9, 0.99])
     results = {}

@@ -19,18 +19,21 @@ _versions.check_supported(
     }
 )
 
-from tf_dgc import callbacks, schedules  # noqa: E402
+from tf_dgc import callbacks, compressors, schedules  # noqa: E402
+from tf_dgc.dgc import DGCOptimizer  # noqa: E402
 from tf_dgc.distribute import CompressedCrossDeviceOps, prepare  # noqa: E402
 from tf_dgc.monitor import CompressionStats  # noqa: E402
-from tf_dgc.optimizer import DGCOptimizer  # noqa: E402
+from tf_dgc.optimizer import CompressedOptimizer  # noqa: E402
 
 __version__ = _versions.tf_dgc_version()
 
 __all__ = [
     "CompressedCrossDeviceOps",
+    "CompressedOptimizer",
     "CompressionStats",
     "DGCOptimizer",
     "callbacks",
+    "compressors",
     "prepare",
     "schedules",
 ]

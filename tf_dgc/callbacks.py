@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tf_dgc.optimizer import DGCOptimizer
+from tf_dgc.optimizer import CompressedOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
@@ -18,7 +18,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     Raises:
         ValueError: when training begins, if the model's optimizer is not a
-            `DGCOptimizer`.
+            `CompressedOptimizer`.
 
     Example:
         >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
@@ -26,11 +26,11 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check the optimizer."""
-        find_dgc_optimizer(self.model.optimizer)
+        find_compressed_optimizer(self.model.optimizer)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the counters to the logs."""
-        stats = find_dgc_optimizer(self.model.optimizer).stats
+        stats = find_compressed_optimizer(self.model.optimizer).stats
         if logs is None:
             return
         logs["bytes_per_step"] = stats.bytes_per_step
@@ -41,17 +41,18 @@ class CompressionMonitor(keras.callbacks.Callback):
         logs["nonfinite_gradients"] = stats.nonfinite
 
 
-def find_dgc_optimizer(optimizer: Any) -> DGCOptimizer:
-    """Return the `DGCOptimizer` that `optimizer` is, or that loss scaling wraps.
+def find_compressed_optimizer(optimizer: Any) -> CompressedOptimizer:
+    """Return the `CompressedOptimizer` that `optimizer` is, or that loss scaling wraps.
 
     Raises:
         ValueError: if there is none.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, DGCOptimizer):
+    if isinstance(optimizer, CompressedOptimizer):
         return optimizer
     raise ValueError(
-        "The model's optimizer must be a `tf_dgc.DGCOptimizer`. "
+        "The model's optimizer must be a `tf_dgc.CompressedOptimizer`, such as "
+        "`tf_dgc.DGCOptimizer`. "
         f"Received: optimizer={optimizer!r}"
     )

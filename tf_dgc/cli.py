@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run --workers N script.py [args]`, `tf-dgc doctor`."""
+"""The command line: `tf-dgc run`, `tf-dgc doctor`, `tf-dgc methods`."""
 
 import argparse
 import os
@@ -16,6 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tf_dgc import doctor
 
         return doctor.main()
+    if options.command == "methods":
+        from tf_dgc import listing
+
+        return listing.main(options.size)
     if not os.path.isfile(options.script):
         parser.error(f"no such script: {options.script}")
     command = [sys.executable, options.script, *options.args]
@@ -47,6 +51,19 @@ def _parser() -> argparse.ArgumentParser:
         help="tell whether the native operations are in use, and why",
         description="Print versions, compiler and the state of the native operations. "
         "Exits with 0 if they are in use or TF_DGC_NATIVE=0 forbids them, else with 1.",
+    )
+    methods = commands.add_parser(
+        "methods",
+        help="list the compression methods",
+        description="Print name, kind, bytes per element, state, error feedback and "
+        "reference of every compression method of the package, with its defaults.",
+    )
+    methods.add_argument(
+        "--size",
+        type=_count,
+        default=1_000_000,
+        metavar="N",
+        help="entries of the tensor that bytes per element are of (1,000,000)",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Exchange: one collective per step, over the cross-device hook."""
+"""Exchange: the collectives of a step, over the cross-device hook."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from tf_dgc import distribute
 from tf_dgc.choice import Choice
+from tf_dgc.compressors.base import Gather, Sum
+from tf_dgc.rounds import Outcome, Rounds
 
 
 class Exchange:
@@ -50,3 +52,18 @@ class Exchange:
         context = tf.distribute.get_replica_context()
         total, buffers = context.merge_call(exchange, args=(dense, vector, words))
         return total, tf.reshape(buffers, [self.num_workers, -1])
+
+    def run(self, rounds: Rounds) -> Outcome:
+        """Do the collectives that all rounds of a step ask for."""
+        try:
+            messages = next(rounds)
+            while True:
+                replies = [self._answer(message) for message in messages]
+                messages = rounds.send(replies)
+        except StopIteration as end:
+            return end.value
+
+    def _answer(self, message: Sum | Gather) -> tf.Tensor:
+        if isinstance(message, Sum):
+            return self(True, message.values, tf.zeros([0], tf.int32))[0]
+        return self(False, tf.zeros([0]), message.words)[1]

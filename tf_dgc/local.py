@@ -14,6 +14,7 @@ from tf_dgc import clipping, payload
 from tf_dgc.clipping import Scale
 from tf_dgc.correction import correct
 from tf_dgc.payload import Plan
+from tf_dgc.wire import TensorLayout
 
 
 class LocalStep(NamedTuple):
@@ -49,17 +50,20 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         The vector of a dense step (empty if sparse), the int32 words of a sparse step
         (empty if dense), and a scalar bool: whether this worker's gradient was finite.
     """
-    flat = [
-        tf.cast(tf.reshape(g, [t.size]), t.dtype)
-        for g, t in zip(step.gradients, step.plan.layout, strict=True)
-    ]
-    gradients, finite = clipping.multiply(flat, step.scales)
-    velocity, residual = _correct(step, gradients)
+    velocity, residual, finite = accumulate(
+        step.plan.layout,
+        step.gradients,
+        step.scales,
+        step.velocity,
+        step.residual,
+        step.momentum,
+        step.nesterov,
+    )
     vector, words, velocity, residual = payload.pack(
         step.plan, velocity, residual, finite, step.offsets, step.factor_masking
     )
-    _store(step.velocity, velocity)
-    _store(step.residual, residual)
+    store(step.velocity, velocity)
+    store(step.residual, residual)
     return vector, words, finite
 
 
@@ -77,22 +81,49 @@ def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
     return tf.cast(gradient, variable.dtype)
 
 
-def _correct(step: LocalStep, gradients: list) -> tuple[list, list]:
-    """Accumulate; return velocity (or Nones) and residual, `[n]` per tensor."""
-    if step.residual is None:
-        return [None] * len(gradients), gradients
-    velocity = step.velocity or [None] * len(gradients)
-    corrected = [
-        correct(g, _flat(v), _flat(r), step.momentum, step.nesterov)
-        for g, v, r in zip(gradients, velocity, step.residual, strict=True)
+def accumulate(
+    layout: Sequence[TensorLayout],
+    gradients: Sequence[tf.Tensor],
+    scales: Sequence[Scale],
+    velocity: Sequence[Any] | None,
+    residual: Sequence[Any] | None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[list, list, tf.Tensor]:
+    """Drop gradients that are not finite, and correct.
+
+    Args:
+        layout: of every tensor.
+        gradients: as in `LocalStep`, like the others.
+        scales: of the gradients.
+        velocity: variables, or None.
+        residual: variables, or None.
+        momentum: coefficient.
+        nesterov: whether it is Nesterov's.
+
+    Returns:
+        Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and
+        whether the gradient was finite.
+    """
+    flat = [
+        tf.cast(tf.reshape(g, [t.size]), t.dtype)
+        for g, t in zip(gradients, layout, strict=True)
     ]
-    return [v for v, _ in corrected], [r for _, r in corrected]
+    flat, finite = clipping.multiply(flat, scales)
+    if residual is None:
+        return [None] * len(flat), flat, finite
+    corrected = [
+        correct(g, _flat(v), _flat(r), momentum, nesterov)
+        for g, v, r in zip(flat, velocity or [None] * len(flat), residual, strict=True)
+    ]
+    return [v for v, _ in corrected], [r for _, r in corrected], finite
 
 
 def _flat(variable: Any) -> tf.Tensor | None:
     return None if variable is None else tf.reshape(variable.local(), [-1])
 
 
-def _store(variables: Sequence[Any] | None, values: Sequence[tf.Tensor]) -> None:
+def store(variables: Sequence[Any] | None, values: Sequence[tf.Tensor]) -> None:
+    """Assign values of any shape to variables, if there are any."""
     for variable, value in zip(variables or [], values, strict=False):
         variable.assign(tf.reshape(value, variable.shape))

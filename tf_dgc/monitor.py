@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -63,7 +64,7 @@ def make_counters() -> keras.Variable:
 def count_step(
     counters: keras.Variable,
     entries: int | tf.Tensor,
-    sent_bytes: tf.Tensor,
+    sent_bytes: int | tf.Tensor,
     dense_bytes: int,
     nonfinite: tf.Tensor,
 ) -> None:
@@ -81,6 +82,11 @@ def count_step(
     )
     totals = tf.convert_to_tensor(counters.value)[:5] + step
     counters.assign(tf.concat([totals, step[1:4]], axis=0))
+
+
+def dense_bytes(variables: Sequence[keras.Variable]) -> int:
+    """Return what a dense all-reduce of the gradients would be handed."""
+    return sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in variables)
 
 
 def warn_at_first(

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, dense, local, ops, wire
+from tf_dgc import _internals, dense, header, local, ops, wire
 from tf_dgc.choice import choose
 from tf_dgc.local import LocalStep
 from tf_dgc.payload import Plan
@@ -56,7 +56,7 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     def chosen() -> tuple:
         words = _compress(step)
-        finite = tf.equal(words[wire.FLAGS], 0)
+        finite = tf.equal(words[header.FLAGS], 0)
         return tf.zeros([0], dense.widest(step.plan.layout)), words, finite
 
     return choose(step.plan.dense, whole, chosen)

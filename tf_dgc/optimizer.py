@@ -1,79 +1,56 @@
-"""Deep Gradient Compression as a Keras optimizer."""
+"""Any compression method as a Keras optimizer."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_dgc import (
-    _internals,
-    clipping,
-    cluster,
-    distribute,
-    local,
-    monitor,
-    native,
-    ops,
-    payload,
-    schedules,
-    takeover,
-    validation,
-    wire,
-)
-from tf_dgc.compressors import tie_offsets
-from tf_dgc.exchange import Exchange
-from tf_dgc.state import PerWorkerVariable
-from tf_dgc.wrapper import OptimizerWrapper
+from tf_dgc import compressors, local, monitor, rounds, validation
+from tf_dgc.compressors import Compressor, Draw, Result
+from tf_dgc.replicated import ReplicatedOptimizer
+from tf_dgc.rounds import Outcome, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class DGCOptimizer(OptimizerWrapper):
-    """Sends the largest entries of the gradient and keeps the rest until it has grown.
+class CompressedOptimizer(ReplicatedOptimizer):
+    """Exchanges gradients by a compression method, around any Keras optimizer.
 
-    Deep Gradient Compression (Lin et al., ICLR 2018) around any Keras optimizer. Use
-    it as the optimizer of a model, created in the scope of the same strategy:
+    Use it as the optimizer of a model, created in the scope of the same strategy:
 
-    >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    >>> with strategy.scope():
-    ...     model = build_model()
-    ...     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
-    ...     model.compile(optimizer=tf_dgc.DGCOptimizer(sgd), loss="mse")
-    >>> model.fit(dataset)
+    >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    >>> qsgd = tf_dgc.compressors.QSGD(levels=127)
+    >>> model.compile(optimizer=tf_dgc.CompressedOptimizer(sgd, qsgd), loss="mse")
 
-    Momentum of an SGD (plain or Nesterov) becomes momentum correction; other
-    optimizers get error feedback and apply their own rule to the sum. Clipping of the
-    inner optimizer becomes local gradient clipping. With `sparsity=0` every step is
-    what the inner optimizer does alone.
+    The inner optimizer applies its rule, momentum included, to the sum over workers.
+    Its clipping becomes local gradient clipping. `DGCOptimizer` is the ready-made case
+    of `TopK` with momentum correction, and faster.
 
     Args:
         inner: a `keras.optimizers.Optimizer`, not yet built. It is copied.
-        sparsity: share of entries NOT sent, in [0, 1); or a schedule of the iteration
-            such as `tf_dgc.schedules.WarmupSparsity`.
-        momentum_correction: accumulate the local velocity instead of the gradient
-            (section 3.2 of the paper). If False, momentum stays after the sum.
-        factor_masking: clear the velocity where entries were sent (section 3.3).
+        compressor: a `tf_dgc.compressors.Compressor`, or the name of a method for its
+            defaults; `tf-dgc methods` lists them.
+        error_feedback: keep what is not sent in `residual` and add it to the next
+            gradient. None for the method's own choice.
+        momentum_correction: accumulate the local velocity of an `SGD` instead of the
+            gradient (Lin et al., section 3.2); needs error feedback.
+        factor_masking: clear that velocity where entries were sent (section 3.3), with
+            methods that send some entries and not others.
         min_compress_size: tensors with fewer entries, and those of rank below 2, are
-            exempt: sent whole, with momentum and without loss.
-        value_dtype: how values are sent, beside some 12 bits for each position at
-            99.9 %: None, in the type of `residual` (4 bytes per entry, or 8), or one of
-            "float32" (4), "bfloat16" (2), "float16" (2; nothing below 6e-8) and
-            "sign" (1/8: a sign, and one magnitude per tensor). What the coding loses
-            stays in `residual`. Exempt tensors and dense steps are not coded.
-        seed: of the order in which equal magnitudes are chosen.
+            exempt: sent whole and without loss.
+        seed: of all random choices. TensorFlow's global seed is neither used nor set.
         name: of the optimizer.
 
     Attributes:
-        inner_optimizer: the copy of `inner` that applies the update, without what was
-            taken over. It owns the learning rate and the iterations.
-        velocity: one variable per model variable and worker, the local momentum; empty
-            without momentum correction.
+        inner_optimizer: the copy of `inner` that applies the update.
+        velocity: one variable per model variable and worker; empty without momentum
+            correction.
         residual: one variable per model variable and worker, accumulated and not yet
-            sent; empty with `sparsity=0`. Both are float64 for float64 variables and
-            float32 for all others: in 8 bits of mantissa an accumulator stands still.
+            sent; empty without error feedback. Both are float64 for float64 variables,
+            else float32.
+        compressor_state: of each model variable, the method's own state by name.
 
     Raises:
-        ValueError: for settings outside the ranges above; at build time for a model
+        ValueError: for settings that do not go together; at build time for a model
             without trainable variables, variables of other dtypes or of another
             strategy, and workers that were started with different models or settings.
     """
@@ -81,43 +58,33 @@ class DGCOptimizer(OptimizerWrapper):
     def __init__(
         self,
         inner: keras.optimizers.Optimizer,
-        sparsity: float | Callable = 0.999,
+        compressor: Compressor | str = "top_k",
         *,
-        momentum_correction: bool = True,
+        error_feedback: bool | None = None,
+        momentum_correction: bool = False,
         factor_masking: bool = True,
         min_compress_size: int = 1024,
-        value_dtype: str | None = None,
         seed: int = 0,
-        name: str = "dgc_optimizer",
+        name: str = "compressed_optimizer",
     ):
-        takeover.check_inner(inner)
-        sparsity = schedules.get(sparsity)
-        validation.check_settings(min_compress_size, value_dtype)
-        strategy = distribute.prepare(tf.distribute.get_strategy())
-        compresses = sparsity != 0
-        rule, took = takeover.take_over(inner, momentum_correction and compresses)
-        super().__init__(rule, took.loss_scale, name)
-        self.sparsity = sparsity
+        compressor = compressors.get(compressor)
+        feedback = validation.uses_error_feedback(compressor, error_feedback)
+        validation.check_momentum_correction(momentum_correction, feedback)
+        super().__init__(
+            inner,
+            compressor,
+            feedback,
+            bool(momentum_correction),
+            min_compress_size,
+            seed,
+            name,
+        )
+        self.error_feedback = error_feedback
         self.momentum_correction = bool(momentum_correction)
         self.factor_masking = bool(factor_masking)
-        self.min_compress_size = int(min_compress_size)
-        self.value_dtype = value_dtype
-        self.seed = int(seed)
-        self.velocity: list[PerWorkerVariable] = []
-        self.residual: list[PerWorkerVariable] = []
-        self._strategy = strategy
-        self._exchange = Exchange(strategy)
-        self._took = took
-        self._compresses = compresses
-        # With sparsity 0 clipping is Keras's own, whatever the number of workers.
-        self._num_clip = self.num_workers if compresses else 1
-        self._counters: Any = None
-        ops.warn_if_missing()
-
-    # --- one step -----------------------------------------------------------------
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Apply one step of Deep Gradient Compression; call it in replica context.
+        """Apply one step; call it in replica context.
 
         Args:
             grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
@@ -129,202 +96,138 @@ class DGCOptimizer(OptimizerWrapper):
             ValueError: outside the replica context of the optimizer's strategy, and
                 for variables the optimizer was not built with.
         """
-        grads, variables = self._match(grads, trainable_variables)
-        states = [_internals.variable_index(self, v) for v in variables]
-        layout = [self._layout[i] for i in states]
-        plan = payload.plan(layout, self._current_sparsity(), self.num_workers)
-        path = native if native.is_live(variables) else local
+        grads, variables, indices = self._match(grads, trainable_variables)
         with tf.name_scope(self.name):
-            step = self._local_step(plan, grads, variables, states)
-            # clip, correct, compress, mask, encode
-            vector, words, finite = path.compress(step)
+            gradients, scales = self._clip(grads, variables)
+            velocity, values, finite = self._correct(gradients, scales, indices)
             monitor.warn_at_first(self._counters, finite, self.iterations.value)
-            total, buffers = self._exchange(plan.dense, vector, words)
-            # decode, sum, update
-            nonfinite = self._update(plan, total, buffers, variables)
-            monitor.count_step(
-                self._counters,
-                entries=plan.entries,
-                sent_bytes=tf.size(vector) * vector.dtype.size + 4 * tf.size(words),
-                dense_bytes=sum(
-                    v.shape.num_elements() * _itemsize(v) for v in variables
-                ),
-                nonfinite=nonfinite,
-            )
+            outcome = self._communicate(values, finite, indices)
+            self._keep(velocity, values, outcome.results, indices)
+            self._update([r.sum for r in outcome.results], variables)
+            self._count(outcome, variables)
 
-    def _match(self, grads: Any, variables: Any) -> tuple[list, list]:
-        """Build if needed; return gradients that exist, with their variables."""
-        validation.check_strategy(self._strategy, "apply")
-        validation.check_in_replica()
-        if variables is None:
-            variables = _internals.trainable_variables(self)
-        variables = list(variables)
-        if len(grads) != len(variables):
-            raise ValueError(
-                "There must be one gradient per variable. Received: "
-                f"{len(grads)} gradients for {len(variables)} variables"
-            )
-        self.build(variables)
-        _internals.check_known(self, variables)
-        return _internals.drop_missing_gradients(self, grads, variables)
+    def _correct(
+        self, gradients: list, scales: list, indices: list[int]
+    ) -> tuple[list, list, tf.Tensor]:
+        """Accumulate; return velocity, what may be sent, and whether all is finite.
 
-    def _local_step(
-        self, plan: payload.Plan, grads: list, variables: list, states: list[int]
-    ) -> local.LocalStep:
-        """Collect what this worker puts into the step."""
-        gradients, scales = clipping.clip(
-            [local.to_dense(g, v) for g, v in zip(grads, variables, strict=True)],
-            self._num_clip,
-            loss_scale=self.loss_scale_factor,
-            **self._took.clipping,
-        )
-        return local.LocalStep(
-            plan,
+        An accumulation that overflows counts as a gradient that is not finite.
+        """
+        velocity = _pick(self.velocity, indices)
+        residual = _pick(self.residual, indices)
+        new_velocity, values, finite = local.accumulate(
+            _pick(self._tensors, indices),
             gradients,
             scales,
-            velocity=[self.velocity[i] for i in states] if self.velocity else None,
-            residual=[self.residual[i] for i in states] if self.residual else None,
-            offsets=self._offsets(plan.layout),
-            momentum=self._took.momentum,
-            nesterov=self._took.nesterov,
-            factor_masking=self.factor_masking,
+            velocity or None,
+            residual or None,
+            self._took.momentum,
+            self._took.nesterov,
         )
+        if not residual:
+            return new_velocity, values, finite
+        fits = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+        values = _where(fits, values, residual)
+        if velocity:
+            new_velocity = _where(fits, new_velocity, velocity)
+        return new_velocity, values, tf.logical_and(finite, fits)
 
-    def _update(
-        self, plan: payload.Plan, total: tf.Tensor, buffers: tf.Tensor, variables: list
-    ) -> tf.Tensor:
-        """Decode, sum and update the model; return the workers that were not finite."""
-        rule = self.inner_optimizer
-        path = native if native.is_live(variables) else payload
-        if path is native and takeover.is_plain_descent(rule, variables):
-            nonfinite = native.descend(
-                plan, total, buffers, variables, rule.learning_rate
-            )
-            rule.iterations.assign_add(1)
-            return nonfinite
-        sums, nonfinite = path.unpack(plan, total, buffers)
-        rule.apply(
-            [
-                tf.cast(tf.reshape(s, v.shape), v.dtype)
-                for s, v in zip(sums, variables, strict=True)
-            ],
-            variables,
-        )
-        return nonfinite
-
-    def _current_sparsity(self) -> float | tf.Tensor:
-        if callable(self.sparsity):
-            return schedules.at(self.sparsity, self.iterations.value)
-        return self.sparsity
-
-    def _offsets(self, layout: Sequence[wire.TensorLayout]) -> list[tf.Tensor]:
-        sizes = [t.size for t in layout]
-        return tie_offsets(sizes, self.seed, self.iterations.value)
-
-    # --- state --------------------------------------------------------------------
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create velocity and residual; all workers compare what they were given.
-
-        Args:
-            variables: the model's trainable variables.
-
-        Raises:
-            ValueError: see the class.
-            RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
-                seconds.
-        """
-        if self.built:
-            return
-        variables = list(variables)
-        validation.check_variables(self._strategy, variables)
-        validation.check_strategy(self._strategy, "build")
-        validation.check_precision(self._strategy)
-        with tf.init_scope():  # the first call may come while a step is being traced
-            cluster.agree(self._strategy, lambda: self._description(variables))
-        self.inner_optimizer.build(variables)
-        super().build(variables)
-        self._layout = [self._describe(v) for v in variables]
-        self._counters = monitor.make_counters()
-        if self._compresses:
-            self.residual = self._make_state(variables, "residual")
-        if self._took.momentum:
-            self.velocity = self._make_state(variables, "velocity")
-
-    def _make_state(
-        self, variables: list[keras.Variable], name: str
-    ) -> list[PerWorkerVariable]:
-        return [
-            PerWorkerVariable(
-                v.shape, t.dtype.name, f"{v.path.replace('/', '_')}_{name}"
-            )
-            for v, t in zip(variables, self._layout, strict=True)
+    def _communicate(
+        self, values: list[tf.Tensor], finite: tf.Tensor, indices: list[int]
+    ) -> Outcome:
+        """Compress, encode, exchange, decode and sum, in as many rounds as it takes."""
+        context = tf.distribute.get_replica_context()
+        worker, step = context.replica_id_in_sync_group, self.iterations.value
+        states = [
+            {name: variable.local() for name, variable in state.items()}
+            for state in _pick(self.compressor_state, indices)
         ]
+        draws = [Draw(self.seed, step, i, worker) for i in indices]
+        tensors = _pick(self._tensors, indices)
+        parts = rounds.start(self.compressor, tensors, values, states, draws)
+        return self._exchange.run(rounds.merge(parts, finite))
 
-    def _describe(self, variable: keras.Variable) -> wire.TensorLayout:
-        size = variable.shape.num_elements()
-        small = len(variable.shape) < 2 or size < max(1, self.min_compress_size)
-        dtype = tf.float64 if variable.dtype == "float64" else tf.float32
-        return wire.TensorLayout(size, dtype, small, self.value_dtype or dtype.name)
+    def _keep(
+        self,
+        velocity: list[tf.Tensor],
+        values: list[tf.Tensor],
+        results: list[Result],
+        indices: list[int],
+    ) -> None:
+        """Store what was not sent, velocity where nothing was sent, and the state."""
+        sent = [tf.reshape(r.sent, [-1]) for r in results]
+        kept = [v - s for v, s in zip(values, sent, strict=True)]
+        local.store(_pick(self.residual, indices), kept)
+        if self.velocity:
+            tensors = _pick(self._tensors, indices)
+            masked = [
+                self._mask(t, v, s)
+                for t, v, s in zip(tensors, velocity, sent, strict=True)
+            ]
+            local.store(_pick(self.velocity, indices), masked)
+        for state, result in zip(
+            _pick(self.compressor_state, indices), results, strict=True
+        ):
+            for name, value in (result.state or {}).items():
+                state[name].assign(value)
 
-    def _description(self, variables: list[keras.Variable]) -> dict[str, Any]:
-        """Return what must be equal on all workers."""
-        config = self.get_config()
-        config["inner"]["config"].pop("name")
-        config.pop("name")
-        shapes = {
-            f"{i}": {"shape": str(tuple(v.shape)), "dtype": v.dtype}
-            for i, v in enumerate(variables)
-        }
-        return {
-            "version": {"tensorflow": tf.__version__, "keras": keras.__version__},
-            "optimizer": config,
-            "variable": shapes,
-        }
+    def _mask(self, tensor: Tensor, velocity: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+        """Clear the velocity where entries went out, unless all did."""
+        partial = self.compressor.kind == "sparsification" and not tensor.exempt
+        if not (self.factor_masking and partial):
+            return velocity
+        masked = tf.where(sent == 0, velocity, tf.zeros_like(velocity))
+        return tf.where(tf.reduce_all(sent != 0), velocity, masked)
 
-    # --- what users read ----------------------------------------------------------
-
-    @property
-    def num_workers(self) -> int:
-        """Replicas in sync."""
-        return self._exchange.num_workers
-
-    @property
-    def stats(self) -> monitor.CompressionStats:
-        """What was sent so far and in the last step, per worker."""
-        return monitor.read(self._counters)
+    def _count(self, outcome: Outcome, variables: list) -> None:
+        sizes = [v.shape.num_elements() for v in variables]
+        sent = [
+            n if r.entries is None else r.entries
+            for n, r in zip(sizes, outcome.results, strict=True)
+        ]
+        monitor.count_step(
+            self._counters,
+            entries=sum(sent),
+            sent_bytes=outcome.sent_bytes,
+            dense_bytes=monitor.dense_bytes(variables),
+            nonfinite=outcome.nonfinite,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        inner["config"].update(self._took.taken)
-        sparsity = self.sparsity
-        if callable(sparsity):
-            sparsity = keras.saving.serialize_keras_object(sparsity)
         return {
             "name": self.name,
-            "inner": inner,
-            "sparsity": sparsity,
+            "inner": self._inner_config(),
+            "compressor": keras.saving.serialize_keras_object(self.compressor),
+            "error_feedback": self.error_feedback,
             "momentum_correction": self.momentum_correction,
             "factor_masking": self.factor_masking,
             "min_compress_size": self.min_compress_size,
-            "value_dtype": self.value_dtype,
             "seed": self.seed,
         }
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "DGCOptimizer":
+    ) -> "CompressedOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        config = dict(config)
-        for key in ("inner", "sparsity"):
-            if isinstance(config[key], dict):
-                config[key] = keras.saving.deserialize_keras_object(
-                    config[key], custom_objects=custom_objects
-                )
-        return cls(**config)
+        return cls(
+            **{
+                key: keras.saving.deserialize_keras_object(value, custom_objects)
+                if isinstance(value, dict)
+                else value
+                for key, value in config.items()
+            }
+        )
 
 
-def _itemsize(variable: keras.Variable) -> int:
-    return tf.as_dtype(variable.dtype).size
+def _pick(items: list, indices: list[int]) -> list:
+    return [items[i] for i in indices] if items else []
+
+
+def _where(condition: tf.Tensor, new: list[tf.Tensor], old: list) -> list[tf.Tensor]:
+    """Return new values, or the variables' old ones."""
+    return [
+        tf.where(condition, n, tf.reshape(o.local(), [-1]))
+        for n, o in zip(new, old, strict=True)
+    ]

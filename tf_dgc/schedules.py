@@ -152,6 +152,18 @@ def get(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
     return sparsity
 
 
+def config_of(sparsity: float | Callable) -> Any:
+    """Return what `get` makes the same sparsity of, for a config."""
+    if callable(sparsity):
+        return keras.saving.serialize_keras_object(sparsity)
+    return sparsity
+
+
+def current(sparsity: float | Callable, iteration: tf.Tensor) -> float | tf.Tensor:
+    """Return the sparsity of this step: the float, or the schedule's value now."""
+    return at(sparsity, iteration) if callable(sparsity) else sparsity
+
+
 def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.Tensor:
     """Evaluate a schedule inside a training step, refusing values outside [0, 1).
 

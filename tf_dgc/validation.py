@@ -5,22 +5,52 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster, values
+from tf_dgc import _internals, cluster
+from tf_dgc.compressors import Compressor
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-def check_settings(min_compress_size: int, value_dtype: str | None) -> None:
-    """Raise `ValueError` for settings that no optimizer can have."""
+def check_min_compress_size(min_compress_size: int) -> None:
+    """Raise `ValueError` unless it is a number of entries."""
     if int(min_compress_size) != min_compress_size or min_compress_size < 0:
         raise ValueError(
             "`min_compress_size` must be a whole number of entries, 0 or more. "
             f"Received: min_compress_size={min_compress_size}"
         )
-    if value_dtype is not None and str(value_dtype) not in values.CHOICES:
+
+
+def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
+    """Return whether what is not sent is kept back.
+
+    Args:
+        compressor: says whether it has to be, or must not be.
+        asked: by the user; None for the method's own choice.
+
+    Raises:
+        ValueError: if the method cannot work so.
+    """
+    rule = compressor.error_feedback
+    if asked is None:
+        return rule in {"required", "default"}
+    refused = {"required": False, "forbidden": True}
+    if rule in refused and bool(asked) is refused[rule]:
         raise ValueError(
-            f"`value_dtype` must be None or one of {', '.join(values.CHOICES)}. "
-            f"Received: value_dtype={value_dtype!r}"
+            f"Error feedback is {rule} with {compressor!r} (see "
+            f"{type(compressor).__name__}). Pass None for its own choice. "
+            f"Received: error_feedback={asked!r}"
+        )
+    return bool(asked)
+
+
+def check_momentum_correction(correction: bool, feedback: bool) -> None:
+    """Raise `ValueError` for momentum correction with nothing to correct."""
+    if correction and not feedback:
+        raise ValueError(
+            "`momentum_correction` accumulates the velocity in the residual, so it "
+            "needs error feedback. Leave it out (momentum then stays with the inner "
+            "optimizer), or use a compressor with error feedback. "
+            "Received: momentum_correction=True, without error feedback"
         )
 
 
@@ -32,7 +62,7 @@ def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
             f"`{what}` was called under {current!r}, but this optimizer was created "
             f"under {strategy!r}. Create it, build it and use it within the scope of "
             "the same strategy as the model: "
-            "`with strategy.scope(): model.compile(optimizer=DGCOptimizer(...))`."
+            "`with strategy.scope(): model.compile(optimizer=...)`."
         )
 
 

@@ -17,6 +17,15 @@ _OVERFLOW = (
 )
 
 
+def check_choice(value_dtype: str | None) -> None:
+    """Raise `ValueError` unless a user may ask for it."""
+    if value_dtype is not None and str(value_dtype) not in CHOICES:
+        raise ValueError(
+            f"`value_dtype` must be None or one of {', '.join(CHOICES)}. "
+            f"Received: value_dtype={value_dtype!r}"
+        )
+
+
 def is_exact(value_dtype: str, dtype: tf.DType) -> bool:
     """Whether decoding gives back what was encoded from accumulators of `dtype`."""
     return value_dtype in {dtype.name, "float64"}
@@ -54,10 +63,10 @@ def encode(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
     if value_dtype == "float64":
         return _to_words(tf.cast(values, tf.float64))
     # By way of float32 always, so that no implementation rounds once and another twice.
-    values = _narrow(values, tf.float32)
+    values = narrow(values, tf.float32)
     if value_dtype == "sign":
         return _encode_sign(values)
-    return _to_words(_narrow(values, tf.as_dtype(value_dtype)))
+    return _to_words(narrow(values, tf.as_dtype(value_dtype)))
 
 
 def decode(
@@ -101,7 +110,8 @@ def checks(values: tf.Tensor, words: tf.Tensor, value_dtype: str) -> list[Check]
     return found
 
 
-def _narrow(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def narrow(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Cast to a narrower float type; what is beyond its range becomes its largest."""
     if values.dtype == dtype:
         return values
     largest = tf.constant(float(dtype.max), values.dtype)

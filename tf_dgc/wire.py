@@ -4,19 +4,13 @@ A vector of int32 words: a header, then positions and values of every tensor, as
 docs/wire_format.md specifies.
 """
 
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_dgc import bitstream, elias_fano, values
+from tf_dgc import bitstream, elias_fano, header, values
 from tf_dgc.checks import Check, gate
-
-_MAGIC = 0x44474301
-_HEADER_WORDS = 5
-FLAGS = 2  # the word of the header that is 0 if the gradient was finite
-_SAME_PROGRAM = "All workers must run the same version of tf_dgc on the same model."
 
 
 class TensorLayout(NamedTuple):
@@ -50,11 +44,10 @@ class Selection(NamedTuple):
 
 def fingerprint(layout: Sequence[TensorLayout]) -> int:
     """Return the checksum of what must be equal on all workers, 0 to 2**32 - 1."""
-    items = [
+    return header.fingerprint(
         f"{t.size}:{t.dtype.name}:{'exempt' if t.exempt else t.value_dtype}"
         for t in layout
-    ]
-    return zlib.crc32(" ".join(["tf_dgc 1", *items]).encode("ascii"))
+    )
 
 
 def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.Tensor:
@@ -69,7 +62,7 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     """
     pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
     streams = [bits for pair in pairs for part in pair for bits in part]
-    return _HEADER_WORDS + sum(map(bitstream.num_words, streams))
+    return header.NUM_WORDS + sum(map(bitstream.num_words, streams))
 
 
 def encode(
@@ -89,22 +82,13 @@ def encode(
     Returns:
         int32 `[sparse_words(layout, counts)]`.
     """
-    before_checksum = tf.stack(
-        [
-            _as_word(_MAGIC),
-            _as_word(fingerprint(layout)),
-            tf.cast(tf.logical_not(finite), tf.int32),
-            _as_word(sparse_words(layout, counts)),
-        ]
-    )
     body = []
     for tensor, k, selection in zip(layout, counts, selections, strict=True):
         if not tensor.exempt:
             body.append(elias_fano.encode(selection.positions, tensor.size, k))
         body.append(selection.words)
-    without = tf.concat([before_checksum, [0], *body], axis=0)
-    checksum = _checksum(without[tf.newaxis])
-    return tf.concat([before_checksum, checksum, *body], axis=0)
+    length = sparse_words(layout, counts)
+    return header.seal(fingerprint(layout), length, body, finite)
 
 
 def decode(
@@ -133,30 +117,19 @@ def decode(
     """
     # Bits, and words, of positions and of values by turns.
     streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
-    words = [_HEADER_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
-    buffers = _of_length(buffers, sum(words))
-    header, *parts = tf.split(buffers, words, axis=1)
-    checks = _check_header(header, layout, sum(words))
+    words = [header.NUM_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    buffers = header.of_length(buffers, sum(words))
+    head, *parts = tf.split(buffers, words, axis=1)
+    checks = header.check(head, fingerprint(layout), sum(words))
     checks += _check_bits(buffers, [bits for part in streams for bits in part])
     entries = []
     for i, (tensor, k) in enumerate(zip(layout, counts, strict=True)):
         found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
         entries.append(found)
         checks += [c._replace(what=f"{c.what} of tensor {i}") for c in found_checks]
-    flags, entries = gate(checks, (header[:, FLAGS], entries))
+    flags, entries = gate(checks, (head[:, header.FLAGS], entries))
     totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
     return totals, tf.reduce_sum(flags)
-
-
-def _as_word(number: int | tf.Tensor) -> tf.Tensor:
-    """Return an unsigned number as int32 of the same bits."""
-    return tf.bitcast(tf.cast(number, tf.uint32), tf.int32)
-
-
-def _checksum(buffers: tf.Tensor) -> tf.Tensor:
-    """Sum of `(2 i + 1) * word[i]`, int32 `[N]`, of int32 `[N, words]`; it wraps."""
-    factors = 2 * tf.range(tf.shape(buffers)[1]) + 1
-    return tf.reduce_sum(buffers * factors, axis=1)
 
 
 def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
@@ -167,43 +140,10 @@ def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
     return positions, values.stream_bits(tensor.value_dtype, k)
 
 
-def _of_length(buffers: tf.Tensor, words: int | tf.Tensor) -> tf.Tensor:
-    known = buffers.shape[1]
-    if known is not None and isinstance(words, int):
-        if known != words:
-            raise ValueError(
-                f"The buffers have the wrong length. {_SAME_PROGRAM} "
-                f"Received: {known} words, expected: {words}"
-            )
-        return buffers
-    received = tf.repeat(tf.shape(buffers)[1], buffers.shape[0])
-    check = Check("words that arrived", received, words, _SAME_PROGRAM)
-    buffers = gate([check], buffers)
-    if isinstance(words, int):
-        buffers.set_shape([None, words])
-    return buffers
-
-
-def _check_header(
-    header: tf.Tensor, layout: Sequence[TensorLayout], length: int | tf.Tensor
-) -> list[Check]:
-    flags = tf.bitwise.bitwise_and(header[:, FLAGS], ~1)
-    tensors = fingerprint(layout)
-    return [
-        Check("version of the wire format", header[:, 0], _MAGIC, _SAME_PROGRAM),
-        Check("fingerprint of the tensors", header[:, 1], tensors, _SAME_PROGRAM),
-        Check("unknown flags", flags, 0, _SAME_PROGRAM),
-        Check("length in words", header[:, 3], length, _SAME_PROGRAM),
-    ]
-
-
 def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
-    checksum = buffers[:, 4]
-    # It is over all words but itself, whose factor is 9.
-    difference = _checksum(buffers) - 10 * checksum
-    excess = bitstream.num_excess(buffers, _HEADER_WORDS, streams)
+    excess = bitstream.num_excess(buffers, header.NUM_WORDS, streams)
     return [
-        Check("difference of the checksum", difference, 0),
+        header.check_sum(buffers),
         Check("streams followed by bits that should be 0", excess, 0),
     ]
 

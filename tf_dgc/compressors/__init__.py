@@ -1,5 +1,87 @@
-"""Compressors: which entries of a tensor are sent, and with what value."""
+"""Compressors: the methods, one per file, and how they are found by name.
 
-from tf_dgc.compressors.topk import num_sent, tie_offsets, top_k
+A new method in the package is a file here and a line below. `tf_dgc.compressors.base`
+is the interface; `examples/own_compressor.py` shows a method outside the package.
+"""
 
-__all__ = ["num_sent", "tie_offsets", "top_k"]
+from typing import Any
+
+import keras
+
+from tf_dgc.compressors import base
+from tf_dgc.compressors.base import Compressor as Compressor
+from tf_dgc.compressors.base import Draw as Draw
+from tf_dgc.compressors.base import Exchange as Exchange
+from tf_dgc.compressors.base import Gather as Gather
+from tf_dgc.compressors.base import Result as Result
+from tf_dgc.compressors.base import StateSpec as StateSpec
+from tf_dgc.compressors.base import Sum as Sum
+from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
+from tf_dgc.compressors.diana import DIANA as DIANA
+from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
+from tf_dgc.compressors.float16 import Float16 as Float16
+from tf_dgc.compressors.none import NoCompression as NoCompression
+from tf_dgc.compressors.one_round import OneRound as OneRound
+from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
+from tf_dgc.compressors.qsgd import QSGD as QSGD
+from tf_dgc.compressors.randomk import RandomK as RandomK
+from tf_dgc.compressors.signsgd import SignSGD as SignSGD
+from tf_dgc.compressors.topk import TopK as TopK
+from tf_dgc.compressors.topk import num_sent as num_sent
+from tf_dgc.compressors.topk import tie_offsets as tie_offsets
+from tf_dgc.compressors.topk import top_k as top_k
+
+_METHODS = [
+    value
+    for value in globals().values()
+    if isinstance(value, type)
+    and issubclass(value, Compressor)
+    and value not in {Compressor, OneRound}
+]
+METHODS: dict[str, type[Compressor]] = {method.name: method for method in _METHODS}
+"""The methods of the package, by name."""
+
+
+def get(identifier: Any) -> Compressor:
+    """Return a compressor.
+
+    Args:
+        identifier: a `Compressor`; the name of a method, for its defaults; or what
+            `keras.saving.serialize_keras_object` made of a compressor.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(identifier, dict):
+        identifier = keras.saving.deserialize_keras_object(identifier)
+    if isinstance(identifier, str) and identifier in METHODS:
+        return METHODS[identifier]()
+    if isinstance(identifier, Compressor):
+        _check_facts(identifier)
+        return identifier
+    raise ValueError(
+        "`compressor` must be a `tf_dgc.compressors.Compressor` or the name of a "
+        f"method: {', '.join(sorted(METHODS))}. "
+        f"Received: compressor={identifier!r} (of type {type(identifier)})"
+    )
+
+
+def _check_facts(compressor: Compressor) -> None:
+    """Raise `ValueError` unless a method says of itself what it has to."""
+    allowed: dict[str, tuple[str, ...] | None] = {
+        "name": None,
+        "reference": None,
+        "kind": base.KINDS,
+        "aggregation": base.AGGREGATIONS,
+        "error_feedback": base.FEEDBACK_RULES,
+    }
+    for fact, values in allowed.items():
+        value = getattr(compressor, fact, None)
+        named = isinstance(value, str) and (fact != "name" or value.isidentifier())
+        if not named or (values is not None and value not in values):
+            what = f"one of {', '.join(values)}" if values else "a text"
+            raise ValueError(
+                f"The class attribute `{fact}` of a compressor must be {what} (see "
+                "`tf_dgc.compressors.Compressor`). "
+                f"Received: {type(compressor).__name__}.{fact} = {value!r}"
+            )

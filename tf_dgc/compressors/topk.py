@@ -4,14 +4,79 @@ Lin et al., ICLR 2018, section 3.1 (gradient sparsification).
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tf_dgc import _internals
+from tf_dgc import _internals, schedules
+from tf_dgc import values as coding
 from tf_dgc.choice import Choice, choose
+from tf_dgc.compressors import sparse
+from tf_dgc.compressors.base import Compressor, Draw, Exchange
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class TopK(Compressor):
+    """Sends the k entries of largest magnitude, `k = max(1, ceil((1 - sparsity) * n))`.
+
+    Lin et al., section 3.1; Stich et al., definition 2.1 (`top_k`). Positions take
+    about `2 + log2(n / k)` bits each, values what `value_dtype` says.
+
+    Args:
+        sparsity: share of entries not sent, in [0, 1); or a schedule of the iteration.
+        value_dtype: None for the type of the residual, or one of
+            `tf_dgc.values.CHOICES`.
+    """
+
+    name = "top_k"
+    kind = "sparsification"
+    reference = "Lin et al., Deep gradient compression, ICLR 2018"
+
+    def __init__(
+        self, sparsity: float | Callable = 0.999, value_dtype: str | None = None
+    ):
+        self.sparsity = schedules.get(sparsity)
+        coding.check_choice(value_dtype)
+        self.value_dtype = value_dtype
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
+        """Return those of k positions and values; None if the sparsity is scheduled."""
+        if callable(self.sparsity):
+            return None
+        size = math.prod(shape)
+        k = num_sent(size, self.sparsity)
+        return 4 * sparse.num_words(size, k, self.value_dtype or dtype.name)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Choose, and gather."""
+        del state
+        values = tf.reshape(values, [-1])
+        size = values.shape[0]
+        k = num_sent(size, schedules.current(self.sparsity, draw.step))
+        offset = tf.random.stateless_uniform(
+            [], draw.shared(), maxval=size, dtype=tf.int32
+        )
+        positions, _ = top_k(values, k, offset)
+        value_dtype = self.value_dtype or values.dtype.name
+        return (yield from sparse.exchange(values, positions, k, value_dtype))
+
+    def error_bound(self, size: int) -> float | None:
+        """Return `1 - k/n` (Stich et al., lemma A.1), if values are sent exactly."""
+        if callable(self.sparsity) or self.value_dtype is not None:
+            return None
+        return 1 - num_sent(size, self.sparsity) / size
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        sparsity = schedules.config_of(self.sparsity)
+        return {"sparsity": sparsity, "value_dtype": self.value_dtype}
 
 
 def num_sent(size: int, sparsity: float | tf.Tensor) -> int | tf.Tensor:

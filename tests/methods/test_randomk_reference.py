@@ -1,0 +1,41 @@
+"""`RandomK` against NumPy."""
+
+import numpy as np
+import pytest
+
+from tf_dgc.compressors import RandomK
+from tf_dgc.compressors.simulate import Simulation
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_all_workers_send_the_same_positions(unbiased):
+    rng = np.random.default_rng(0)
+    simulation = Simulation(RandomK(0.75, unbiased), [(8, 5)], 3, "float64")
+    seen = []
+    for _ in range(5):
+        gradients = rng.normal(size=(3, 8, 5))
+        have = [g + r[0] for g, r in zip(gradients, simulation.residual, strict=True)]
+        (total,) = simulation.step([[g] for g in gradients])
+        positions = np.flatnonzero(total)
+        assert positions.size == 10
+        factor = 4.0 if unbiased else 1.0
+        for mine, (sent,) in zip(have, simulation.sent, strict=True):
+            expected = np.zeros(40)
+            expected[positions] = factor * mine.ravel()[positions]
+            np.testing.assert_allclose(sent.ravel(), expected, rtol=1e-12)
+        seen.append(tuple(positions))
+    assert len(set(seen)) == 5  # drawn anew in every step
+
+
+def test_every_position_has_its_turn():
+    """800 draws of 1 in 4: a share off by 5 deviations (0.077) has odds of 6e-7."""
+    simulation = Simulation(RandomK(0.75, True), [(20,)] * 800, 1)
+    simulation.step([[np.ones(20)] * 800])
+    share = np.mean([sent != 0 for sent in simulation.sent[0]], axis=0)
+    np.testing.assert_allclose(share, 0.25, atol=0.077)
+
+
+def test_bytes():
+    simulation = Simulation(RandomK(0.99), [(1000,)], 1)
+    simulation.step([[np.ones(1000)]])
+    assert simulation.sent_bytes == 4 + 4 * 10  # the flag, and 10 values; no positions

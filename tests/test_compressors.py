@@ -1,0 +1,317 @@
+"""The contract: what every registered method must satisfy.
+
+A method is in it by being registered; `contract.VARIANTS` has more settings of some.
+What only one method does is in `tests/methods`.
+"""
+
+import math
+import random
+
+import contract
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer
+
+import tf_dgc
+from tf_dgc import _internals, compressors, validation
+from tf_dgc.compressors.simulate import Simulation
+
+O = keras.optimizers  # noqa: E741
+SHAPES = [(30, 40), (5, 4, 3, 7), (33, 1)]
+EDGE_SHAPES = [(), (3,), (1, 9), (4, 1, 8)]
+
+
+@pytest.fixture(params=contract.CASES, ids=contract.IDS)
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def compressor(case):
+    return contract.make(case)
+
+
+def keeps_what_is_not_sent(compressor):
+    return compressor.error_feedback != "forbidden"
+
+
+def simulate(compressor, shapes=SHAPES, num_workers=2, dtype="float64", seed=0):
+    feedback = keeps_what_is_not_sent(compressor) or None
+    return Simulation(compressor, shapes, num_workers, dtype, feedback, seed)
+
+
+# --- what it says of itself -----------------------------------------------------------
+
+
+def test_facts(compressor):
+    cls = type(compressor)
+    assert compressors.METHODS[cls.name] is cls
+    assert compressors.get(compressor) is compressor  # checks the rest
+    assert cls.__doc__
+    for spec in compressor.state((30, 40)).values():
+        assert not (spec.per_worker and spec.initial)
+
+
+def test_config_round_trip(compressor):
+    again = contract.round_trip(compressor)
+    assert type(again) is type(compressor)
+    assert again.get_config() == compressor.get_config()
+    assert repr(again) == repr(compressor)
+    optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor)
+    assert contract.round_trip(optimizer).get_config() == optimizer.get_config()
+
+
+def test_found_by_name():
+    for name, cls in compressors.METHODS.items():
+        assert type(compressors.get(name)) is cls
+
+
+# --- nothing is lost ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_arrives_is_what_was_sent(compressor, dtype):
+    if not compressor.additive:
+        pytest.skip("no sum")
+    simulation = simulate(compressor, num_workers=3, dtype=dtype)
+    for step in range(3):
+        sums = simulation.step(contract.gradients(3, SHAPES, seed=step))
+        for i, tolerance in enumerate(contract.sum_tolerance(simulation)):
+            sent = sum(worker[i] for worker in simulation.sent)
+            assert np.all(np.abs(sums[i] - sent) <= tolerance)
+
+
+def test_error_feedback_conserves(compressor):
+    """All that arrived, and all that is kept, is all there ever was."""
+    if not keeps_what_is_not_sent(compressor):
+        pytest.skip("no error feedback")
+    simulation = simulate(compressor, num_workers=3)
+    arrived = given = tolerance = 0
+    for step in range(6):
+        gradients = contract.gradients(3, SHAPES[:1], seed=step)
+        padded = [[*g, *(np.zeros(s) for s in SHAPES[1:])] for g in gradients]
+        arrived = arrived + simulation.step(padded)[0]
+        given = given + sum(g[0] for g in gradients)
+        tolerance = tolerance + contract.sum_tolerance(simulation)[0]
+    kept = sum(worker[0] for worker in simulation.residual)
+    assert np.all(np.abs(arrived + kept - given) <= tolerance + 1e-13)
+
+
+# --- what the paper claims ------------------------------------------------------------
+
+DRAWS = 150
+# Of a normal variable; the error rate of one comparison is 6e-7, of the suite 1e-4.
+DEVIATIONS = 5.0
+
+
+def test_unbiased(compressor, case):
+    """The mean along several directions is that of the input, to its standard error."""
+    if not compressor.unbiased:
+        pytest.skip("no claim")
+    x = contract.SAMPLED.ravel()
+    errors = contract.samples(case, DRAWS) - x
+    rng = np.random.default_rng(2)
+    for direction in (x, np.sign(x), np.ones(x.size), rng.normal(size=x.size)):
+        along = errors @ direction
+        limit = DEVIATIONS * along.std(ddof=1) / math.sqrt(DRAWS)
+        assert abs(along.mean()) <= limit + 1e-12
+
+
+def test_error_bound(compressor, case):
+    x = contract.SAMPLED.ravel()
+    bound = compressor.error_bound(x.size)
+    if bound is None:
+        pytest.skip("no claim")
+    errors = np.sum((contract.samples(case, DRAWS) - x) ** 2, axis=1) / np.sum(x**2)
+    limit = bound + DEVIATIONS * errors.std(ddof=1) / math.sqrt(DRAWS)
+    assert errors.mean() <= limit + 1e-12
+
+
+# --- the payload ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sends_what_it_states(compressor, dtype):
+    for shapes in (SHAPES, EDGE_SHAPES):
+        simulation = simulate(compressor, shapes, dtype=dtype)
+        simulation.step(contract.gradients(2, shapes))
+        sent = [sum(map(contract.num_bytes, m)) for m in simulation.messages]
+        assert sent == [simulation.sent_bytes] * 2
+        stated = [compressor.bytes(s, tf.as_dtype(dtype)) for s in shapes]
+        if None not in stated:
+            extra = sum(map(contract.overhead, simulation.messages[0]))
+            assert simulation.sent_bytes == sum(stated) + extra
+
+
+# --- inputs ---------------------------------------------------------------------------
+
+INPUTS = {
+    "zero": lambda s, rng: np.zeros(s),
+    "equal": lambda s, rng: np.full(s, -0.25),
+    "huge": lambda s, rng: 1e30 * rng.normal(size=s),
+    "tiny": lambda s, rng: 1e-30 * rng.normal(size=s),
+    "one": lambda s, rng: np.eye(1, math.prod(s), math.prod(s) - 1).reshape(s),
+    "mixed": lambda s, rng: rng.choice([0.0, 1e-20, 3.0, -1e20], size=s),
+}
+
+
+def test_edge_inputs(compressor):
+    shapes = [shape for shape in EDGE_SHAPES for _ in INPUTS]
+    makers = list(INPUTS.values()) * len(EDGE_SHAPES)
+    simulation = simulate(compressor, shapes, dtype="float32")
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        local = [
+            [make(s, rng) for make, s in zip(makers, shapes, strict=True)]
+            for _ in range(2)
+        ]
+        sums = simulation.step(local)
+        for total, name in zip(sums, list(INPUTS) * len(EDGE_SHAPES), strict=True):
+            assert np.all(np.isfinite(total)), name
+            if name == "zero":
+                assert not np.any(total)
+    for worker in range(2):
+        kept = simulation.residual[worker]
+        states = [v for s in simulation.state[worker] for v in s.values()]
+        assert all(np.all(np.isfinite(v)) for v in (*kept, *states))
+
+
+# --- randomness -----------------------------------------------------------------------
+
+
+def test_deterministic_and_apart_from_global_seeds(compressor):
+    def run(seed):
+        simulation = simulate(compressor, seed=seed)
+        return [
+            simulation.step(contract.gradients(2, SHAPES, seed=step))
+            for step in range(2)
+        ]
+
+    tf.random.set_seed(7)
+    expected = tf.random.uniform([4]).numpy()
+    before = random.getstate(), np.random.get_state()[1].copy()
+    tf.random.set_seed(7)
+    first = run(seed=1)
+    np.testing.assert_array_equal(tf.random.uniform([4]), expected)
+    assert random.getstate() == before[0]
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])
+    tf.random.set_seed(8)
+    for one, other in zip(first, run(seed=1), strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_workers_round_for_themselves(compressor, case):
+    """With the same errors on all workers, their sum would be as noisy as one."""
+    by_chance = np.ptp(contract.samples(case, DRAWS), axis=0).any()
+    if not by_chance or compressor.aggregation == "sum":
+        pytest.skip("nothing is drawn, or by all together")
+    simulation = simulate(compressor)
+    gradients = contract.gradients(1, SHAPES) * 2
+    simulation.step(gradients)
+    assert np.any(simulation.sent[0][0] != simulation.sent[1][0])
+
+
+# --- in the optimizer -----------------------------------------------------------------
+
+OPTIMIZED = [(12, 20), (3, 4, 10)]
+RATE = 0.125  # exact in float32
+
+
+def make_trainer(strategy, compressor, dtype="float32"):
+    feedback = keeps_what_is_not_sent(compressor) or None
+    return Trainer(
+        strategy,
+        lambda: tf_dgc.CompressedOptimizer(
+            O.SGD(RATE), compressor, error_feedback=feedback, min_compress_size=0
+        ),
+        [np.zeros(s, dtype) for s in OPTIMIZED],
+    )
+
+
+def test_two_workers_are_the_simulation(strategies, compressor, monkeypatch):
+    """Bit-identical workers, measured bytes, and a non-finite gradient left out."""
+    handed_over = []
+
+    def spy(launch):
+        def launch_and_record(launcher, tensor):
+            size = tensor.dtype.size * tf.size(tensor)
+            tf.py_function(lambda n: handed_over.append(int(n)), [size], [])
+            return launch(launcher, tensor)
+
+        return launch_and_record
+
+    for name in ("launch_all_gather", "launch_all_reduce"):
+        monkeypatch.setattr(_internals, name, spy(getattr(_internals, name)))
+    trainer = make_trainer(strategies[2], compressor)
+    simulation = simulate(compressor, OPTIMIZED, dtype="float32")
+    expected = [np.zeros(s, "float32") for s in OPTIMIZED]
+    for step in range(4):
+        gradients = contract.gradients(2, OPTIMIZED, "float32", seed=step)
+        finite = [list(local) for local in gradients]
+        if step == 1:
+            finite[0] = [np.zeros_like(g) for g in gradients[0]]
+            gradients[0][1].flat[3] = np.nan
+        handed_over.clear()
+        trainer.step(gradients)
+        sums = simulation.step(finite)
+        assert sum(handed_over) == 2 * simulation.sent_bytes
+        assert trainer.optimizer.stats.bytes_per_step == simulation.sent_bytes
+        for copies in trainer.replica_weights():
+            np.testing.assert_array_equal(copies[0], copies[1])
+        expected = [w - RATE * s for w, s in zip(expected, sums, strict=True)]
+        for mine, reference in zip(trainer.weights(), expected, strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=1e-4, atol=1e-5)
+    assert trainer.optimizer.stats.nonfinite == 1
+    for state in trainer.optimizer.variables:
+        assert np.all(np.isfinite(state.numpy()))
+
+
+def test_restart_from_a_checkpoint(strategies, compressor, tmp_path):
+    def run(trainer, steps):
+        for step in steps:
+            gradients = contract.gradients(1, OPTIMIZED, "float32", seed=step)
+            trainer._distributed(trainer.per_replica(gradients))
+
+    def checkpoint(trainer):
+        return tf.train.Checkpoint(
+            weights=trainer.variables, optimizer=trainer.optimizer
+        )
+
+    whole, first, second = (make_trainer(strategies[1], compressor) for _ in range(3))
+    run(whole, range(4))
+    run(first, range(2))
+    path = checkpoint(first).write(str(tmp_path / "half"))
+    status = checkpoint(second).read(path)
+    status.assert_existing_objects_matched()
+    run(second, range(2, 4))
+    for a, b in zip(whole.weights(), second.weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(whole.optimizer.variables, second.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_dtypes_of_variables(strategies, compressor, dtype):
+    trainer = make_trainer(strategies[1], compressor)
+    variables = [keras.Variable(np.zeros(s), dtype=dtype) for s in OPTIMIZED]
+    optimizer = trainer.optimizer.from_config(trainer.optimizer.get_config())
+    optimizer.build(variables)
+    wide = "float64" if dtype == "float64" else "float32"
+    assert {r.dtype for r in optimizer.residual} <= {wide}
+    (gradients,) = contract.gradients(1, OPTIMIZED)
+    optimizer.apply([tf.cast(g, dtype) for g in gradients], variables)
+    assert all(np.all(np.isfinite(np.asarray(v.numpy(), wide))) for v in variables)
+    assert any(np.any(np.asarray(v.numpy(), wide)) for v in variables)
+
+
+def test_error_feedback_where_it_cannot_be(compressor):
+    refused = {"required": False, "forbidden": True}
+    for asked in (True, False):
+        if refused.get(compressor.error_feedback) is asked:
+            with pytest.raises(ValueError, match="Error feedback is"):
+                tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor, error_feedback=asked)
+        else:
+            assert validation.uses_error_feedback(compressor, asked) is asked

@@ -1,0 +1,222 @@
+"""The interface of a compression method.
+
+A method sees one tensor of one worker: `Compressor.exchange` is a generator that asks
+for collectives (`yield Sum(values)`, `yield Gather(words)`) and returns a `Result`. It
+knows nothing of ranks, of strategies or of Keras variables. Whoever runs it packs the
+requests of all tensors of a round into one collective (`tf_dgc/rounds.py`), and owns
+the state.
+
+A method of one round, whose payloads are gathered and summed, is a `OneRound`
+(`one_round.py`), which asks for less.
+"""
+
+import abc
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+
+class Sum(NamedTuple):
+    """Ask for the sum over workers of a float tensor, by all-reduce.
+
+    The reply has the same shape and dtype, and the same bits on all workers.
+    """
+
+    values: tf.Tensor
+
+
+class Gather(NamedTuple):
+    """Ask for every worker's words, int32 `[w]`, w equal on all workers.
+
+    The reply is int32 `[num_workers, w]`, the same on all workers.
+    """
+
+    words: tf.Tensor
+
+
+Request: TypeAlias = Sum | Gather
+
+
+class Result(NamedTuple):
+    """What an exchange of one tensor comes to.
+
+    Attributes:
+        sum: what all workers contributed, `[n]` or of the tensor's shape, in its dtype;
+            equal on all workers.
+        sent: what this worker contributed to it, likewise. With error feedback, the
+            optimizer keeps the rest in `residual`.
+        state: the new values of the method's state, by name; None if it has none.
+        entries: how many entries went out; None if all.
+    """
+
+    sum: tf.Tensor
+    sent: tf.Tensor
+    state: dict[str, tf.Tensor] | None = None
+    entries: int | tf.Tensor | None = None
+
+
+Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]
+
+
+class StateSpec(NamedTuple):
+    """One named state that a method needs for a tensor.
+
+    Attributes:
+        shape: of the state.
+        per_worker: whether it differs between workers, as `residual` does. Such state
+            is zero at first; saved as the sum over workers and restored divided among
+            those there are. Other state must be computed alike on all workers, from
+            what they have in common.
+        initial: called with a NumPy generator of fixed seed for the first value; None
+            for zeros.
+    """
+
+    shape: tuple[int, ...]
+    per_worker: bool = True
+    initial: Callable[[np.random.Generator], np.ndarray] | None = None
+
+
+class Draw:
+    """Randomness of one tensor in one step, from seeds alone.
+
+    Args:
+        seed: of the optimizer.
+        step: scalar integer, the iteration.
+        tensor: index of the tensor.
+        worker: index of the worker, int or scalar integer tensor.
+
+    Attributes:
+        step: as above, for schedules.
+    """
+
+    def __init__(
+        self, seed: int, step: tf.Tensor, tensor: int, worker: int | tf.Tensor
+    ):
+        self.step = step
+        self._key = (seed, tensor)
+        self._worker = worker
+
+    def shared(self, salt: int = 0) -> tf.Tensor:
+        """Return a seed, int32 `[2]`, that is the same on all workers.
+
+        Args:
+            salt: another number gives another, independent seed.
+        """
+        seed, tensor = self._key
+        seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(self.step, tf.int64)])
+        return _fold(_fold(seeds, tensor), salt)
+
+    def local(self, salt: int = 0) -> tf.Tensor:
+        """Return a seed, int32 `[2]`, that is independent on every worker."""
+        return _fold(self.shared(salt), tf.cast(self._worker, tf.int32) + 1)
+
+
+def _fold(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    data = tf.cast(number, tf.int32)
+    return tf.random.experimental.stateless_fold_in(seed, data)
+
+
+KINDS = (
+    "sparsification",
+    "quantization",
+    "difference",
+    "low rank",
+    "learned",
+    "control",
+)
+AGGREGATIONS = ("gather", "sum", "vote")
+FEEDBACK_RULES = ("required", "default", "optional", "forbidden")
+
+
+class Compressor(abc.ABC):
+    """A compression method.
+
+    A subclass states the facts below, implements `bytes`, `exchange` and `get_config`,
+    and is made loadable with `keras.saving.register_keras_serializable`.
+
+    Attributes:
+        name: by which `tf_dgc.compressors.get` finds it; letters, digits and "_".
+        kind: of method, one of `KINDS`.
+        reference: the paper: authors, venue and year.
+        aggregation: how payloads of the first round meet: "gather" (and decoded and
+            summed by everyone), "sum" (by an all-reduce on the way) or "vote"
+            (gathered, and the majority counts).
+        unbiased: whether the expectation of what is sent, over the draw, is the input.
+        error_feedback: whether what is not sent is kept in `residual`: "required",
+            "default" (unless switched off), "optional" (if switched on) or "forbidden".
+        additive: whether `Result.sum` is the sum of what the workers sent; not so for
+            votes, and where only the sum can be decoded.
+        lossless: whether everything is sent exactly.
+        rounding: unit roundoff of sums that are formed in a narrow type on the way; 0
+            if they are formed in the type of the values.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    reference: ClassVar[str]
+    aggregation: ClassVar[str] = "gather"
+    additive: ClassVar[bool] = True
+    lossless: ClassVar[bool] = False
+    rounding: ClassVar[float] = 0.0
+    unbiased: bool = False
+    error_feedback: str = "default"
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return what is to be remembered between steps of a tensor of this shape."""
+        del shape
+        return {}
+
+    @abc.abstractmethod
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
+        """Return what one worker hands to the collectives per step, in all rounds.
+
+        Args:
+            shape: of the tensor.
+            dtype: float32 or float64.
+
+        Returns:
+            A number of bytes; None if it is known only at run time.
+        """
+
+    @abc.abstractmethod
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Send what goes out of one tensor, and return what all workers sent.
+
+        Args:
+            values: finite, of the tensor's shape, float32 or float64: the gradient,
+                with what was kept back before if there is error feedback.
+            state: by name, as `state` says.
+            draw: seeds.
+
+        Yields:
+            `Sum` or `Gather`; the same kinds and sizes on all workers.
+
+        Returns:
+            A `Result`.
+        """
+
+    def error_bound(self, size: int) -> float | None:
+        """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.
+
+        Args:
+            size: entries of the tensor.
+        """
+        del size
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Compressor":
+        """Build a compressor from `get_config`'s dictionary."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({settings})"

@@ -1,0 +1,72 @@
+"""DIANA: quantize the difference to a shift that follows the gradient."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, StateSpec
+from tf_dgc.compressors.qsgd import QSGD
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class DIANA(Compressor):
+    """Quantizes how far the gradient is from a shift that every worker learns.
+
+    Mishchenko et al., algorithm 1: `delta_i = Q(g_i - h_i)`, `h_i += alpha delta_i`;
+    the estimate is `h + sum of delta_i`, and `h`, the sum of the shifts, which everyone
+    knows, moves by `alpha * sum of delta_i`. As `h_i` approaches the gradient at the
+    optimum, the noise of quantization vanishes, which QSGD's never does. Q is `QSGD`.
+
+    Args:
+        levels: of `QSGD`.
+        bucket: of `QSGD`.
+        alpha: how fast shifts follow, in (0, 1]; None for `1 / (1 + omega)`, where
+            omega bounds the variance of Q (theorem 1).
+    """
+
+    name = "diana"
+    kind = "difference"
+    reference = "Mishchenko et al., DIANA, 2019"
+    unbiased = True
+    error_feedback = "forbidden"
+
+    def __init__(self, levels: int = 7, bucket: int = 512, alpha: float | None = None):
+        if alpha is not None and not 0 < alpha <= 1:
+            raise ValueError(
+                f"`alpha` must be None or a number in (0, 1]. Received: alpha={alpha!r}"
+            )
+        self.quantizer = QSGD(levels, bucket)
+        self.alpha = alpha
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return this worker's shift h_i, and h, the sum over workers."""
+        return {
+            "shift": StateSpec(shape),
+            "shift_sum": StateSpec(shape, per_worker=False),
+        }
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return those of `QSGD`."""
+        return self.quantizer.bytes(shape, dtype)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Quantize the difference, and move the shifts."""
+        shift, shift_sum = state["shift"], state["shift_sum"]
+        moved = yield from self.quantizer.exchange(values - shift, {}, draw)
+        mine = tf.reshape(moved.sent, values.shape)
+        total = tf.reshape(moved.sum, values.shape)
+        alpha = self._alpha(values.shape.num_elements())
+        moves = {"shift": shift + alpha * mine, "shift_sum": shift_sum + alpha * total}
+        return Result(shift_sum + total, shift + mine, moves)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {**self.quantizer.get_config(), "alpha": self.alpha}
+
+    def _alpha(self, size: int) -> float:
+        if self.alpha is not None:
+            return self.alpha
+        return 1 / (1 + self.quantizer.error_bound(size))

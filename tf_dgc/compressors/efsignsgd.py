@@ -1,0 +1,43 @@
+"""EF-signSGD: one bit per entry with a magnitude, and error feedback."""
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import bitstream
+from tf_dgc import values as coding
+from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.one_round import OneRound
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class EFSignSGD(OneRound):
+    """Sends signs, and the mean magnitude of the tensor: 1 bit per entry.
+
+    Karimireddy et al., algorithm 1: `delta = (|p|_1 / d) sign(p)`, where p is the
+    gradient with what was kept back, and `e = p - delta` is kept. The learning rate is
+    applied when something is sent, not when it is accumulated. Without error feedback
+    it need not converge (section 3).
+    """
+
+    name = "ef_sign_sgd"
+    kind = "quantization"
+    reference = "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019"
+    error_feedback = "required"
+
+    def words(self, size: int, dtype: tf.DType) -> int:
+        """Return those of a magnitude in float32, and of the signs."""
+        del dtype
+        return 1 + bitstream.num_words(size)
+
+    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+        """Return the mean magnitude, and bits that are 1 for negative."""
+        del draw
+        return coding.encode(values, "sign")
+
+    def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return the magnitude with the signs."""
+        return coding.decode(words[tf.newaxis], "sign", size, dtype)[0]
+
+    def error_bound(self, size: int) -> float:
+        """Return `1 - 1/n`, the worst case of `1 - |v|_1^2 / (n |v|^2)` (lemma 8)."""
+        return 1 - 1 / size

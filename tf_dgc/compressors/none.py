@@ -1,0 +1,38 @@
+"""No compression: the control that every method is compared with."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors.base import Compressor, Draw, Exchange
+from tf_dgc.compressors.one_round import send_whole
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class NoCompression(Compressor):
+    """Sums whole gradients by all-reduce, as Keras itself does."""
+
+    name = "none"
+    kind = "control"
+    reference = "all-reduce of the whole gradient"
+    aggregation = "sum"
+    unbiased = True
+    error_feedback = "forbidden"
+    lossless = True
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return all entries' bytes."""
+        return dtype.size * math.prod(shape)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Sum."""
+        del state, draw
+        return (yield from send_whole(values, self.aggregation))
+
+    def error_bound(self, size: int) -> float:
+        """Return 0."""
+        del size
+        return 0.0

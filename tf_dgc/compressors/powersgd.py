@@ -1,0 +1,111 @@
+"""PowerSGD: one step of a power iteration, in two rounds of all-reduce."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors.base import (
+    Compressor,
+    Draw,
+    Exchange,
+    Result,
+    StateSpec,
+    Sum,
+)
+from tf_dgc.compressors.one_round import send_whole
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class PowerSGD(Compressor):
+    """Sends two thin factors of every gradient matrix.
+
+    Vogels et al., algorithm 1: `P = M Q`, summed over workers and orthogonalized;
+    `Q = M' P`, summed; the sum is approximated by `P Q'`. Q is the start of the next
+    step (warm start). Everything is linear in M, so factors are summed by all-reduce
+    and the cost does not grow with the number of workers. What this worker contributed
+    is `P (M' P)'`, a projection of its own matrix.
+
+    A tensor is a matrix whose columns are its last axis: the output features of Keras's
+    dense and convolutional kernels. One whose factors are no smaller than itself is
+    sent whole.
+
+    Args:
+        rank: columns of the factors; 1 to 4 in the paper.
+    """
+
+    name = "power_sgd"
+    kind = "low rank"
+    reference = "Vogels et al., PowerSGD, NeurIPS 2019"
+    aggregation = "sum"
+
+    def __init__(self, rank: int = 4):
+        if isinstance(rank, bool) or int(rank) != rank or rank < 1:
+            raise ValueError(
+                f"`rank` must be a whole number, 1 or more. Received: rank={rank!r}"
+            )
+        self.rank = int(rank)
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return Q, `[columns, rank]`, normal at first; none for what is sent whole."""
+        rows, columns = _matrix(shape)
+        if self._sends_whole(rows, columns):
+            return {}
+        factor = (columns, self.rank)
+        return {"q": StateSpec(factor, False, lambda rng: rng.normal(size=factor))}
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return those of both factors, or of the tensor if that is less."""
+        rows, columns = _matrix(shape)
+        return dtype.size * min(rows * columns, self.rank * (rows + columns))
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Do one step of the power iteration."""
+        del draw
+        if not state:
+            return (yield from send_whole(values, self.aggregation))
+        matrix = tf.reshape(values, _matrix(tuple(values.shape)))
+        p_sum = yield Sum(tf.linalg.matmul(matrix, state["q"]))
+        basis = _orthonormal(p_sum)
+        q = tf.linalg.matmul(matrix, basis, transpose_a=True)
+        q_sum = yield Sum(q)
+        return Result(
+            tf.linalg.matmul(basis, q_sum, transpose_b=True),
+            tf.linalg.matmul(basis, q, transpose_b=True),
+            {"q": _scaled(q_sum)},
+        )
+
+    def error_bound(self, size: int) -> float:
+        """Return 1: a projection never adds."""
+        del size
+        return 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"rank": self.rank}
+
+    def _sends_whole(self, rows: int, columns: int) -> bool:
+        return self.rank * (rows + columns) >= rows * columns
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    if not shape:
+        return 1, 1
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _orthonormal(p: tf.Tensor) -> tf.Tensor:
+    """Return an orthonormal basis whose first columns span those of `p`.
+
+    Householder's: a column that depends on the others, or is zero, is replaced by
+    one that does not, so Q can leave zero again.
+    """
+    return tf.linalg.qr(_scaled(p)).q
+
+
+def _scaled(factor: tf.Tensor) -> tf.Tensor:
+    """Return the factor with largest entry 1: only its direction counts."""
+    return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
