@@ -42,9 +42,14 @@ def report(rows, columns, title, json_path=None):
     console.width = Measurement.get(console, unlimited, table).maximum
     console.print(table)
     if json_path:
-        origin = provenance()
-        text = json.dumps([{**row, **origin} for row in rows], indent=2)
-        pathlib.Path(json_path).write_text(text + "\n", encoding="utf-8")
+        write(rows, json_path)
+
+
+def write(rows, path):
+    """Write rows as JSON, with all their keys, and versions and commit."""
+    origin = provenance()
+    text = json.dumps([{**row, **origin} for row in rows], indent=2)
+    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def provenance():
