@@ -39,9 +39,20 @@ def report(rows, columns, title, json_path=None, origin=None):
     console.width = Measurement.get(console, unlimited, table).maximum
     console.print(table)
     if json_path:
-        origin = provenance() if origin is None else origin
-        text = json.dumps([{**row, **origin} for row in rows], indent=2)
-        pathlib.Path(json_path).write_text(text + "\n", encoding="utf-8")
+        write(rows, json_path, origin)
+
+
+def write(rows, path, origin=None):
+    """Write rows as JSON, with all their keys, and with `origin`.
+
+    Args:
+        rows: dictionaries.
+        path: of the file.
+        origin: what else to say of every row; None for `provenance()`.
+    """
+    origin = provenance() if origin is None else origin
+    text = json.dumps([{**row, **origin} for row in rows], indent=2)
+    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def provenance():

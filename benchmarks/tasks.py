@@ -1,0 +1,181 @@
+"""What `convergence.py` trains: a convolutional network and a character LSTM."""
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from absl import app
+
+
+class Task:
+    """A model, its data and how well it does.
+
+    Attributes:
+        name: of the task.
+        metric: what `evaluate` returns.
+        higher_is_better: of the metric.
+        batch_size: examples per worker and step.
+        learning_rate: of the dense run, with momentum 0.9.
+        clipnorm: global norm that the gradient is clipped to, or None.
+        tolerance: how far from the dense run a method may end and have the target.
+    """
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    batch_size: int
+    learning_rate: float
+    clipnorm: float | None
+    tolerance: float
+
+    def __init__(self, data_dir):
+        self.train, self.test = self.load(data_dir)
+        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def batch(self, random):
+        """Return inputs and targets of one worker's step, drawn anew."""
+        raise NotImplementedError
+
+    def loss(self, model, inputs, targets):
+        """Return the mean loss of a batch, divided by the number of workers.
+
+        Keras's losses do that in the scope of a strategy.
+        """
+        return self._loss(targets, model(inputs, training=True))
+
+    def reached(self, value, dense_value):
+        """Return whether a run is as good as the dense one, but for the tolerance."""
+        sign = 1 if self.higher_is_better else -1
+        return sign * (value - dense_value) >= -self.tolerance
+
+
+class Mnist(Task):
+    """Digits, by a convolutional network of 80,202 parameters."""
+
+    name = "mnist"
+    metric = "accuracy"
+    higher_is_better = True
+    batch_size = 32
+    learning_rate = 0.1
+    clipnorm = None
+    tolerance = 0.01
+
+    @staticmethod
+    def load(data_dir):
+        """Return training and test set, each images in [0, 1] and labels."""
+        return [_mnist(data_dir, split) for split in ("train", "test")]
+
+    @staticmethod
+    def model():
+        """Return the network, with weights drawn anew."""
+        return keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
+                keras.layers.Conv2D(32, 5, strides=2, activation="relu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(128, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+
+    def batch(self, random):
+        """Return images and labels."""
+        images, labels = self.train
+        chosen = random.integers(0, len(labels), self.batch_size)
+        return images[chosen], labels[chosen]
+
+    def evaluate(self, predict):
+        """Return the share of the test set that is classified correctly."""
+        images, labels = self.test
+        return float(np.mean(np.argmax(predict(images), axis=-1) == labels))
+
+
+class Shakespeare(Task):
+    """Characters of Shakespeare, by an LSTM of 71,393 parameters."""
+
+    name = "shakespeare"
+    metric = "loss"
+    higher_is_better = False
+    batch_size = 16
+    learning_rate = 1.5
+    clipnorm = 1.0
+    tolerance = 0.1
+    length = 32  # characters of an example
+    _CHARACTERS = 65
+
+    @staticmethod
+    def load(data_dir):
+        """Return training and test text, as numbers below 65."""
+        return [_shakespeare(data_dir, split) for split in ("train", "test")]
+
+    def model(self):
+        """Return the network, with weights drawn anew."""
+        return keras.Sequential(
+            [
+                keras.Input((self.length,), dtype="int32"),
+                keras.layers.Embedding(self._CHARACTERS, 32),
+                keras.layers.LSTM(112, return_sequences=True, unroll=True),
+                keras.layers.Dense(self._CHARACTERS),
+            ]
+        )
+
+    def batch(self, random):
+        """Return pieces of the text, and the same one character later."""
+        starts = random.integers(0, len(self.train) - self.length, self.batch_size)
+        return self._pieces(self.train, starts)
+
+    def evaluate(self, predict):
+        """Return the mean cross-entropy of a character, in nats."""
+        starts = np.arange(0, len(self.test) - self.length - 1, self.length)
+        inputs, targets = self._pieces(self.test, starts)
+        return float(self._loss(targets, predict(inputs)))
+
+    def _pieces(self, text, starts):
+        at = starts[:, np.newaxis] + np.arange(self.length)
+        return text[at], text[at + 1]
+
+
+TASKS = {task.name: task for task in (Mnist, Shakespeare)}
+
+
+@functools.cache
+def _mnist(data_dir, split):
+    images, labels = _load("mnist", data_dir, split, as_supervised=True, batch_size=-1)
+    return np.float32(images) / 255, np.int32(labels)
+
+
+@functools.cache
+def _shakespeare(data_dir, split):
+    (example,) = _load("tiny_shakespeare", data_dir, split)
+    # All 65 characters occur in the training text, and are numbered by it.
+    (training,) = _load("tiny_shakespeare", data_dir, "train")
+    alphabet = np.unique(np.frombuffer(training["text"].numpy(), np.uint8))
+    text = np.frombuffer(example["text"].numpy(), np.uint8)
+    return np.searchsorted(alphabet, text).astype(np.int32)
+
+
+def _load(name, data_dir, split, **options):
+    try:
+        return tfds.load(
+            name, split=split, data_dir=data_dir, download=False, **options
+        )
+    except Exception as error:
+        raise app.UsageError(
+            f"{name} is not in --data_dir={data_dir}. With a network, prepare it once: "
+            f"`python -c 'import tensorflow_datasets as t; t.load(\"{name}\")'`. "
+            f"TensorFlow Datasets says: {error}"
+        ) from error
+
+
+def predictor(model, batch=1000):
+    """Return a function from inputs to the model's outputs, NumPy arrays."""
+    compiled = tf.function(lambda inputs: model(inputs, training=False))
+
+    def predict(inputs):
+        parts = range(0, len(inputs), batch)
+        return np.concatenate([compiled(inputs[i : i + batch]) for i in parts])
+
+    return predict
