@@ -155,8 +155,12 @@ class Device {
       makecontext(&thread.start, Enter, 0);
       ready_.push_back(&thread);
     }
+    // A mixture of threads, or one warp after the other, from either end.
+    const int order = random_() % 3;
     while (!ready_.empty()) {
-      std::swap(ready_[random_() % ready_.size()], ready_.back());
+      const size_t last = ready_.size() - 1;
+      const size_t next = order == 0 ? random_() % ready_.size() : order == 1 ? 0 : last;
+      std::swap(ready_[next], ready_.back());
       current_ = ready_.back();
       ready_.pop_back();
       void* fake_stack = nullptr;
