@@ -76,15 +76,19 @@ def num_bytes(message):
 
 
 def sum_tolerance(simulation):
-    """Return how far, per entry, a sum formed on the way may be from that of `sent`."""
-    wide = np.finfo(simulation.residual[0][0].dtype).eps
-    unit = max(simulation.compressor.rounding, 4 * wide)
-    return [
-        simulation.num_workers
-        * unit
-        * sum(np.abs(worker[i]) for worker in simulation.sent)
-        for i in range(len(simulation.sent[0]))
-    ]
+    """Return how far, per entry, a sum formed on the way may be from that of `sent`.
+
+    By what is rounded in the entry, and, for methods that add in other coordinates
+    and turn back, by rounding of the largest entries in the type of the values.
+    """
+    wide = 4 * np.finfo(simulation.residual[0][0].dtype).eps
+    unit = max(simulation.compressor.rounding, wide)
+    tolerances = []
+    for i in range(len(simulation.sent[0])):
+        size = sum(np.abs(worker[i]) for worker in simulation.sent)
+        largest = np.max(size, initial=0.0)
+        tolerances.append(simulation.num_workers * (unit * size + wide * largest))
+    return tolerances
 
 
 def round_trip(thing):
