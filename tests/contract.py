@@ -13,14 +13,12 @@ from tf_dgc.compressors.simulate import Simulation
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {
     "diana": [{"levels": 1, "alpha": 0.5}],
-    "ecq": [{"alpha": 0.1, "beta": 1.0}],
     "one_bit": [{"per_column": False}],
     "power_sgd": [{"rank": 1}],
     "qsgd": [
         {"levels": 1, "bucket": 7},
         {"levels": 127},
         {"levels": 3, "coding": "elias"},
-        {"coding": "fixed"},
     ],
     "random_k": [{"sparsity": 0.5}, {"sparsity": 0.75, "unbiased": True}],
     "rotated_quantization": [{"levels": 2}, {"levels": 5, "block": 8}],

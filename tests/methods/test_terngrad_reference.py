@@ -46,9 +46,8 @@ def test_clipping(clip):
     values[7] = 20.0
     limit = clip * np.sqrt(np.mean(values**2))
     assert limit < 20
-    simulation = Simulation(TernGrad(clip), [(300,)] * 300, 1, "float64")
-    simulation.step([[values] * 300])
-    sent = np.stack(simulation.sent[0])
+    # The same values 300 times in one tensor have the same deviation.
+    sent = simulated([np.tile(values, 300)], clip).sent[0][0].reshape(300, 300)
     np.testing.assert_allclose(np.unique(sent), [-limit, 0.0, limit], atol=1e-12)
     clipped = np.clip(values, -limit, limit)
     along = (sent - clipped) @ clipped
@@ -68,9 +67,8 @@ def test_variance_by_the_formula():
     worst[0] = 1.0
     expected = np.sum(worst * (1 - worst))
     assert expected / np.sum(worst**2) == pytest.approx((np.sqrt(n) - 1) / 2)
-    simulation = Simulation(TernGrad(None), [(n,)] * 400, 1, "float64")
-    simulation.step([[worst] * 400])
-    errors = np.sum((np.stack(simulation.sent[0]) - worst) ** 2, axis=1)
+    sent = simulated([np.tile(worst, 400)]).sent[0][0].reshape(400, n)
+    errors = np.sum((sent - worst) ** 2, axis=1)
     limit = 5 * errors.std() / np.sqrt(400)
     assert errors.mean() == pytest.approx(expected, abs=limit)
 

@@ -13,7 +13,7 @@ from tf_dgc.compressors.qsgd import QSGD
 class ECQ(Compressor):
     """Quantizes the gradient plus a share of the quantization errors so far.
 
-    Wu et al., section 4 and algorithm 1, on every worker: `q = Q(g + alpha h)` is sent,
+    Wu et al., algorithm 1, on every worker: `q = Q(g + alpha h)` is sent,
     and `h = beta h + (g - q)` accumulates the error. Q is `QSGD`. With alpha 1 and
     beta 1 this is plain error feedback, for which the noise of an unbiased Q is too
     large; with alpha 0 it is QSGD, which never makes an error good.
@@ -27,7 +27,7 @@ class ECQ(Compressor):
     Args:
         levels: of `QSGD`.
         bucket: of `QSGD`.
-        alpha: compensation coefficient, in [0, 1].
+        alpha: compensation coefficient, in [0, 1]; it and beta are tuned by task.
         beta: decay of old errors, in [0, 1]; with 1 nothing is ever lost.
         coding: of `QSGD`.
     """

@@ -15,11 +15,11 @@ _EXPONENT_BITS = {tf.float32: 8, tf.float64: 11}
 class Natural(OneRound):
     """Rounds up or down to a power of two, by chance, without bias: 9 bits.
 
-    Horvath et al., definition 1: for `2^a <= |t| <= 2^(a+1)`, `C(t)` is
-    `sign(t) 2^a` with probability `(2^(a+1) - |t|) / 2^a`, else `sign(t) 2^(a+1)`. In
-    binary floating point that is: drop the mantissa, and with a probability of what
-    was dropped go one exponent up. `E|C(t) - t|^2 <= t^2 / 8` (theorem 1), whatever
-    the tensor's size, so error feedback may be added.
+    Horvath et al.'s C_nat: for `2^a <= |t| <= 2^(a+1)` it is `sign(t) 2^a` with
+    probability `(2^(a+1) - |t|) / 2^a`, else `sign(t) 2^(a+1)`. In binary floating
+    point that is: drop the mantissa, and with a probability of what was dropped go one
+    exponent up. `E|C(t) - t|^2 <= t^2 / 8`, whatever the tensor's size, so error
+    feedback may be added.
 
     A sign and an exponent travel: 9 bits for float32, 12 for float64. Magnitudes above
     the largest power of two become that power, as there is nothing to round up to.

@@ -16,11 +16,11 @@ from tf_dgc.compressors.one_round import from_words, sum_decoded, to_words
 class OneBit(Compressor):
     """Sends a bit per entry, and the mean of what it stands for in every column.
 
-    Seide et al., section 3: an entry becomes 1 if it is 0 or more, else 0 (threshold
-    0), and the receiver puts the mean of the column's entries of the same bit in its
-    place, which is the value of least squared error. What that loses is added to the
-    next gradient, without which it did not converge: error feedback is required. 1 bit
-    per entry and two float32 per column travel.
+    Seide et al.: an entry becomes a bit, by whether it is below 0, and the receiver
+    puts the mean of the column's entries of the same bit in its place, which is the
+    value of least squared error. What that loses is added to the next gradient, which
+    they found essential: error feedback is required. 1 bit per entry and two float32
+    per column travel.
 
     A column is what feeds one unit: Keras kernels hold it along all axes but the last,
     whose entries are the units. Tensors of rank below 2 are one column.

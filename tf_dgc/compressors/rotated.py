@@ -21,8 +21,8 @@ class RotatedQuantization(Compressor):
     Z becomes one of the two levels next to it, of k between the smallest and the
     largest, with probabilities that make the expectation right; the sum of what arrives
     is rotated back, once. A rotated vector has no outliers, so its range is small:
-    `E|error|^2 <= (2 ln d + 2) / (k - 1)^2 |x|^2` (as theorem 3, with the range in
-    place of the paper's upper bound `sqrt(2) |x|` for it).
+    `E|error|^2 <= (2 ln d + 2) / (k - 1)^2 |x|^2` (the paper's bound for one worker;
+    for the range it has also `sqrt(2) |x|`, which is larger, and not used here).
 
     The paper fills x up to a power of two. Here it is cut into blocks of d entries, and
     the rest into ever smaller powers of two: nothing is sent that was not there, and

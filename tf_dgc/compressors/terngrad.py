@@ -16,11 +16,11 @@ class TernGrad(Compressor):
     """Sends `s sign(g) b`, with b 1 or 0 by chance and s the largest magnitude.
 
     Wen et al., equations 1 to 3: `P(b = 1) = |g| / s` and `s = max|g|`, of every tensor
-    by itself (layer-wise ternarizing, section 3.3), so the expectation is g. Before
-    that g is clipped to 2.5 of its standard deviations (gradient clipping, equation
-    14), since one outlier makes all others noise. Workers first agree on the largest s
-    of all (scaler sharing, section 3.2), a round of one number; the sum of what they
-    send is then s times a whole number.
+    by itself (layer-wise ternarizing), so the expectation is g. Before that g is
+    clipped to 2.5 of its standard deviations (gradient clipping), since one outlier
+    makes all others noise. Workers first agree on the largest s of all (scaler sharing,
+    section 3.1), a round of one number; the sum of what they send is then s times a
+    whole number. (For large networks the paper leaves the last layer whole.)
 
     Three values take 1.6 bits, packed 5 in a byte. The standard deviation is taken
     about 0, which is the same for the gradients the paper has in mind, and does not

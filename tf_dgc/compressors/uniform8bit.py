@@ -17,18 +17,18 @@ _LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe
 class Uniform8Bit(OneRound):
     """Rounds each entry to one of 255 evenly spaced levels: 8 bits.
 
-    The linear quantization of Dettmers, section 2.1, with a sign: codes are the whole
-    numbers c from -127 to 127, and stand for `c max|v| / 127`. The maximum is that of
-    the tensor, or of each bucket of it, and travels with the codes. It is sent exactly,
-    and 0 is. (Dettmers prefers his dynamic tree type; this is its simpler rival, and
-    what most libraries mean by 8 bits.)
+    The linear quantization that Dettmers compares with: codes are the whole numbers c
+    from -127 to 127, and stand for `c max|v| / 127`. The maximum is that of the tensor,
+    or of each bucket of it, and travels with the codes. It is sent exactly, and 0 is.
+    (Dettmers prefers his dynamic tree type; this is its simpler rival, and what most
+    libraries mean by 8 bits.)
 
     Args:
         bucket: entries that share a maximum; None for the whole tensor. One large entry
             takes the precision from all others of its bucket.
         stochastic: round up or down by chance, without bias, instead of to the nearest
-            level. Error feedback, on by default else, is then allowed only where the
-            error is bounded by the input.
+            level. Error feedback, on by default else, is then allowed only for buckets
+            whose error is smaller than they are: of fewer than 64,516 entries.
     """
 
     name = "uniform_8bit"
