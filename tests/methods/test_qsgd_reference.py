@@ -128,6 +128,24 @@ def test_there_is_room_for_any_input(size, levels, bucket):
         np.testing.assert_array_equal(sent, expected)
 
 
+@pytest.mark.parametrize("coding", [None, "elias"])
+def test_xla(coding):
+    """XLA has no code of variable length; the levels are as good in a fixed one."""
+    method = QSGD(bucket=64, coding=coding)
+    values = np.float32(np.random.default_rng(0).normal(size=256))
+
+    @tf.function(jit_compile=True)
+    def run(x):
+        words = method.encode(x, Draw(0, tf.constant(0), 0, 0))
+        assert words.shape == (method.words(256, tf.float32),)
+        return method.decode(words, 256, tf.float32)
+
+    norms = np.repeat(np.linalg.norm(values.reshape(4, 64), axis=1), 64)
+    found = 7 * run(values).numpy() / norms
+    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
+    assert np.all(np.abs(found - 7 * values / norms) < 1 + 1e-4)
+
+
 def test_what_does_not_fit_stays_in_the_residual(monkeypatch):
     """With room for a few entries only, the first are sent and nothing is lost."""
     monkeypatch.setattr(QSGD, "_elias_words", lambda self, size: 3)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import elias
+from tf_dgc import _internals, elias
 from tf_dgc.compressors import quantize
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.one_round import OneRound, from_words, to_words
@@ -39,7 +39,8 @@ class QSGD(OneRound):
         levels: s, of magnitudes above 0; 1 is ternary.
         bucket: entries that share a norm (section 4: 512 for 4 bits).
         coding: "elias", "fixed", or None for the shorter one of a tensor's size; that
-            is "elias" with the defaults and 100 entries or more.
+            is "elias" with the defaults and 100 entries or more. Within XLA, where
+            nothing travels, it is always "fixed": what is sent is the same.
     """
 
     name = "qsgd"
@@ -130,7 +131,7 @@ class QSGD(OneRound):
         `s sqrt(d)`. Rounded independently by less than 1, they add up to more than
         that and t with probability `exp(-2 t^2 / n)` at the most (Hoeffding).
         """
-        if self.coding == "fixed":
+        if self.coding == "fixed" or _internals.in_xla_context():
             return None
         whole, rest = divmod(size, self.bucket)
         expected = self.levels * (whole * math.sqrt(self.bucket) + math.sqrt(rest))
