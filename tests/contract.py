@@ -13,10 +13,18 @@ from tf_dgc.compressors.simulate import Simulation
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {
     "diana": [{"levels": 1, "alpha": 0.5}],
+    "one_bit": [{"per_column": False}],
     "power_sgd": [{"rank": 1}],
-    "qsgd": [{"levels": 1, "bucket": 7}, {"levels": 127}],
+    "qsgd": [
+        {"levels": 1, "bucket": 7},
+        {"levels": 127},
+        {"levels": 3, "coding": "elias"},
+    ],
     "random_k": [{"sparsity": 0.5}, {"sparsity": 0.75, "unbiased": True}],
+    "rotated_quantization": [{"levels": 2}, {"levels": 5, "block": 8}],
+    "tern_grad": [{"clip": None}],
     "top_k": [{"sparsity": 0.9, "value_dtype": t} for t in ("bfloat16", "sign")],
+    "uniform_8bit": [{"bucket": 32}, {"bucket": 32, "stochastic": True}],
 }
 CASES = [
     (name, json.dumps(settings))
@@ -66,15 +74,19 @@ def num_bytes(message):
 
 
 def sum_tolerance(simulation):
-    """Return how far, per entry, a sum formed on the way may be from that of `sent`."""
-    wide = np.finfo(simulation.residual[0][0].dtype).eps
-    unit = max(simulation.compressor.rounding, 4 * wide)
-    return [
-        simulation.num_workers
-        * unit
-        * sum(np.abs(worker[i]) for worker in simulation.sent)
-        for i in range(len(simulation.sent[0]))
-    ]
+    """Return how far, per entry, a sum formed on the way may be from that of `sent`.
+
+    By what is rounded in the entry, and, for methods that add in other coordinates
+    and turn back, by rounding of the largest entries in the type of the values.
+    """
+    wide = 4 * np.finfo(simulation.residual[0][0].dtype).eps
+    unit = max(simulation.compressor.rounding, wide)
+    tolerances = []
+    for i in range(len(simulation.sent[0])):
+        size = sum(np.abs(worker[i]) for worker in simulation.sent)
+        largest = np.max(size, initial=0.0)
+        tolerances.append(simulation.num_workers * (unit * size + wide * largest))
+    return tolerances
 
 
 def round_trip(thing):

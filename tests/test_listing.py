@@ -11,11 +11,11 @@ def test_lists_every_method(capsys):
     assert header.split()[:3] == ["name", "kind", "bytes/element"]
     cells = {line.split()[0]: line for line in lines}
     assert set(cells) == set(compressors.METHODS)
-    # 4 bits, and a norm per 512; one bit, and a word; two factors of 1000 x 4.
+    # 2 bits, and a norm per 512; one bit, and a word; two factors of 1000 x 4.
     for name, each in (
         ("none", "4"),
         ("float16", "2"),
-        ("qsgd", "0.5078"),
+        ("qsgd", "0.2564"),
         ("ef_sign_sgd", "0.125"),
         ("power_sgd", "0.032"),
     ):

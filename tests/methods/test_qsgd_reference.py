@@ -1,15 +1,19 @@
 """`QSGD` against NumPy and against a case by hand."""
 
+import math
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tf_dgc.compressors import QSGD
+from tf_dgc.compressors import QSGD, Draw
 from tf_dgc.compressors.simulate import Simulation
 
 
 def sent_by(levels, bucket, values, draws=200):
     shape = np.shape(values)
-    simulation = Simulation(QSGD(levels, bucket), [shape] * draws, 1, "float64")
+    method = QSGD(levels, bucket, "fixed")  # the faster one; both send the same
+    simulation = Simulation(method, [shape] * draws, 1, "float64")
     simulation.step([[values] * draws])
     return np.stack(simulation.sent[0])
 
@@ -52,6 +56,114 @@ def test_variance_is_that_of_the_paper():
 
 def test_bytes():
     """4 bits per entry for 7 levels, and a float32 norm per 512 entries."""
-    simulation = Simulation(QSGD(), [(1024,)], 1)
+    simulation = Simulation(QSGD(coding="fixed"), [(1024,)], 1)
     simulation.step([[np.ones(1024)]])
     assert simulation.sent_bytes == 4 * (5 + 2 + 4 * 1024 // 32)
+
+
+def test_bytes_with_elias():
+    """Room for what is expected of any input: 2.05 bits per entry, norms included."""
+    for size, bits in ((1024, 2.4375), (10**6, 2.051)):
+        simulation = Simulation(QSGD(), [(size,)], 1)
+        simulation.step([[np.ones(size)]])
+        assert simulation.sent_bytes == pytest.approx(20 + bits * size / 8, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("levels", "size", "shorter"),
+    [
+        (7, 1024, "elias"),
+        (7, 10**6, "elias"),
+        (1, 10**4, "elias"),
+        (7, 60, "fixed"),
+        (127, 1024, "fixed"),
+        (2**20, 10**6, "fixed"),
+    ],
+)
+def test_the_shorter_coding_is_chosen(levels, size, shorter):
+    words = {
+        c: QSGD(levels, 512, c).words(size, tf.float32) for c in ("elias", "fixed")
+    }
+    assert min(words, key=words.get) == shorter
+    assert QSGD(levels).words(size, tf.float32) == words[shorter]
+
+
+@pytest.mark.parametrize("bucket", [7, 512])
+@pytest.mark.parametrize("levels", [1, 7])
+def test_both_codings_send_the_same(levels, bucket):
+    values = np.random.default_rng(0).normal(size=(30, 50))
+    sent = []
+    for coding in ("elias", "fixed"):
+        simulation = Simulation(QSGD(levels, bucket, coding), [(30, 50)], 2, "float64")
+        totals = simulation.step([[values], [-2 * values]])
+        sent.append([totals[0], simulation.sent[0][0], simulation.sent[1][0]])
+    np.testing.assert_array_equal(*sent)
+
+
+def worst_inputs(size):
+    """Return what fills the code most: equal magnitudes, and spreads between."""
+    rng = np.random.default_rng(0)
+    yield np.ones(size)
+    yield rng.choice([-1.0, 1.0], size) * rng.uniform(0.5, 1, size)
+    for share in (0.5, 0.1, 0.02):
+        yield np.where(rng.random(size) < share, 1.0, 0.1)
+        yield (rng.random(size) < share).astype(float)
+
+
+@pytest.mark.parametrize(("levels", "bucket"), [(1, 64), (3, 512), (7, 512), (31, 512)])
+@pytest.mark.parametrize("size", [10, 700, 20000])
+def test_there_is_room_for_any_input(size, levels, bucket):
+    """The odds of what fails here are 1e-12 in each case."""
+    method = QSGD(levels, bucket, "elias")
+    for number, values in enumerate(worst_inputs(size)):
+        draw = Draw(0, tf.constant(0), number, 0)
+        words = method.encode(tf.constant(values), draw)
+        norms = 2 * math.ceil(size / bucket)
+        sent = method.decode(words, size, tf.float64)
+        assert int(words[norms]) == np.count_nonzero(sent)
+        exact = QSGD(levels, bucket, "fixed")
+        expected = exact.decode(
+            exact.encode(tf.constant(values), draw), size, tf.float64
+        )
+        np.testing.assert_array_equal(sent, expected)
+
+
+@pytest.mark.parametrize("coding", [None, "elias"])
+def test_xla(coding):
+    """XLA has no code of variable length; the levels are as good in a fixed one."""
+    method = QSGD(bucket=64, coding=coding)
+    values = np.float32(np.random.default_rng(0).normal(size=256))
+
+    @tf.function(jit_compile=True)
+    def run(x):
+        words = method.encode(x, Draw(0, tf.constant(0), 0, 0))
+        assert words.shape == (method.words(256, tf.float32),)
+        return method.decode(words, 256, tf.float32)
+
+    norms = np.repeat(np.linalg.norm(values.reshape(4, 64), axis=1), 64)
+    found = 7 * run(values).numpy() / norms
+    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
+    assert np.all(np.abs(found - 7 * values / norms) < 1 + 1e-4)
+
+
+def test_what_does_not_fit_stays_in_the_residual(monkeypatch):
+    """With room for a few entries only, the first are sent and nothing is lost."""
+    monkeypatch.setattr(QSGD, "_elias_words", lambda self, size: 3)
+    method = QSGD(levels=15, bucket=64)
+    simulation = Simulation(method, [(200,)], 2, "float64", error_feedback=True)
+    values = np.random.default_rng(0).normal(size=(2, 200))
+    (total,) = simulation.step([[v] for v in values])
+    for given, (sent,), (kept,) in zip(
+        values, simulation.sent, simulation.residual, strict=True
+    ):
+        gone = np.flatnonzero(sent)
+        assert 2 < gone.size < 20
+        assert gone.max() < 40
+        np.testing.assert_allclose(sent + kept, given, rtol=1e-15)
+    np.testing.assert_array_equal(total, simulation.sent[0][0] + simulation.sent[1][0])
+
+
+@pytest.mark.parametrize("coding", ["gamma", 1])
+def test_bad_coding(coding):
+    with pytest.raises(ValueError, match="`coding` must be"):
+        QSGD(coding=coding)

@@ -18,18 +18,26 @@ from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.base import Sum as Sum
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.diana import DIANA as DIANA
+from tf_dgc.compressors.ecq import ECQ as ECQ
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
 from tf_dgc.compressors.float16 import Float16 as Float16
+from tf_dgc.compressors.natural import Natural as Natural
 from tf_dgc.compressors.none import NoCompression as NoCompression
 from tf_dgc.compressors.one_round import OneRound as OneRound
+from tf_dgc.compressors.onebit import OneBit as OneBit
 from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
 from tf_dgc.compressors.qsgd import QSGD as QSGD
 from tf_dgc.compressors.randomk import RandomK as RandomK
+from tf_dgc.compressors.rotated import RotatedQuantization as RotatedQuantization
 from tf_dgc.compressors.signsgd import SignSGD as SignSGD
+from tf_dgc.compressors.signum import Signum as Signum
+from tf_dgc.compressors.terngrad import TernGrad as TernGrad
 from tf_dgc.compressors.topk import TopK as TopK
 from tf_dgc.compressors.topk import num_sent as num_sent
 from tf_dgc.compressors.topk import tie_offsets as tie_offsets
 from tf_dgc.compressors.topk import top_k as top_k
+from tf_dgc.compressors.twobit import TwoBit as TwoBit
+from tf_dgc.compressors.uniform8bit import Uniform8Bit as Uniform8Bit
 
 _METHODS = [
     value

@@ -23,6 +23,7 @@ class DIANA(Compressor):
         bucket: of `QSGD`.
         alpha: how fast shifts follow, in (0, 1]; None for `1 / (1 + omega)`, where
             omega bounds the variance of Q (theorem 1).
+        coding: of `QSGD`.
     """
 
     name = "diana"
@@ -31,12 +32,18 @@ class DIANA(Compressor):
     unbiased = True
     error_feedback = "forbidden"
 
-    def __init__(self, levels: int = 7, bucket: int = 512, alpha: float | None = None):
+    def __init__(
+        self,
+        levels: int = 7,
+        bucket: int = 512,
+        alpha: float | None = None,
+        coding: str | None = None,
+    ):
         if alpha is not None and not 0 < alpha <= 1:
             raise ValueError(
                 f"`alpha` must be None or a number in (0, 1]. Received: alpha={alpha!r}"
             )
-        self.quantizer = QSGD(levels, bucket)
+        self.quantizer = QSGD(levels, bucket, coding)
         self.alpha = alpha
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import tensorflow as tf
@@ -39,14 +39,10 @@ class OneRound(Compressor):
     def combine(self, gathered: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return float `[size]`, the sum of all workers' payloads, int32 `[N, w]`.
 
-        Worker after worker, so every bit of it is equal on all workers; in a loop of
-        the graph, which is traced once for any number of them.
+        Every bit of it is equal on all workers.
         """
-        return tf.foldl(
-            lambda total, words: total + self.decode(words, size, dtype),
-            gathered,
-            tf.zeros([size], dtype),
-            parallel_iterations=1,
+        return sum_decoded(
+            gathered, lambda words: self.decode(words, size, dtype), [size], dtype
         )
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
@@ -75,6 +71,31 @@ class OneRound(Compressor):
                 f"{words.dtype.name} {words.shape}"
             )
         return words
+
+
+def sum_decoded(
+    gathered: tf.Tensor,
+    decode: Callable[[tf.Tensor], tf.Tensor],
+    shape: Any,
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """Return the sum of what all workers' words decode to.
+
+    Worker after worker, so every bit of it is equal on all workers; in a loop of the
+    graph, which is traced once for any number of them.
+
+    Args:
+        gathered: int32 `[N, w]`.
+        decode: makes a tensor of `shape` and `dtype` of int32 `[w]`.
+        shape: of the sum.
+        dtype: of the sum.
+    """
+    return tf.foldl(
+        lambda total, words: total + decode(words),
+        gathered,
+        tf.zeros(shape, dtype),
+        parallel_iterations=1,
+    )
 
 
 def send_whole(values: tf.Tensor, aggregation: str) -> Exchange:

@@ -6,9 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc import _internals, elias
 from tf_dgc.compressors import quantize
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.one_round import OneRound, from_words, to_words
+
+_OVERFLOWS = 1e-12  # probability that a tensor's code does not fit, at the most
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -20,15 +23,24 @@ class QSGD(OneRound):
     probabilities that make the expectation right. For a bucket of d entries
     `E|Q(v) - v|^2 <= min(d/s^2, sqrt(d)/s) |v|^2` (lemma 3.1).
 
-    Levels are packed into `ceil(log2(2 s + 1))` bits, 4 by default. The paper's Elias
-    code is shorter in expectation when most levels are 0, but its length varies, and
-    buffers here have a length that all workers know beforehand.
+    On the wire are a norm per bucket, and the levels in one of two codings. "fixed":
+    `ceil(log2(2 s + 1))` bits each, 4 by default. "elias": the paper's (section 3.1),
+    gaps, signs and magnitudes of levels that are not 0, with gamma in place of its
+    recursive code, which is longer for small numbers. Its length varies, and buffers
+    have a length that all workers know beforehand, so there is room for the longest
+    that can be expected of any input (as theorem 3.2, with the constants of this code:
+    2 bits per entry by default; gradients fill some 1.4), and for more of it than comes
+    up once in 10^12 tensors. If it does, the last levels that do not fit are 0, and
+    count as not sent.
 
     Error feedback is allowed where the bound is below 1; else it would diverge.
 
     Args:
         levels: s, of magnitudes above 0; 1 is ternary.
         bucket: entries that share a norm (section 4: 512 for 4 bits).
+        coding: "elias", "fixed", or None for the shorter one of a tensor's size; that
+            is "elias" with the defaults and 100 entries or more. Within XLA, where
+            nothing travels, it is always "fixed": what is sent is the same.
     """
 
     name = "qsgd"
@@ -36,32 +48,31 @@ class QSGD(OneRound):
     reference = "Alistarh et al., QSGD, NeurIPS 2017"
     unbiased = True
 
-    def __init__(self, levels: int = 7, bucket: int = 512):
-        for what, value in (("levels", levels), ("bucket", bucket)):
-            if isinstance(value, bool) or int(value) != value or value < 1:
-                raise ValueError(
-                    f"`{what}` must be a whole number, 1 or more. "
-                    f"Received: {what}={value!r}"
-                )
+    def __init__(self, levels: int = 7, bucket: int = 512, coding: str | None = None):
+        self.levels = quantize.check_whole("levels", levels)
+        self.bucket = quantize.check_whole("bucket", bucket)
+        if coding not in {None, "elias", "fixed"}:
+            raise ValueError(
+                '`coding` must be "elias", "fixed", or None for the shorter one. '
+                f"Received: coding={coding!r}"
+            )
         if levels >= 2**24:
             raise ValueError(
                 "`levels` must be below 2**24, where float32 is exact. "
                 f"Received: levels={levels}"
             )
-        self.levels = int(levels)
-        self.bucket = int(bucket)
+        self.coding = coding
         contracts = self.error_bound(self.bucket) < 1
         self.error_feedback = "optional" if contracts else "forbidden"
 
     def words(self, size: int, dtype: tf.DType) -> int:
-        """Return those of one norm per bucket, and of the codes."""
+        """Return those of one norm per bucket, and of the coded levels."""
         norms = self._buckets(size) * dtype.size // 4
-        return norms + quantize.num_words(size, self._width)
+        return norms + (self._elias_words(size) or self._fixed_words(size))
 
     def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
-        """Return norms, then codes `s + level`."""
-        size = values.shape[0]
-        rows = self._rows(values)
+        """Return norms, then levels."""
+        rows = quantize.rows(values, self.bucket)
         # Of what is scaled to 1 first: squares of large numbers overflow.
         largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
         unit = tf.math.divide_no_nan(rows, largest)
@@ -70,17 +81,17 @@ class QSGD(OneRound):
         levels = quantize.stochastic_round(exact, draw.local())
         # A single entry's share can be rounded to above 1.
         levels = tf.clip_by_value(levels, -self.levels, self.levels)
-        codes = tf.cast(tf.reshape(levels, [-1])[:size], tf.int32) + self.levels
+        levels = tf.cast(tf.reshape(levels, [-1])[: values.shape[0]], tf.int32)
         norms = tf.minimum(largest, values.dtype.max / lengths) * lengths
-        return tf.concat([to_words(norms), quantize.pack(codes, self._width)], axis=0)
+        return tf.concat([to_words(norms), self._pack(levels)], axis=0)
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return `norm * level / s`."""
         buckets = self._buckets(size)
         split = buckets * dtype.size // 4
         norms = from_words(words[:split], dtype, [buckets, 1])
-        codes = quantize.unpack(words[split:], self._width, size)
-        levels = self._rows(tf.cast(codes - self.levels, dtype))
+        levels = tf.cast(self._unpack(words[split:], size), dtype)
+        levels = quantize.rows(levels, self.bucket)
         return tf.reshape(levels * (norms / self.levels), [-1])[:size]
 
     def error_bound(self, size: int) -> float:
@@ -90,7 +101,7 @@ class QSGD(OneRound):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"levels": self.levels, "bucket": self.bucket}
+        return {"levels": self.levels, "bucket": self.bucket, "coding": self.coding}
 
     @property
     def _width(self) -> int:
@@ -99,8 +110,34 @@ class QSGD(OneRound):
     def _buckets(self, size: int) -> int:
         return math.ceil(size / self.bucket)
 
-    def _rows(self, values: tf.Tensor) -> tf.Tensor:
-        """Return `[buckets, bucket]`, filled up with zeros."""
-        size = values.shape[0]
-        missing = self._buckets(size) * self.bucket - size
-        return tf.reshape(tf.pad(values, [[0, missing]]), [-1, self.bucket])
+    def _pack(self, levels: tf.Tensor) -> tf.Tensor:
+        words = self._elias_words(levels.shape[0])
+        if words:
+            return elias.encode(levels, words)
+        return quantize.pack(levels + self.levels, self._width)
+
+    def _unpack(self, words: tf.Tensor, size: int) -> tf.Tensor:
+        if self._elias_words(size):
+            return elias.decode(words, size)
+        return quantize.unpack(words, self._width, size) - self.levels
+
+    def _fixed_words(self, size: int) -> int:
+        return quantize.num_words(size, self._width)
+
+    def _elias_words(self, size: int) -> int | None:
+        """Return the words of levels coded by Elias; None if they are not.
+
+        Magnitudes of a bucket of d entries, s |v_i| / |v|, add up to at most
+        `s sqrt(d)`. Rounded independently by less than 1, they add up to more than
+        that and t with probability `exp(-2 t^2 / n)` at the most (Hoeffding).
+        """
+        if self.coding == "fixed" or _internals.in_xla_context():
+            return None
+        whole, rest = divmod(size, self.bucket)
+        expected = self.levels * (whole * math.sqrt(self.bucket) + math.sqrt(rest))
+        margin = math.sqrt(size * math.log(1 / _OVERFLOWS) / 2)
+        total = min(expected + margin, self.levels * size)
+        words = elias.num_words(elias.most_bits(size, total))
+        if self.coding is None and words >= self._fixed_words(size):
+            return None
+        return words

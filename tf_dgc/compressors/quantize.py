@@ -1,8 +1,30 @@
 """What methods that quantize have in common: rounding by chance, and packed codes."""
 
+import numbers
+from typing import Any
+
 import tensorflow as tf
 
 from tf_dgc import bitstream
+
+_TRITS = 20  # ternary digits in a word
+
+
+def check_whole(what: str, value: Any, smallest: int = 1) -> int:
+    """Return an argument that must be a whole number; raise `ValueError` if not."""
+    whole = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not whole or value != value // 1 or value < smallest:
+        raise ValueError(
+            f"`{what}` must be a whole number, {smallest} or more. "
+            f"Received: {what}={value!r}"
+        )
+    return int(value)
+
+
+def rows(values: tf.Tensor, bucket: int) -> tf.Tensor:
+    """Return `[ceil(n / bucket), bucket]` of `[n]`, filled up with zeros."""
+    missing = -values.shape[0] % bucket
+    return tf.reshape(tf.pad(values, [[0, missing]]), [-1, bucket])
 
 
 def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -50,3 +72,30 @@ def unpack(words: tf.Tensor, width: int, count: int) -> tf.Tensor:
     planes = bitstream.unpack(tf.reshape(words, [width, -1]))[:, :count]
     weights = tf.constant([[2**bit] for bit in range(width)], tf.int32)
     return tf.reduce_sum(tf.cast(planes, tf.int32) * weights, axis=0)
+
+
+def pack_trits(trits: tf.Tensor) -> tf.Tensor:
+    """Pack ternary digits, 5 in a byte, as 3**5 is 243: 1.6 bits each.
+
+    Args:
+        trits: int32 `[m]`, each 0, 1 or 2.
+
+    Returns:
+        int32 `[num_trit_words(m)]`.
+    """
+    padded = tf.pad(trits, [[0, -trits.shape[0] % _TRITS]])
+    digits = tf.reshape(padded, [-1, 4, 5])
+    in_bytes = tf.reduce_sum(digits * tf.constant([1, 3, 9, 27, 81]), axis=2)
+    return tf.bitcast(tf.cast(in_bytes, tf.uint8), tf.int32)
+
+
+def unpack_trits(words: tf.Tensor, count: int) -> tf.Tensor:
+    """Return the digits, int32 `[count]`, that `pack_trits` packed."""
+    in_bytes = tf.cast(tf.reshape(tf.bitcast(words, tf.uint8), [-1]), tf.int32)
+    digits = in_bytes[:, tf.newaxis] // tf.constant([1, 3, 9, 27, 81]) % 3
+    return tf.reshape(digits, [-1])[:count]
+
+
+def num_trit_words(count: int) -> int:
+    """Return the words that `count` ternary digits take."""
+    return -(-count // _TRITS)

@@ -1,0 +1,87 @@
+"""ECQ-SGD: quantization, with a share of the accumulated error made good."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, StateSpec
+from tf_dgc.compressors.qsgd import QSGD
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class ECQ(Compressor):
+    """Quantizes the gradient plus a share of the quantization errors so far.
+
+    Wu et al., algorithm 1, on every worker: `q = Q(g + alpha h)` is sent,
+    and `h = beta h + (g - q)` accumulates the error. Q is `QSGD`. With alpha 1 and
+    beta 1 this is plain error feedback, for which the noise of an unbiased Q is too
+    large; with alpha 0 it is QSGD, which never makes an error good.
+
+    The accumulated error is this method's state, with its own two coefficients, so
+    error feedback beside it is refused. From one step to the next the expected square
+    of h grows by at most `(beta - alpha)^2 + omega alpha^2`, where omega bounds the
+    variance of Q; coefficients that make it more than 1 are refused, as the error could
+    grow without bound.
+
+    Args:
+        levels: of `QSGD`.
+        bucket: of `QSGD`.
+        alpha: compensation coefficient, in [0, 1]; it and beta are tuned by task.
+        beta: decay of old errors, in [0, 1]; with 1 nothing is ever lost.
+        coding: of `QSGD`.
+    """
+
+    name = "ecq"
+    kind = "quantization"
+    reference = "Wu et al., Error compensated quantized SGD, ICML 2018"
+    error_feedback = "forbidden"
+
+    def __init__(
+        self,
+        levels: int = 7,
+        bucket: int = 512,
+        alpha: float = 0.2,
+        beta: float = 0.9,
+        coding: str | None = None,
+    ):
+        self.quantizer = QSGD(levels, bucket, coding)
+        for what, value in (("alpha", alpha), ("beta", beta)):
+            if not 0 <= value <= 1:
+                raise ValueError(
+                    f"`{what}` must be a number in [0, 1]. Received: {what}={value!r}"
+                )
+        omega = self.quantizer.error_bound(self.quantizer.bucket)
+        if (beta - alpha) ** 2 + omega * alpha**2 > 1:
+            raise ValueError(
+                "With these coefficients the accumulated error grows without bound: "
+                "`(beta - alpha)**2 + omega * alpha**2` must be at most 1, where omega "
+                f"is the bound of the quantizer's variance, {omega:.4g} here. Lower "
+                "`alpha`, or take more levels or smaller buckets. "
+                f"Received: alpha={alpha}, beta={beta}"
+            )
+        self.alpha = float(alpha)
+        self.beta = float(beta)
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return this worker's accumulated error h."""
+        return {"error": StateSpec(shape)}
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return those of `QSGD`."""
+        return self.quantizer.bytes(shape, dtype)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Compensate, quantize, and accumulate the error."""
+        error = state["error"]
+        compensated = values + self.alpha * error
+        sent = yield from self.quantizer.exchange(compensated, {}, draw)
+        mine = tf.reshape(sent.sent, values.shape)
+        return Result(sent.sum, mine, {"error": self.beta * error + (values - mine)})
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        coefficients = {"alpha": self.alpha, "beta": self.beta}
+        return {**self.quantizer.get_config(), **coefficients}

@@ -1,0 +1,53 @@
+"""Signum: signs of a momentum, and the majority decides."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors.base import Draw, Exchange, Result, StateSpec
+from tf_dgc.compressors.signsgd import SignSGD
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class Signum(SignSGD):
+    """Every worker votes with the sign of its momentum: 1 bit per entry.
+
+    Bernstein et al., algorithm 2 with the vote of algorithm 3:
+    `m = beta m + (1 - beta) g` on every worker, and the update is
+    `sign(sum of sign(m))`. The momentum is this method's state, one per worker, so give
+    the inner optimizer none. What else `SignSGD` says holds here.
+
+    Args:
+        momentum: beta, in [0, 1). The default is that of the paper's experiments; 0 is
+            `SignSGD`.
+    """
+
+    name = "signum"
+    kind = "quantization"
+    reference = "Bernstein et al., signSGD, ICML 2018"
+
+    def __init__(self, momentum: float = 0.9):
+        if not 0 <= momentum < 1:
+            raise ValueError(
+                "`momentum` must be a number in [0, 1); 0 is `SignSGD`. "
+                f"Received: momentum={momentum!r}"
+            )
+        self.momentum = float(momentum)
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return this worker's momentum."""
+        return {"momentum": StateSpec(shape)}
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Move the momentum, and vote with its sign."""
+        beta = self.momentum
+        momentum = beta * state["momentum"] + (1 - beta) * values
+        voted = yield from super().exchange(momentum, {}, draw)
+        return Result(voted.sum, voted.sent, {"momentum": momentum})
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"momentum": self.momentum}

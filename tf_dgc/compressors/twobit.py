@@ -1,0 +1,65 @@
+"""Two bits per entry: what has grown beyond a threshold, MXNet's rule."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors import quantize
+from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.one_round import OneRound
+
+_ABOVE, _BELOW = 1, 2
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class TwoBit(OneRound):
+    """Sends `+t` for an entry that is t or more, `-t` for -t or less, else 0: 2 bits.
+
+    The gradient compression of Apache MXNet's parameter server, after Strom's rule,
+    who sends the positions of such entries. What is not sent stays in the residual r,
+    `r += g; q = t sign(r) [|r| >= t]; r -= q`, so an entry much above t goes out over
+    many steps, and error feedback is required. Nothing but the codes travels: every
+    worker knows t. (Three values would fit 1.6 bits, as `TernGrad` sends them; the
+    method is called, and was made, for 2.)
+
+    Choose t by what gradients are on one worker here: already divided by the number of
+    workers, and before the learning rate.
+
+    Args:
+        threshold: t, above 0. The default is MXNet's.
+    """
+
+    name = "two_bit"
+    kind = "quantization"
+    reference = "Apache MXNet 1.0, 2017, after Strom, Interspeech 2015"
+    error_feedback = "required"
+
+    def __init__(self, threshold: float = 0.5):
+        if not 0 < threshold < float("inf"):
+            raise ValueError(
+                "`threshold` must be a finite number above 0, of the size that entries "
+                f"are to have when they are sent. Received: threshold={threshold!r}"
+            )
+        self.threshold = float(threshold)
+
+    def words(self, size: int, dtype: tf.DType) -> int:
+        """Return those of codes of 2 bits."""
+        del dtype
+        return quantize.num_words(size, 2)
+
+    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+        """Return 1 for t or more, 2 for -t or less, 0 for what is between."""
+        del draw
+        above = tf.cast(values >= self.threshold, tf.int32)
+        below = tf.cast(values <= -self.threshold, tf.int32)
+        return quantize.pack(_ABOVE * above + _BELOW * below, 2)
+
+    def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return t, -t or 0."""
+        meaning = tf.constant([0.0, self.threshold, -self.threshold, 0.0], dtype)
+        return tf.gather(meaning, quantize.unpack(words, 2, size))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"threshold": self.threshold}

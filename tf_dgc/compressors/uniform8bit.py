@@ -1,0 +1,92 @@
+"""Eight bits per entry, linear between the largest magnitudes."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors import quantize
+from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.one_round import OneRound, from_words, to_words
+
+_LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class Uniform8Bit(OneRound):
+    """Rounds each entry to one of 255 evenly spaced levels: 8 bits.
+
+    The linear quantization that Dettmers compares with: codes are the whole numbers c
+    from -127 to 127, and stand for `c max|v| / 127`. The maximum is that of the tensor,
+    or of each bucket of it, and travels with the codes. It is sent exactly, and 0 is.
+    (Dettmers prefers his dynamic tree type; this is its simpler rival, and what most
+    libraries mean by 8 bits.)
+
+    Args:
+        bucket: entries that share a maximum; None for the whole tensor. One large entry
+            takes the precision from all others of its bucket.
+        stochastic: round up or down by chance, without bias, instead of to the nearest
+            level. Error feedback, on by default else, is then allowed only for buckets
+            whose error is smaller than they are: of fewer than 64,516 entries.
+    """
+
+    name = "uniform_8bit"
+    kind = "quantization"
+    reference = "Dettmers, 8-bit approximations for parallelism, ICLR 2016"
+
+    def __init__(self, bucket: int | None = None, stochastic: bool = False):
+        if bucket is not None:
+            bucket = quantize.check_whole("bucket", bucket)
+        self.bucket = bucket
+        self.stochastic = bool(stochastic)
+        self.unbiased = self.stochastic
+        if self.stochastic:
+            contracts = bucket is not None and self.error_bound(bucket) < 1
+            self.error_feedback = "optional" if contracts else "forbidden"
+
+    def words(self, size: int, dtype: tf.DType) -> int:
+        """Return those of one maximum per bucket, and of the codes, 4 in a word."""
+        return self._buckets(size) * dtype.size // 4 + math.ceil(size / 4)
+
+    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+        """Return maxima, then codes."""
+        size = values.shape[0]
+        rows = quantize.rows(values, self.bucket or size)
+        largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
+        exact = _LEVELS * tf.math.divide_no_nan(rows, largest)
+        if self.stochastic:
+            levels = quantize.stochastic_round(exact, draw.local())
+        else:
+            levels = tf.round(exact)
+        codes = tf.cast(tf.clip_by_value(levels, -_LEVELS, _LEVELS), tf.int8)
+        codes = tf.reshape(codes, [-1])[:size]
+        codes = tf.reshape(tf.pad(codes, [[0, -size % 4]]), [-1, 4])
+        return tf.concat([to_words(largest), tf.bitcast(codes, tf.int32)], axis=0)
+
+    def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return `max c / 127`."""
+        buckets = self._buckets(size)
+        split = buckets * dtype.size // 4
+        largest = from_words(words[:split], dtype, [buckets, 1])
+        codes = tf.reshape(tf.bitcast(words[split:], tf.int8), [-1])[:size]
+        levels = quantize.rows(tf.cast(codes, dtype), self.bucket or size)
+        return tf.reshape(levels / _LEVELS * largest, [-1])[:size]
+
+    def error_bound(self, size: int) -> float:
+        """Return what follows from errors of at most half a step, or of the entry.
+
+        For buckets of d entries: nearest, the smaller of `d / (4 127^2)` and `1 - 1/d`,
+        as the largest entry is exact; stochastic, of `d / (4 127^2)` and
+        `sqrt(d) / 127`.
+        """
+        d = min(size, self.bucket or size)
+        by_step = d / (4 * _LEVELS**2)
+        return min(by_step, math.sqrt(d) / _LEVELS if self.stochastic else 1 - 1 / d)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"bucket": self.bucket, "stochastic": self.stochastic}
+
+    def _buckets(self, size: int) -> int:
+        return math.ceil(size / (self.bucket or size))
