@@ -142,6 +142,15 @@ class CompressedOptimizer(ReplicatedOptimizer):
             {name: variable.local() for name, variable in state.items()}
             for state in _pick(self.compressor_state, indices)
         ]
+        if self.compressor.reads_residual:
+            before = _pick(self.residual, indices)
+            kept = [r.local() for r in before] or [tf.zeros_like(v) for v in values]
+            states = [
+                {**state, "residual": tf.reshape(r, t.shape)}
+                for state, r, t in zip(
+                    states, kept, _pick(self._tensors, indices), strict=True
+                )
+            ]
         draws = [Draw(self.seed, step, i, worker) for i in indices]
         tensors = _pick(self._tensors, indices)
         parts = rounds.start(self.compressor, tensors, values, states, draws)
