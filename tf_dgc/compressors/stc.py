@@ -19,7 +19,7 @@ class STC(Compressor):
     Sattler et al., algorithm 1: `k = max(n p, 1)`, `mu` is the mean magnitude of the
     k, and the tensor becomes `mu * sign` there and 0 elsewhere. The rest is kept in the
     residual (algorithm 2). On the wire are one magnitude in float32, 1 bit per sign,
-    and positions, about `2 + log2(n / k)` bits each by Elias-Fano: 10.5 at the default
+    and positions, about `2 + log2(n / k)` bits each by Elias-Fano: 10.6 at the default
     sparsity. The paper's Golomb code takes 10.1 in expectation, by the formula that
     `SBC` quotes. It is `TopK` with `value_dtype="sign"`, and as such a method of its
     own only with the paper's defaults and `downstream`.

@@ -105,7 +105,7 @@ class VarianceBased(Compressor):
             tf.ones([capacity], tf.bool),
             [values.shape[0] + capacity],
         )[: values.shape[0]]
-        waits = tf.where(went, 0, math.sqrt(self.zeta) * deviation)
+        waits = tf.where(went, tf.zeros_like(values), math.sqrt(self.zeta) * deviation)
         return result._replace(state={"deviation": tf.reshape(waits, shape)})
 
     def get_config(self) -> dict[str, Any]:
