@@ -37,11 +37,14 @@ class CountSketch(Compressor):
     paper fetches a multiple of k and applies the best k; here all that is fetched is.
 
     `second_round=False` is FetchSGD (Rothchild et al., algorithm 1): the k estimates
-    themselves are the update, and what a worker kept back would be unknown to it, so
-    momentum and error live in the sketch, alike on all workers: `S_u = rho S_u + S`,
-    `S_e += S_u`, `update = top-k of S_e's estimates`, `S_e -= sketch(update)`. The
-    learning rate is applied to the update, not within S_e; every tensor has a sketch of
-    its own, not all together one. An estimate brings noise of other entries with it.
+    themselves are the update, and as they are noisy, what a worker should keep back is
+    unknown. So momentum and error live in the sketch, alike on all workers:
+    `S_u = rho S_u + S`, `S_e += S_u`, `update = top-k of S_e's estimates`. The cells
+    that the update touches become 0 in S_e and, by momentum factor masking, in S_u.
+    That is how the authors do it; line 14 of their algorithm, `S_e -= sketch(update)`,
+    diverges unless cells are far more than k. The learning rate is applied to the
+    update, not within S_e, and every tensor has a sketch of its own. Take columns for
+    about 10 times k, as the paper does.
 
     A tensor whose sketch is no smaller than itself is sent whole.
 
@@ -157,7 +160,9 @@ class CountSketch(Compressor):
         error = state["error"] + total
         positions, found = top_k(sketch.estimates(error), k, offset)
         update = tf.scatter_nd(positions[:, tf.newaxis], found, values.shape)
-        after["error"] = error - sketch.of(update)
+        after["error"] = error
+        kept = tf.cast(~sketch.touched(update), values.dtype)
+        after = {name: table * kept for name, table in after.items()}
         return Result(update, values, after, k)
 
     def _cells(self, size: int) -> int:
@@ -187,19 +192,26 @@ class _Sketch:
         ]
 
     def of(self, values: tf.Tensor) -> tf.Tensor:
-        """Return the sketch, `[rows, cells]`, of float `[n]`.
-
-        Added up in float64, so that where it is computed by all workers alike the
-        order, which a GPU does not fix, makes no difference.
-        """
-        wide = tf.cast(values, tf.float64)
+        """Return the sketch, `[rows, cells]`, of float `[n]`."""
         rows = [
             tf.math.unsorted_segment_sum(
-                wide * self._signs(bits, tf.float64), self._where(bits), self._cells
+                values * self._signs(bits, values.dtype), self._where(bits), self._cells
             )
             for bits in self._bits
         ]
-        return tf.cast(tf.stack(rows), values.dtype)
+        return tf.stack(rows)
+
+    def touched(self, values: tf.Tensor) -> tf.Tensor:
+        """Return which cells have an entry that is not 0, bool `[rows, cells]`.
+
+        Unlike a sum, it does not depend on the order, which a GPU does not fix.
+        """
+        there = tf.cast(values != 0, tf.int32)
+        rows = [
+            tf.math.unsorted_segment_max(there, self._where(bits), self._cells)
+            for bits in self._bits
+        ]
+        return tf.stack(rows) > 0
 
     def estimates(self, table: tf.Tensor) -> tf.Tensor:
         """Return the median over rows of every entry's cell, float `[n]`."""
