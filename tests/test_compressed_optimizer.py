@@ -150,7 +150,11 @@ def test_missing_gradients_and_empty_variables():
     optimizer.build(variables)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         optimizer.apply(
-            [tf.zeros((0, 5)), None, tf.IndexedSlices(tf.ones((1, 30)), [3], (40, 30))],
+            [
+                tf.zeros((0, 5)),
+                None,
+                tf.IndexedSlices(tf.ones((1, 30)), tf.constant([3]), (40, 30)),
+            ],
             variables,
         )
     assert np.flatnonzero(variables[2].numpy().any(axis=1)) == [3]
@@ -269,6 +273,66 @@ def test_momentum_correction_without_a_residual(compressor):
 def test_parameters_outside_their_meaning(name, settings):
     with pytest.raises(ValueError, match="Received"):
         compressors.METHODS[name](**settings)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("name", "two words"),
+        ("kind", "magic"),
+        ("reference", None),
+        ("aggregation", "mean"),
+        ("error_feedback", True),
+    ],
+)
+def test_wrong_facts(fact, value):
+    broken = type("Broken", (TwoRounds,), {fact: value})
+    with pytest.raises(ValueError, match=f"`{fact}` of a compressor must be .*Broken"):
+        tf_dgc.CompressedOptimizer(O.SGD(0.1), broken())
+
+
+def not_a_generator(values):
+    return Result(values, values)
+
+
+def asks_for_something_else(values):
+    yield values
+
+
+def gathers_floats(values):
+    yield Gather(tf.reshape(values, [-1]))
+
+
+def returns_a_tensor(values):
+    return (yield Sum(values))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "message"),
+    [
+        (not_a_generator, "must be a generator"),
+        (asks_for_something_else, "must yield `Sum` of a float"),
+        (gathers_floats, "`Gather` of an int32"),
+        (returns_a_tensor, r"must end with `return Result\(...\)`"),
+    ],
+)
+def test_wrong_exchanges(exchange, message):
+    class Broken(TwoRounds):
+        def exchange(self, values, state, draw):
+            return exchange(values)
+
+    with pytest.raises(ValueError, match=f"Broken.* {message}"):
+        Simulation(Broken(), [(2, 3)], 1).step([[np.zeros((2, 3))]])
+
+
+def test_state_per_worker_that_is_not_zero_at_first():
+    class Broken(TwoRounds):
+        def state(self, shape):
+            return {"memory": compressors.StateSpec(shape, initial=lambda rng: 1.0)}
+
+    optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), Broken(), min_compress_size=0)
+    with pytest.raises(ValueError, match=r"zero at first.*Received: memory"):
+        optimizer.build([keras.Variable(np.zeros((2, 3)))])
 
 
 class LongerThanStated(compressors.OneRound):

@@ -82,17 +82,16 @@ class Simulation:
             for grads, residual in zip(gradients, self.residual, strict=True)
         ]
         step = tf.constant(self.iteration, tf.int64)
-        sums, sent, states, sent_bytes = self._run(corrected, self._known(), step)
+        sums, sent, states, sent_bytes = self._run(
+            corrected, self.state, self.residual, step
+        )
         self.sent = [self._shaped(worker) for worker in sent]
         if self._keeps_residual:
             self.residual = [
                 [c - s for c, s in zip(have, gone, strict=True)]
                 for have, gone in zip(corrected, self.sent, strict=True)
             ]
-        self.state = [
-            [{k: v.numpy() for k, v in s.items() if k != "residual"} for s in worker]
-            for worker in states
-        ]
+        self.state = tf.nest.map_structure(lambda value: value.numpy(), states)
         self.sent_bytes = int(sent_bytes)
         self.iteration += 1
         first, *others = map(self._shaped, sums)
@@ -101,19 +100,15 @@ class Simulation:
                 np.testing.assert_array_equal(a, b, "workers have different sums")
         return first
 
-    def _known(self) -> list[list[dict[str, np.ndarray]]]:
-        """Return what `exchange` is given as state, by worker and tensor."""
-        if not self.compressor.reads_residual:
-            return self.state
-        return [
-            [{**s, "residual": r} for s, r in zip(states, kept, strict=True)]
-            for states, kept in zip(self.state, self.residual, strict=True)
-        ]
-
-    def _exchange(self, values: list, states: list, step: tf.Tensor) -> tuple:
+    def _exchange(
+        self, values: list, states: list, residual: list, step: tf.Tensor
+    ) -> tuple:
         """Return, by worker and tensor: sums, what was sent, and new states."""
         merged = []
         for worker, (have, known) in enumerate(zip(values, states, strict=True)):
+            if self.compressor.reads_residual:
+                kept = residual[worker]
+                known = [{**s, "residual": r} for s, r in zip(known, kept, strict=True)]
             draws = [
                 Draw(self.seed, step, i, worker) for i in range(len(self._tensors))
             ]
