@@ -2,9 +2,11 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 
+import tf_dgc
 from tf_dgc.compressors import AdaComp
 from tf_dgc.compressors.simulate import Simulation
 
@@ -79,6 +81,33 @@ def test_without_error_feedback():
     for _ in range(2):
         (total,) = simulation.step([[[4.0, 1.0, -2.0, -1.5]]])
         np.testing.assert_array_equal(total, [3.0, 0.0, -3.0, -3.0])
+
+
+@pytest.mark.parametrize(
+    ("feedback", "momentum", "expected"),
+    [
+        # As in `test_by_hand`: 3 and 1.375.
+        (True, 0.0, [4.375, 0.0, -4.375, -1.625]),
+        # G = (0, -0.5, -2, 0.25) in the second step; the mean of the maxima is 1.25.
+        (False, 0.0, [3.0, -1.25, -4.25, -3.0]),
+        # Velocity (2, 0, -3, -0.5), so G = (3, 1, -2, 1) and H = (5, 1, -5, 0.5).
+        (True, 0.5, [5.5, 0.0, -5.5, -3.0]),
+    ],
+)
+def test_in_the_optimizer(feedback, momentum, expected):
+    """It tells the gradient from the residual, under momentum correction, too."""
+    optimizer = tf_dgc.CompressedOptimizer(
+        keras.optimizers.SGD(1.0, momentum=momentum),
+        AdaComp(bin_size=2),
+        error_feedback=feedback,
+        momentum_correction=momentum > 0,
+        factor_masking=False,
+        min_compress_size=0,
+    )
+    variable = keras.Variable(np.zeros((1, 4)))
+    for gradient in ([4.0, 1.0, -2.0, -1.5], [0.0, -0.5, -2.0, 0.25]):
+        optimizer.apply([np.array([gradient], "float32")], [variable])
+    np.testing.assert_array_equal(-variable.numpy()[0], expected)
 
 
 def test_zeros_are_not_sent():

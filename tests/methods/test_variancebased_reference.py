@@ -18,7 +18,7 @@ def test_by_hand():
     np.testing.assert_array_equal(total, [2.0, 0.0, -4.0])
     np.testing.assert_array_equal(simulation.residual[0][0], [0.0, 0.0, -0.5])
     deviation = simulation.state[0][0]["deviation"]
-    np.testing.assert_allclose(deviation**2, [0.0, 2.0, 0.0], rtol=1e-12)
+    np.testing.assert_allclose(deviation**2, [0.0, 2.0, 0.25], rtol=1e-12)
 
 
 def test_values_by_hand():
@@ -62,7 +62,7 @@ def reference(r, v, g, alpha, zeta, capacity):
                 went.append(i)
     waits = np.ones(r.size, bool)
     waits[went] = False
-    return r - sent, np.where(waits, zeta * v, 0.0), sent
+    return r - sent, np.where(waits, zeta * v, (r - sent) ** 2), sent
 
 
 @pytest.mark.parametrize(

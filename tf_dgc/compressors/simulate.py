@@ -106,14 +106,14 @@ class Simulation:
         """Return, by worker and tensor: sums, what was sent, and new states."""
         merged = []
         for worker, (have, known) in enumerate(zip(values, states, strict=True)):
-            if self.compressor.reads_residual:
-                kept = residual[worker]
-                known = [{**s, "residual": r} for s, r in zip(known, kept, strict=True)]
             draws = [
                 Draw(self.seed, step, i, worker) for i in range(len(self._tensors))
             ]
             flat = [tf.reshape(v, [-1]) for v in have]
             held = tf.nest.map_structure(tf.convert_to_tensor, known)
+            if self.compressor.reads_residual:
+                kept = map(tf.convert_to_tensor, residual[worker])
+                held = [{**s, "residual": r} for s, r in zip(held, kept, strict=True)]
             parts = rounds.start(self.compressor, self._tensors, flat, held, draws)
             merged.append(rounds.merge(parts, tf.constant(True)))
         self.messages = [[] for _ in merged]

@@ -38,8 +38,9 @@ class VarianceBased(Compressor):
     sign and 3 bits for how many powers it is below. What is more than 7 below is not
     sent. Positions take about `2 + log2(1 + 1 / capacity)` bits each, where the paper's
     word of 32 bits has 28 for them. What rounding loses, which the paper drops, stays
-    in the residual. The payload holds `capacity * n` entries, the largest if there are
-    more; free places are sent too.
+    in the residual, and counts as a first gradient: v begins at its square, or the
+    entry would look certain and go out again at once. The payload holds
+    `capacity * n` entries, the largest if there are more; free places are sent too.
 
     State: `deviation`, the square root of v, as squares of gradients would underflow.
 
@@ -100,13 +101,9 @@ class VarianceBased(Compressor):
         result = yield from places.exchange_coded(
             positions, values.shape[0], coded, decode
         )
-        went = tf.scatter_nd(
-            positions[:, tf.newaxis],
-            tf.ones([capacity], tf.bool),
-            [values.shape[0] + capacity],
-        )[: values.shape[0]]
-        waits = tf.where(went, tf.zeros_like(values), math.sqrt(self.zeta) * deviation)
-        return result._replace(state={"deviation": tf.reshape(waits, shape)})
+        left, waits = tf.abs(values - result.sent), math.sqrt(self.zeta) * deviation
+        after = tf.where(result.sent != 0, left, waits)
+        return result._replace(state={"deviation": tf.reshape(after, shape)})
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
