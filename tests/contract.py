@@ -12,6 +12,11 @@ from tf_dgc.compressors.simulate import Simulation
 
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {
+    "adacomp": [{"bin_size": 7, "per_bin": 1.5}],
+    "count_sketch": [
+        {"sparsity": 0.9, "rows": 1, "columns": 0.1},
+        {"sparsity": 0.9, "rows": 3, "second_round": False, "momentum": 0.9},
+    ],
     "diana": [{"levels": 1, "alpha": 0.5}],
     "one_bit": [{"per_column": False}],
     "power_sgd": [{"rank": 1}],
@@ -22,9 +27,17 @@ VARIANTS = {
     ],
     "random_k": [{"sparsity": 0.5}, {"sparsity": 0.75, "unbiased": True}],
     "rotated_quantization": [{"levels": 2}, {"levels": 5, "block": 8}],
+    "sampled_threshold": [{"sparsity": 0.8, "value_dtype": "bfloat16"}],
+    "sbc": [{"sparsity": 0.5}],
+    "stc": [{"sparsity": 0.9, "downstream": True}],
     "tern_grad": [{"clip": None}],
+    "threshold": [
+        {"threshold": 1.0, "capacity": 0.5, "value_dtype": "float16"},
+        {"threshold": 0.5, "capacity": 0.3, "binary": True},
+    ],
     "top_k": [{"sparsity": 0.9, "value_dtype": t} for t in ("bfloat16", "sign")],
     "uniform_8bit": [{"bucket": 32}, {"bucket": 32, "stochastic": True}],
+    "variance_based": [{"alpha": 0.5, "capacity": 0.5}],
 }
 CASES = [
     (name, json.dumps(settings))

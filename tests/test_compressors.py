@@ -85,8 +85,8 @@ def test_what_arrives_is_what_was_sent(compressor, dtype):
 
 def test_error_feedback_conserves(compressor):
     """All that arrived, and all that is kept, is all there ever was."""
-    if not keeps_what_is_not_sent(compressor):
-        pytest.skip("no error feedback")
+    if not (keeps_what_is_not_sent(compressor) and compressor.additive):
+        pytest.skip("no error feedback, or not of the sum")
     simulation = simulate(compressor, num_workers=3)
     arrived = given = tolerance = 0
     for step in range(6):
@@ -205,7 +205,7 @@ def test_deterministic_and_apart_from_global_seeds(compressor):
 
 def test_workers_round_for_themselves(compressor, case):
     """With the same errors on all workers, their sum would be as noisy as one."""
-    by_chance = np.ptp(contract.samples(case, DRAWS), axis=0).any()
+    by_chance = np.ptp(contract.samples(case, 20), axis=0).any()
     if not by_chance or compressor.aggregation == "sum":
         pytest.skip("nothing is drawn, or by all together")
     simulation = simulate(compressor)
@@ -302,7 +302,8 @@ def test_dtypes_of_variables(strategies, compressor, dtype):
     wide = "float64" if dtype == "float64" else "float32"
     assert {r.dtype for r in optimizer.residual} <= {wide}
     (gradients,) = contract.gradients(1, OPTIMIZED)
-    optimizer.apply([tf.cast(g, dtype) for g in gradients], variables)
+    for _ in range(2):  # some methods send nothing in the first step
+        optimizer.apply([tf.cast(g, dtype) for g in gradients], variables)
     assert all(np.all(np.isfinite(np.asarray(v.numpy(), wide))) for v in variables)
     assert any(np.any(np.asarray(v.numpy(), wide)) for v in variables)
 

@@ -138,14 +138,24 @@ class CompressedOptimizer(ReplicatedOptimizer):
         """Compress, encode, exchange, decode and sum, in as many rounds as it takes."""
         context = tf.distribute.get_replica_context()
         worker, step = context.replica_id_in_sync_group, self.iterations.value
-        states = [
-            {name: variable.local() for name, variable in state.items()}
-            for state in _pick(self.compressor_state, indices)
-        ]
+        states = self._read_state(indices)
         draws = [Draw(self.seed, step, i, worker) for i in indices]
         tensors = _pick(self._tensors, indices)
         parts = rounds.start(self.compressor, tensors, values, states, draws)
         return self._exchange.run(rounds.merge(parts, finite))
+
+    def _read_state(self, indices: list[int]) -> list[dict[str, tf.Tensor]]:
+        """Return what the method remembers, and the residual if it reads that."""
+        states = [
+            {name: variable.local() for name, variable in state.items()}
+            for state in _pick(self.compressor_state, indices)
+        ]
+        if not self.compressor.reads_residual:
+            return states
+        kept = [r.local() for r in _pick(self.residual, indices)]
+        if not kept:
+            kept = [tf.zeros(t.shape, t.dtype) for t in _pick(self._tensors, indices)]
+        return [{**s, "residual": r} for s, r in zip(states, kept, strict=True)]
 
     def _keep(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tf_dgc.compressors import base
+from tf_dgc.compressors.adacomp import AdaComp as AdaComp
 from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
 from tf_dgc.compressors.base import Exchange as Exchange
@@ -17,6 +18,7 @@ from tf_dgc.compressors.base import Result as Result
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.base import Sum as Sum
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
+from tf_dgc.compressors.countsketch import CountSketch as CountSketch
 from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.ecq import ECQ as ECQ
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
@@ -29,15 +31,20 @@ from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
 from tf_dgc.compressors.qsgd import QSGD as QSGD
 from tf_dgc.compressors.randomk import RandomK as RandomK
 from tf_dgc.compressors.rotated import RotatedQuantization as RotatedQuantization
+from tf_dgc.compressors.sampledthreshold import SampledThreshold as SampledThreshold
+from tf_dgc.compressors.sbc import SBC as SBC
 from tf_dgc.compressors.signsgd import SignSGD as SignSGD
 from tf_dgc.compressors.signum import Signum as Signum
+from tf_dgc.compressors.stc import STC as STC
 from tf_dgc.compressors.terngrad import TernGrad as TernGrad
+from tf_dgc.compressors.threshold import Threshold as Threshold
 from tf_dgc.compressors.topk import TopK as TopK
 from tf_dgc.compressors.topk import num_sent as num_sent
 from tf_dgc.compressors.topk import tie_offsets as tie_offsets
 from tf_dgc.compressors.topk import top_k as top_k
 from tf_dgc.compressors.twobit import TwoBit as TwoBit
 from tf_dgc.compressors.uniform8bit import Uniform8Bit as Uniform8Bit
+from tf_dgc.compressors.variancebased import VarianceBased as VarianceBased
 
 _METHODS = [
     value

@@ -108,6 +108,12 @@ class Draw:
         seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(self.step, tf.int64)])
         return _fold(_fold(seeds, tensor), salt)
 
+    def fixed(self, salt: int = 0) -> tf.Tensor:
+        """Return a seed, int32 `[2]`, that is the same on all workers in all steps."""
+        seed, tensor = self._key
+        seeds = tf.constant([seed, -1], tf.int64)  # no iteration is -1
+        return _fold(_fold(seeds, tensor), salt)
+
     def local(self, salt: int = 0) -> tf.Tensor:
         """Return a seed, int32 `[2]`, that is independent on every worker."""
         return _fold(self.shared(salt), tf.cast(self._worker, tf.int32) + 1)
@@ -151,15 +157,19 @@ class Compressor(abc.ABC):
         lossless: whether everything is sent exactly.
         rounding: unit roundoff of sums that are formed in a narrow type on the way; 0
             if they are formed in the type of the values.
+        reads_residual: whether `exchange` finds, as `state["residual"]`, what had been
+            kept back before this step (zeros without error feedback), so that the
+            gradient alone is `values - state["residual"]`.
     """
 
     name: ClassVar[str]
     kind: ClassVar[str]
     reference: ClassVar[str]
     aggregation: ClassVar[str] = "gather"
-    additive: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
+    reads_residual: ClassVar[bool] = False
+    additive: bool = True
     unbiased: bool = False
     error_feedback: str = "default"
 

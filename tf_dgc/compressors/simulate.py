@@ -82,7 +82,9 @@ class Simulation:
             for grads, residual in zip(gradients, self.residual, strict=True)
         ]
         step = tf.constant(self.iteration, tf.int64)
-        sums, sent, states, sent_bytes = self._run(corrected, self.state, step)
+        sums, sent, states, sent_bytes = self._run(
+            corrected, self.state, self.residual, step
+        )
         self.sent = [self._shaped(worker) for worker in sent]
         if self._keeps_residual:
             self.residual = [
@@ -98,7 +100,9 @@ class Simulation:
                 np.testing.assert_array_equal(a, b, "workers have different sums")
         return first
 
-    def _exchange(self, values: list, states: list, step: tf.Tensor) -> tuple:
+    def _exchange(
+        self, values: list, states: list, residual: list, step: tf.Tensor
+    ) -> tuple:
         """Return, by worker and tensor: sums, what was sent, and new states."""
         merged = []
         for worker, (have, known) in enumerate(zip(values, states, strict=True)):
@@ -107,6 +111,9 @@ class Simulation:
             ]
             flat = [tf.reshape(v, [-1]) for v in have]
             held = tf.nest.map_structure(tf.convert_to_tensor, known)
+            if self.compressor.reads_residual:
+                kept = map(tf.convert_to_tensor, residual[worker])
+                held = [{**s, "residual": r} for s, r in zip(held, kept, strict=True)]
             parts = rounds.start(self.compressor, self._tensors, flat, held, draws)
             merged.append(rounds.merge(parts, tf.constant(True)))
         self.messages = [[] for _ in merged]

@@ -1,0 +1,233 @@
+"""Count Sketch: a table that can be summed on the way, and shows what is large."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import schedules
+from tf_dgc.compressors import capacity as places
+from tf_dgc.compressors.base import (
+    Compressor,
+    Draw,
+    Exchange,
+    Result,
+    StateSpec,
+    Sum,
+)
+from tf_dgc.compressors.one_round import send_whole
+from tf_dgc.compressors.topk import num_sent, top_k
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class CountSketch(Compressor):
+    """Finds the k largest entries of the sum in a sketch that an all-reduce sums.
+
+    A Count Sketch has `rows` rows of `columns * n` cells. In each row every entry is
+    added, with a sign of +-1, to one cell; both are drawn by chance, alike on all
+    workers. Sketches are linear: the sum of the workers' is the sketch of the sum,
+    however many there are. The median over rows of an entry's cells, with its signs, is
+    an estimate of it, good for those that are large among all.
+
+    With the default `second_round=True` this is sketched SGD (Ivkin et al., NeurIPS
+    2019, algorithm 1): the k positions of largest estimate are everyone's, and a second
+    all-reduce sums the exact entries there. The rest stays in each worker's residual.
+    Cells and signs are drawn anew in each step, so none shadows another for long. The
+    paper fetches a multiple of k and applies the best k; here all that is fetched is.
+
+    `second_round=False` is FetchSGD (Rothchild et al., algorithm 1): the k estimates
+    themselves are the update, and as they are noisy, what a worker should keep back is
+    unknown. So momentum and error live in the sketch, alike on all workers:
+    `S_u = rho S_u + S`, `S_e += S_u`, `update = top-k of S_e's estimates`. The cells
+    that the update touches become 0 in S_e and, by momentum factor masking, in S_u.
+    That is how the authors do it; line 14 of their algorithm, `S_e -= sketch(update)`,
+    diverges unless cells are far more than k. The learning rate is applied to the
+    update, not within S_e, and every tensor has a sketch of its own. Take columns for
+    about 10 times k, as the paper does.
+
+    A tensor whose sketch is no smaller than itself is sent whole.
+
+    Args:
+        sparsity: share of entries not sent, in [0, 1).
+        rows: odd, so that there is a median; 5 in the papers.
+        columns: cells of a row, as a share of the entries, in (0, 1].
+        second_round: fetch exact entries.
+        momentum: rho, in [0, 1), only without a second round; the inner optimizer then
+            should have none.
+    """
+
+    name = "count_sketch"
+    kind = "sparsification"
+    reference = "Rothchild et al., FetchSGD, ICML 2020"
+    aggregation = "sum"
+
+    def __init__(
+        self,
+        sparsity: float = 0.99,
+        rows: int = 5,
+        columns: float = 0.02,
+        second_round: bool = True,
+        momentum: float = 0.0,
+    ):
+        if isinstance(rows, bool) or int(rows) != rows or rows < 1 or rows % 2 == 0:
+            raise ValueError(
+                "`rows` must be an odd whole number, 1 or more. "
+                f"Received: rows={rows!r}"
+            )
+        if not 0 <= momentum < 1 or (momentum and second_round):
+            raise ValueError(
+                "`momentum` must be in [0, 1), and 0 with `second_round=True`, where "
+                "it belongs to the inner optimizer. "
+                f"Received: momentum={momentum!r}, second_round={second_round!r}"
+            )
+        self.sparsity = schedules.check_sparsity(sparsity)
+        self.rows = int(rows)
+        self.columns = places.check_share("columns", columns)
+        self.second_round = bool(second_round)
+        self.momentum = float(momentum)
+        self.additive = self.second_round
+        self.error_feedback = "default" if self.second_round else "forbidden"
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return the sketches S_e and S_u, if they are needed."""
+        size = math.prod(shape)
+        if self.second_round or self._sends_whole(size):
+            return {}
+        table = StateSpec((self.rows, self._cells(size)), per_worker=False)
+        names = ["error", "momentum"] if self.momentum else ["error"]
+        return dict.fromkeys(names, table)
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return those of the sketch and of k entries, or of the tensor if fewer."""
+        size = math.prod(shape)
+        return dtype.size * (size if self._sends_whole(size) else self._numbers(size))
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Sketch, sum, and find the largest."""
+        size = values.shape.num_elements()
+        if self._sends_whole(size):
+            return (yield from send_whole(values, self.aggregation))
+        values = tf.reshape(values, [-1])
+        seed = draw.shared if self.second_round else draw.fixed
+        sketch = _Sketch(
+            size, self._cells(size), [seed(i + 1) for i in range(self.rows)]
+        )
+        total = yield Sum(sketch.of(values))
+        k = num_sent(size, self.sparsity)
+        offset = tf.random.stateless_uniform(
+            [], draw.shared(), maxval=size, dtype=tf.int32
+        )
+        if not self.second_round:
+            return self._fetch(sketch, total, state, values, k, offset)
+        positions, _ = top_k(sketch.estimates(total), k, offset)
+        where = positions[:, tf.newaxis]
+        mine = tf.gather(values, positions)
+        exact = yield Sum(mine)
+        sent = tf.scatter_nd(where, mine, [size])
+        return Result(tf.scatter_nd(where, exact, [size]), sent, entries=k)
+
+    def error_bound(self, size: int) -> float | None:
+        """Return 1 with a second round: what is sent is sent exactly."""
+        del size
+        return 1.0 if self.second_round else None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "sparsity": self.sparsity,
+            "rows": self.rows,
+            "columns": self.columns,
+            "second_round": self.second_round,
+            "momentum": self.momentum,
+        }
+
+    def _fetch(
+        self,
+        sketch: "_Sketch",
+        total: tf.Tensor,
+        state: dict[str, tf.Tensor],
+        values: tf.Tensor,
+        k: int,
+        offset: tf.Tensor,
+    ) -> Result:
+        """Accumulate in the sketch, and take the k largest out of it."""
+        after = {}
+        if self.momentum:
+            total = after["momentum"] = self.momentum * state["momentum"] + total
+        error = state["error"] + total
+        positions, found = top_k(sketch.estimates(error), k, offset)
+        update = tf.scatter_nd(positions[:, tf.newaxis], found, values.shape)
+        after["error"] = error
+        kept = tf.cast(~sketch.touched(update), values.dtype)
+        after = {name: table * kept for name, table in after.items()}
+        return Result(update, values, after, k)
+
+    def _cells(self, size: int) -> int:
+        return places.of_share(size, self.columns)
+
+    def _numbers(self, size: int) -> int:
+        k = num_sent(size, self.sparsity) if self.second_round else 0
+        return self.rows * self._cells(size) + k
+
+    def _sends_whole(self, size: int) -> bool:
+        return self._numbers(size) >= size
+
+
+class _Sketch:
+    """Where each entry goes, and with which sign: one draw of a sketch.
+
+    Args:
+        size: n.
+        cells: of a row.
+        seeds: of each row, int32 `[2]`.
+    """
+
+    def __init__(self, size: int, cells: int, seeds: list[tf.Tensor]):
+        self._cells = cells
+        self._bits = [
+            tf.random.stateless_uniform([size], s, None, None, tf.int32) for s in seeds
+        ]
+
+    def of(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the sketch, `[rows, cells]`, of float `[n]`."""
+        rows = [
+            tf.math.unsorted_segment_sum(
+                values * self._signs(bits, values.dtype), self._where(bits), self._cells
+            )
+            for bits in self._bits
+        ]
+        return tf.stack(rows)
+
+    def touched(self, values: tf.Tensor) -> tf.Tensor:
+        """Return which cells have an entry that is not 0, bool `[rows, cells]`.
+
+        Unlike a sum, it does not depend on the order, which a GPU does not fix.
+        """
+        there = tf.cast(values != 0, tf.int32)
+        rows = [
+            tf.math.unsorted_segment_max(there, self._where(bits), self._cells)
+            for bits in self._bits
+        ]
+        return tf.stack(rows) > 0
+
+    def estimates(self, table: tf.Tensor) -> tf.Tensor:
+        """Return the median over rows of every entry's cell, float `[n]`."""
+        found = [
+            tf.gather(row, self._where(bits)) * self._signs(bits, table.dtype)
+            for row, bits in zip(tf.unstack(table), self._bits, strict=True)
+        ]
+        # Sorted by exchanging neighbours: n sorts of a few numbers would take longer.
+        for turn in range(len(found)):
+            for i in range(turn % 2, len(found) - 1, 2):
+                low, high = found[i], found[i + 1]
+                found[i], found[i + 1] = tf.minimum(low, high), tf.maximum(low, high)
+        return found[len(found) // 2]
+
+    def _where(self, bits: tf.Tensor) -> tf.Tensor:
+        return tf.math.floormod(tf.bitwise.right_shift(bits, 1), self._cells)
+
+    def _signs(self, bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(1 - 2 * tf.bitwise.bitwise_and(bits, 1), dtype)

@@ -1,0 +1,92 @@
+"""Fixed threshold: what is large enough is sent."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.compressors import capacity as places
+from tf_dgc.compressors.base import Compressor, Draw, Exchange
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class Threshold(Compressor):
+    """Sends entries whose magnitude is at least a fixed threshold.
+
+    Strom, section 3: an entry goes out when what has accumulated of it reaches tau, and
+    the rest stays in the residual. Strom then sends `tau` or `-tau`, whatever the
+    entry, which `binary=True` does: 1 bit per entry. The default sends the entry
+    itself (as Dryden et al., MLHPC 2016, describe the fixed threshold they start
+    from), so that nothing of it stays behind.
+
+    How many entries are large enough is not known beforehand. The payload holds
+    `capacity * n` of them, the largest if there are more; free places are sent too.
+    Positions take about `2 + log2(1 + 1 / capacity)` bits each, where Strom spends 31.
+
+    Args:
+        threshold: tau, above 0. It is compared with local gradients, which Keras has
+            divided by the number of workers.
+        capacity: share of the entries that fit into a payload, in (0, 1].
+        binary: send `tau` and `-tau`.
+        value_dtype: of entries that are sent as they are: None for the type of the
+            residual, "float32", "bfloat16" or "float16".
+    """
+
+    name = "threshold"
+    kind = "sparsification"
+    reference = "Strom, Scalable distributed DNN training, Interspeech 2015"
+
+    def __init__(
+        self,
+        threshold: float = 1e-3,
+        capacity: float = 0.01,
+        binary: bool = False,
+        value_dtype: str | None = None,
+    ):
+        if not 0 < threshold < math.inf:
+            raise ValueError(
+                "`threshold` must be a finite number above 0. "
+                f"Received: threshold={threshold!r}"
+            )
+        places.check_value_dtype(value_dtype)
+        if binary and value_dtype is not None:
+            raise ValueError(
+                "With `binary=True` signs are sent; `value_dtype` must be None. "
+                f"Received: value_dtype={value_dtype!r}"
+            )
+        self.threshold = float(threshold)
+        self.capacity = places.check_share("capacity", capacity)
+        self.binary = bool(binary)
+        self.value_dtype = value_dtype
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return those of as many positions and values as fit."""
+        size = math.prod(shape)
+        sent_as = "sign" if self.binary else self.value_dtype or dtype.name
+        return 4 * places.num_words(size, places.of_share(size, self.capacity), sent_as)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Compare, and gather."""
+        del state
+        values = tf.reshape(values, [-1])
+        magnitudes = tf.abs(values)
+        capacity = places.of_share(values.shape[0], self.capacity)
+        wanted = magnitudes >= self.threshold
+        positions = places.choose(magnitudes, wanted, capacity, draw)
+        if self.binary:
+            tau = tf.constant(self.threshold, values.dtype)
+            return (yield from places.exchange_signs(values, positions, tau))
+        value_dtype = self.value_dtype or values.dtype.name
+        return (yield from places.exchange(values, positions, value_dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "threshold": self.threshold,
+            "capacity": self.capacity,
+            "binary": self.binary,
+            "value_dtype": self.value_dtype,
+        }
