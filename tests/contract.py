@@ -12,6 +12,7 @@ from tf_dgc.compressors.simulate import Simulation
 
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {
+    "atomo": [{"budget": 1}],
     "diana": [{"levels": 1, "alpha": 0.5}],
     "power_sgd": [{"rank": 1}],
     "qsgd": [{"levels": 1, "bucket": 7}, {"levels": 127}],

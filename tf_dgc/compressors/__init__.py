@@ -15,6 +15,7 @@ from tf_dgc.compressors.base import Gather as Gather
 from tf_dgc.compressors.base import Result as Result
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.base import Sum as Sum
+from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD

@@ -1,6 +1,5 @@
 """PowerSGD: one step of a power iteration, in two rounds of all-reduce."""
 
-import math
 from typing import Any
 
 import keras
@@ -14,6 +13,7 @@ from tf_dgc.compressors.base import (
     StateSpec,
     Sum,
 )
+from tf_dgc.compressors.low_rank import as_matrix
 from tf_dgc.compressors.one_round import send_whole
 
 
@@ -49,7 +49,7 @@ class PowerSGD(Compressor):
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return Q, `[columns, rank]`, normal at first; none for what is sent whole."""
-        rows, columns = _matrix(shape)
+        rows, columns = as_matrix(shape)
         if self._sends_whole(rows, columns):
             return {}
         factor = (columns, self.rank)
@@ -57,7 +57,7 @@ class PowerSGD(Compressor):
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of both factors, or of the tensor if that is less."""
-        rows, columns = _matrix(shape)
+        rows, columns = as_matrix(shape)
         return dtype.size * min(rows * columns, self.rank * (rows + columns))
 
     def exchange(
@@ -67,7 +67,7 @@ class PowerSGD(Compressor):
         del draw
         if not state:
             return (yield from send_whole(values, self.aggregation))
-        matrix = tf.reshape(values, _matrix(tuple(values.shape)))
+        matrix = tf.reshape(values, as_matrix(tuple(values.shape)))
         p_sum = yield Sum(tf.linalg.matmul(matrix, state["q"]))
         basis = _orthonormal(p_sum)
         q = tf.linalg.matmul(matrix, basis, transpose_a=True)
@@ -89,12 +89,6 @@ class PowerSGD(Compressor):
 
     def _sends_whole(self, rows: int, columns: int) -> bool:
         return self.rank * (rows + columns) >= rows * columns
-
-
-def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    if not shape:
-        return 1, 1
-    return math.prod(shape[:-1]), shape[-1]
 
 
 def _orthonormal(p: tf.Tensor) -> tf.Tensor:
