@@ -78,13 +78,12 @@ class NovoGrad(keras.optimizers.Optimizer):
         dtype = variable.dtype
         gradient = ops.cast(gradient, dtype)
         square = ops.sum(ops.square(gradient))
-        beta_2 = ops.cast(self.beta_2, dtype)
-        follow = beta_2 * moment + (1 - beta_2) * square
+        follow = self.beta_2 * moment + (1 - self.beta_2) * square
         new_moment = ops.where(ops.equal(moment, 0), square, follow)
-        step = gradient / (ops.sqrt(new_moment) + ops.cast(self._guard(dtype), dtype))
+        step = gradient / (ops.sqrt(new_moment) + self._guard(dtype))
         if self.decay and _internals.uses_weight_decay(self, variable):
-            step = step + ops.cast(self.decay, dtype) * variable
-        new_momentum = ops.cast(self.beta_1, dtype) * momentum + step
+            step = step + self.decay * variable
+        new_momentum = self.beta_1 * momentum + step
         self.assign(moment, new_moment)
         self.assign(momentum, new_momentum)
         self.assign_sub(variable, ops.cast(learning_rate, dtype) * new_momentum)

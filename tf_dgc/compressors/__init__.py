@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
 from tf_dgc.compressors.base import Exchange as Exchange
@@ -15,11 +16,11 @@ from tf_dgc.compressors.base import Gather as Gather
 from tf_dgc.compressors.base import Result as Result
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.base import Sum as Sum
-from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
 from tf_dgc.compressors.float16 import Float16 as Float16
+from tf_dgc.compressors.laq import LAQ as LAQ
 from tf_dgc.compressors.none import NoCompression as NoCompression
 from tf_dgc.compressors.one_round import OneRound as OneRound
 from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD

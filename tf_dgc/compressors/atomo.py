@@ -17,8 +17,9 @@ class ATOMO(Compressor):
 
     Wang et al., spectral ATOMO: the gradient is `sum of lambda_i u_i v_i'`, component i
     is kept with probability p_i and divided by it (equation 2). Algorithm 1 finds the
-    p_i, whose sum is the budget, with the least variance `sum of lambda_i^2 (1/p_i - 1)`:
-    those of the largest components are 1, the others are in proportion to lambda_i.
+    p_i, whose sum is the budget, with the least variance,
+    `sum of lambda_i^2 (1/p_i - 1)`: those of the largest components are 1, the others
+    are in proportion to lambda_i.
 
     The paper draws every component for itself, so their number varies. Here they are
     drawn together, by systematic sampling: one uniform number u, and the components in
@@ -96,7 +97,7 @@ class ATOMO(Compressor):
         return _product(from_words(words, dtype, [rows + columns, self.budget]), rows)
 
     def error_bound(self, size: int) -> float:
-        """Return `r/s - 1` for rank r, at most the root of n: p_i = s/r is no better."""
+        """Return `r/s - 1`, that of p_i = s/r; the rank r is at most the root of n."""
         return max(0.0, math.isqrt(size) / self.budget - 1)
 
     def get_config(self) -> dict[str, Any]:
