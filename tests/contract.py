@@ -15,6 +15,15 @@ VARIANTS = {
     "atomo": [{"budget": 1}],
     "diana": [{"levels": 1, "alpha": 0.5}],
     "laq": [{"bits": 8, "xi": 100.0, "memory": 2, "patience": 2}],
+    "lgc": [
+        {
+            "sparsity": 0.5,
+            "dense_steps": 0,
+            "learning_steps": 1,
+            "channels": 2,
+            "min_values": 60,
+        }
+    ],
     "power_sgd": [{"rank": 1}],
     "qsgd": [{"levels": 1, "bucket": 7}, {"levels": 127}],
     "random_k": [{"sparsity": 0.5}, {"sparsity": 0.75, "unbiased": True}],

@@ -21,6 +21,7 @@ from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
 from tf_dgc.compressors.float16 import Float16 as Float16
 from tf_dgc.compressors.laq import LAQ as LAQ
+from tf_dgc.compressors.lgc import LGC as LGC
 from tf_dgc.compressors.none import NoCompression as NoCompression
 from tf_dgc.compressors.one_round import OneRound as OneRound
 from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
