@@ -254,7 +254,7 @@ def test_learns():
         if step >= 200:
             sent = sum(worker[0] for worker in simulation.sent)
             errors.append(np.sum((total - sent) ** 2) / np.sum(sent**2))
-    assert np.mean(errors) < 0.2
+    assert np.mean(errors) < 0.4
 
 
 def test_small_tensors_are_not_coded():
