@@ -143,6 +143,24 @@ def test_exempt_tensors_arrive_whole(strategies):
         assert np.any(trainer.optimizer.residual[i].numpy()) != exempt
 
 
+def test_missing_gradients_and_empty_variables():
+    shapes = [(0, 5), (40, 40), (40, 30)]
+    variables = [keras.Variable(np.zeros(s, "float32")) for s in shapes]
+    optimizer = tf_dgc.CompressedOptimizer(O.SGD(1.0), "diana", min_compress_size=0)
+    optimizer.build(variables)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply(
+            [
+                tf.zeros((0, 5)),
+                None,
+                tf.IndexedSlices(tf.ones((1, 30)), tf.constant([3]), (40, 30)),
+            ],
+            variables,
+        )
+    assert np.flatnonzero(variables[2].numpy().any(axis=1)) == [3]
+    assert not np.any(optimizer.compressor_state[1]["shift"].numpy())
+
+
 def test_factor_masking_clears_what_was_sent():
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     gradient = np.random.default_rng(0).normal(size=(40, 50)).astype("float32")
@@ -176,7 +194,10 @@ def test_state_survives_saving(strategies, tmp_path, name, num_workers):
         model = keras.Sequential(layers)
         model.compile(tf_dgc.CompressedOptimizer(O.Adam(0.01), name), "mse")
     before = model.evaluate(x, data["y"], verbose=0)
-    model.fit(**data, epochs=4)
+    monitor = tf_dgc.callbacks.CompressionMonitor()
+    history = model.fit(**data, epochs=4, callbacks=[monitor]).history
+    stats = model.optimizer.stats
+    assert history["bytes_per_step"] == [stats.bytes_per_step] * 4
     assert model.evaluate(x, data["y"], verbose=0) < before
     model.save(tmp_path / "model.keras")
     with strategies[num_workers].scope():
@@ -252,6 +273,66 @@ def test_momentum_correction_without_a_residual(compressor):
 def test_parameters_outside_their_meaning(name, settings):
     with pytest.raises(ValueError, match="Received"):
         compressors.METHODS[name](**settings)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("name", "two words"),
+        ("kind", "magic"),
+        ("reference", None),
+        ("aggregation", "mean"),
+        ("error_feedback", True),
+    ],
+)
+def test_wrong_facts(fact, value):
+    broken = type("Broken", (TwoRounds,), {fact: value})
+    with pytest.raises(ValueError, match=f"`{fact}` of a compressor must be .*Broken"):
+        tf_dgc.CompressedOptimizer(O.SGD(0.1), broken())
+
+
+def not_a_generator(values):
+    return Result(values, values)
+
+
+def asks_for_something_else(values):
+    yield values
+
+
+def gathers_floats(values):
+    yield Gather(tf.reshape(values, [-1]))
+
+
+def returns_a_tensor(values):
+    return (yield Sum(values))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "message"),
+    [
+        (not_a_generator, "must be a generator"),
+        (asks_for_something_else, "must yield `Sum` of a float"),
+        (gathers_floats, "`Gather` of an int32"),
+        (returns_a_tensor, r"must end with `return Result\(...\)`"),
+    ],
+)
+def test_wrong_exchanges(exchange, message):
+    class Broken(TwoRounds):
+        def exchange(self, values, state, draw):
+            return exchange(values)
+
+    with pytest.raises(ValueError, match=f"Broken.* {message}"):
+        Simulation(Broken(), [(2, 3)], 1).step([[np.zeros((2, 3))]])
+
+
+def test_state_per_worker_that_is_not_zero_at_first():
+    class Broken(TwoRounds):
+        def state(self, shape):
+            return {"memory": compressors.StateSpec(shape, initial=lambda rng: 1.0)}
+
+    optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), Broken(), min_compress_size=0)
+    with pytest.raises(ValueError, match=r"zero at first.*Received: memory"):
+        optimizer.build([keras.Variable(np.zeros((2, 3)))])
 
 
 class LongerThanStated(compressors.OneRound):

@@ -5,6 +5,7 @@ vector per dtype, all that are to be gathered into one buffer: so a round costs 
 collectives as there are kinds of requests, whatever the number of tensors.
 """
 
+import inspect
 import itertools
 import math
 from collections.abc import Generator, Sequence
@@ -17,6 +18,7 @@ from tf_dgc.compressors.base import (
     Compressor,
     Draw,
     Exchange,
+    Gather,
     Request,
     Result,
     Sum,
@@ -104,6 +106,12 @@ def start(
             stated, method = t.size * t.dtype.size, "exempt"
         else:
             exchange = compressor.exchange(shaped, state, draw)
+            if not inspect.isgenerator(exchange):
+                raise ValueError(
+                    f"`{type(compressor).__name__}.exchange` must be a generator: it "
+                    "asks with `yield Sum(...)` or `yield Gather(...)`. "
+                    f"Received: {exchange!r}"
+                )
             stated, method = compressor.bytes(t.shape, t.dtype), compressor.name
         label = f"{compressor!r} on {t.label}"
         agreed = f"{t.size}:{t.dtype.name}:{method}"
@@ -164,7 +172,31 @@ def _advance(
             requests[i] = part.exchange.send(replies.get(i))
         except StopIteration as end:
             results[i] = end.value
+            _check_result(part, end.value)
+        else:
+            _check_request(part, requests[i])
     return requests
+
+
+def _check_request(part: Part, request: Request) -> None:
+    if isinstance(request, Sum):
+        right = request.values.dtype.is_floating
+    elif isinstance(request, Gather):
+        right = request.words.dtype == tf.int32 and request.words.shape.rank == 1
+    else:
+        right = False
+    if not right:
+        raise ValueError(
+            f"{part.label} must yield `Sum` of a float tensor or `Gather` of an int32 "
+            f"vector. Received: {request!r}"
+        )
+
+
+def _check_result(part: Part, result: Result) -> None:
+    if not isinstance(result, Result):
+        raise ValueError(
+            f"{part.label} must end with `return Result(...)`. Received: {result!r}"
+        )
 
 
 def _pack(

@@ -115,6 +115,12 @@ def make_state(specs: dict[str, StateSpec], dtype: str, name: str, seed: int) ->
     state: State = {}
     for key, spec in specs.items():
         path = f"{name}_{key}"
+        if spec.per_worker and spec.initial is not None:
+            raise ValueError(
+                "State that differs between workers is zero at first, as it is saved "
+                "as the sum over workers. Pass `per_worker=False`, or no `initial`. "
+                f"Received: {key}={spec}"
+            )
         if spec.per_worker:
             state[key] = PerWorkerVariable(spec.shape, dtype, path)
         else:

@@ -74,9 +74,9 @@ def check_inner(inner: Any) -> None:
         )
     if inner.gradient_accumulation_steps:
         raise ValueError(
-            "`gradient_accumulation_steps` is not supported: `DGCOptimizer` exchanges "
-            "at every step and accumulates what it does not send. Use a larger batch "
-            "or a higher `sparsity` instead. Received: "
+            "`gradient_accumulation_steps` is not supported: there is an exchange at "
+            "every step, and what is not sent is accumulated. Use a larger batch or "
+            "stronger compression instead. Received: "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
         )
     momentum = getattr(inner, "momentum", 0.0)

@@ -62,7 +62,7 @@ def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
             f"`{what}` was called under {current!r}, but this optimizer was created "
             f"under {strategy!r}. Create it, build it and use it within the scope of "
             "the same strategy as the model: "
-            "`with strategy.scope(): model.compile(optimizer=DGCOptimizer(...))`."
+            "`with strategy.scope(): model.compile(optimizer=...)`."
         )
 
 

@@ -79,8 +79,8 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             raise ValueError(
                 f"The saved {type(self).__name__} has {len(store.keys())} variables, "
                 f"this one has {len(own)}. Load with the settings it was saved with: "
-                "sparsity above 0, momentum correction and the inner optimizer's "
-                "momentum decide which variables there are."
+                "compressor, error feedback, sparsity above 0, momentum correction, "
+                "and the inner optimizer's momentum decide which variables there are."
             )
         for i, variable in enumerate(own):
             variable.assign(store[str(i)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tf_dgc.compressors import base
 from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
@@ -59,9 +60,31 @@ def get(identifier: Any) -> Compressor:
     if isinstance(identifier, str) and identifier in METHODS:
         return METHODS[identifier]()
     if isinstance(identifier, Compressor):
+        _check_facts(identifier)
         return identifier
     raise ValueError(
         "`compressor` must be a `tf_dgc.compressors.Compressor` or the name of a "
         f"method: {', '.join(sorted(METHODS))}. "
         f"Received: compressor={identifier!r} (of type {type(identifier)})"
     )
+
+
+def _check_facts(compressor: Compressor) -> None:
+    """Raise `ValueError` unless a method says of itself what it has to."""
+    allowed: dict[str, tuple[str, ...] | None] = {
+        "name": None,
+        "reference": None,
+        "kind": base.KINDS,
+        "aggregation": base.AGGREGATIONS,
+        "error_feedback": base.FEEDBACK_RULES,
+    }
+    for fact, values in allowed.items():
+        value = getattr(compressor, fact, None)
+        named = isinstance(value, str) and (fact != "name" or value.isidentifier())
+        if not named or (values is not None and value not in values):
+            what = f"one of {', '.join(values)}" if values else "a text"
+            raise ValueError(
+                f"The class attribute `{fact}` of a compressor must be {what} (see "
+                "`tf_dgc.compressors.Compressor`). "
+                f"Received: {type(compressor).__name__}.{fact} = {value!r}"
+            )

@@ -12,7 +12,7 @@ A method of one round, whose payloads are gathered and summed, is a `OneRound`
 
 import abc
 from collections.abc import Callable, Generator
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -118,6 +118,18 @@ def _fold(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(seed, data)
 
 
+KINDS = (
+    "sparsification",
+    "quantization",
+    "difference",
+    "low rank",
+    "learned",
+    "control",
+)
+AGGREGATIONS = ("gather", "sum", "vote")
+FEEDBACK_RULES = ("required", "default", "optional", "forbidden")
+
+
 class Compressor(abc.ABC):
     """A compression method.
 
@@ -125,8 +137,8 @@ class Compressor(abc.ABC):
     and is made loadable with `keras.saving.register_keras_serializable`.
 
     Attributes:
-        name: by which `tf_dgc.compressors.get` finds it.
-        kind: of method.
+        name: by which `tf_dgc.compressors.get` finds it; letters, digits and "_".
+        kind: of method, one of `KINDS`.
         reference: the paper: authors, venue and year.
         aggregation: how payloads of the first round meet: "gather" (and decoded and
             summed by everyone), "sum" (by an all-reduce on the way) or "vote"
@@ -144,24 +156,15 @@ class Compressor(abc.ABC):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[
-        Literal[
-            "sparsification",
-            "quantization",
-            "difference",
-            "low rank",
-            "learned",
-            "control",
-        ]
-    ]
+    kind: ClassVar[str]
     reference: ClassVar[str]
-    aggregation: ClassVar[Literal["gather", "sum", "vote"]] = "gather"
+    aggregation: ClassVar[str] = "gather"
     additive: ClassVar[bool] = True
     conserves: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     unbiased: bool = False
-    error_feedback: Literal["required", "default", "optional", "forbidden"] = "default"
+    error_feedback: str = "default"
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return what is to be remembered between steps of a tensor of this shape."""
