@@ -24,7 +24,7 @@ VARIANTS = {
             "min_values": 60,
         }
     ],
-    "power_sgd": [{"rank": 1}],
+    "power_sgd": [{"rank": 1, "warm_start": False}],
     "qsgd": [{"levels": 1, "bucket": 7}, {"levels": 127}],
     "random_k": [{"sparsity": 0.5}, {"sparsity": 0.75, "unbiased": True}],
     "top_k": [{"sparsity": 0.9, "value_dtype": t} for t in ("bfloat16", "sign")],
