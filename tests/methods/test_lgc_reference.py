@@ -143,6 +143,7 @@ def make(compiled=False, **settings):
         "learning_steps": 3,
         "channels": 4,
         "min_values": 16,
+        "keep_loss": False,
     }
     return Simulation(
         LGC(**{**defaults, **settings}), [(12, 15)], 3, "float64", compiled=compiled
@@ -223,6 +224,48 @@ def test_values_far_above_the_leader_are_cut_off_and_kept():
             )
 
 
+def common_rows(rng):
+    """Return gradients of three workers that differ little; rows nearly constant."""
+    common = np.repeat(rng.normal(size=(12, 1)), 15, axis=1)
+    return common + 0.1 * rng.normal(size=(3, 12, 15))
+
+
+@pytest.mark.parametrize(("learning_steps", "learned"), [(1, False), (80, True)])
+def test_what_coding_loses_is_kept(learning_steps, learned):
+    """Once coding is better than nothing; else all that was coded is cleared."""
+    rng = np.random.default_rng(0)
+    simulation = make(
+        True,
+        dense_steps=0,
+        learning_steps=learning_steps,
+        learning_rate=0.01,
+        keep_loss=True,
+    )
+    for step in range(learning_steps + 3):
+        gradients = common_rows(rng)
+        corrected = [
+            g + r[0] for g, r in zip(gradients, simulation.residual, strict=True)
+        ]
+        simulation.step([[g] for g in gradients])
+        if step < learning_steps:
+            if not learned:  # an autoencoder that makes everything worse
+                for state in simulation.state:
+                    state[0]["weights"] = 3 * state[0]["weights"]
+            continue
+        reference = Reference(simulation.state[0][0]["weights"], 4)
+        at = np.flatnonzero(simulation.sent[0][0])
+        leader = leader_of(corrected, at)
+        scale = np.abs(corrected[leader].ravel()[at]).max()
+        for worker in range(3):
+            unit = corrected[worker].ravel()[at] / scale
+            found = reference.decode(reference.encode(unit), 36)
+            better = np.linalg.norm(unit - found) < np.linalg.norm(unit)
+            assert better == learned
+            sent = simulation.sent[worker][0].ravel()[at]
+            expected = scale * (found if better else unit)
+            np.testing.assert_allclose(sent, expected, rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
 def test_coded_edge_inputs(scale):
     method = LGC(0.5, 0, 1, 2, min_values=5)
@@ -247,8 +290,7 @@ def test_learns():
     )
     errors = []
     for step in range(220):
-        common = np.repeat(rng.normal(size=(12, 1)), 15, axis=1)
-        gradients = common + 0.1 * rng.normal(size=(3, 12, 15))
+        gradients = common_rows(rng)
         simulation.residual = [[np.zeros((12, 15))] for _ in range(3)]
         (total,) = simulation.step([[g] for g in gradients])
         if step >= 200:
