@@ -46,7 +46,7 @@ class LGC(Compressor):
     c, 2c, 4c, c, 4; D mirrors it (c/2, c, 2c, c/2 and 1 channels, strides of 1/2).
     16 values make a code of 4 numbers. Between layers is leaky ReLU. With c = 64, as
     in the paper, there are 216,677 weights, and as many of each of Adam's two moments;
-    with c = 8 there are 3,569, which learn more slowly: raise the `learning_rate`.
+    with c = 8 there are 3,569, which learn less.
 
     On the wire: k positions by Elias-Fano, about `2 + log2(n / k)` bits each, and the
     scale, in every step but dense ones; then all entries, or k values, or
@@ -58,12 +58,11 @@ class LGC(Compressor):
     - The interface has one tensor at a time, so there is one autoencoder per tensor,
       not one of all tensors concatenated. A tensor of which fewer than `min_values` are
       sent has none, and stays in the second phase.
-    - All workers train the autoencoder, on the same values; in the paper one does, and
-      its weights are distributed.
+    - All workers train the autoencoder, on the same values, so its weights are never
+      sent.
     - Values are divided by the leader's largest, which is sent along, and cut off at 8
       times that, so that a code means the same from all workers, whatever the scale.
     - There is no broadcast: everyone hands over positions, and the leader's are used.
-
     - Only the sum can be decoded, so no worker knows exactly what of its own arrived.
       With `keep_loss`, it assumes `D(E(x_m))` did, and the rest stays in its residual
       (or nothing, if that is further from x_m than 0 is). Without, what was coded is
