@@ -53,7 +53,8 @@ class LAQ(Compressor):
 
     Args:
         bits: b, per entry, 1 to 16.
-        xi: sum of the weights xi_d; 0 skips only what quantization would drown.
+        xi: sum of the weights xi_d; 0 skips only what quantization would drown. Well
+            above 1 so much is skipped that training can diverge.
         memory: D, how many estimates the threshold is made of.
         patience: the most steps in a row that may be skipped, t_bar.
     """
