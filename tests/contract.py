@@ -13,13 +13,24 @@ from tf_dgc.compressors.simulate import Simulation
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {
     "adacomp": [{"bin_size": 7, "per_bin": 1.5}],
+    "atomo": [{"budget": 1}],
     "count_sketch": [
         {"sparsity": 0.9, "rows": 1, "columns": 0.1},
         {"sparsity": 0.9, "rows": 3, "second_round": False, "momentum": 0.9},
     ],
     "diana": [{"levels": 1, "alpha": 0.5}],
+    "laq": [{"bits": 8, "xi": 100.0, "memory": 2, "patience": 2}],
+    "lgc": [
+        {
+            "sparsity": 0.5,
+            "dense_steps": 0,
+            "learning_steps": 1,
+            "channels": 2,
+            "min_values": 60,
+        }
+    ],
     "one_bit": [{"per_column": False}],
-    "power_sgd": [{"rank": 1}],
+    "power_sgd": [{"rank": 1, "warm_start": False}],
     "qsgd": [
         {"levels": 1, "bucket": 7},
         {"levels": 127},

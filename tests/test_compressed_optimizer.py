@@ -246,7 +246,7 @@ def test_an_overflowing_residual_is_left_out():
 
 @pytest.mark.parametrize("identifier", ["topk", None, 3, compressors.TopK])
 def test_what_is_no_compressor(identifier):
-    with pytest.raises(ValueError, match=r"the name of a method: bfloat16, .*Received"):
+    with pytest.raises(ValueError, match=r"the name of a method: \w+, .*Received"):
         tf_dgc.CompressedOptimizer(O.SGD(0.1), identifier)
 
 

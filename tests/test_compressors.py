@@ -85,8 +85,9 @@ def test_what_arrives_is_what_was_sent(compressor, dtype):
 
 def test_error_feedback_conserves(compressor):
     """All that arrived, and all that is kept, is all there ever was."""
-    if not (keeps_what_is_not_sent(compressor) and compressor.additive):
-        pytest.skip("no error feedback, or not of the sum")
+    claims = compressor.additive and compressor.conserves
+    if not (keeps_what_is_not_sent(compressor) and claims):
+        pytest.skip("no claim")
     simulation = simulate(compressor, num_workers=3)
     arrived = given = tolerance = 0
     for step in range(6):

@@ -23,6 +23,7 @@ from tf_dgc import callbacks, compressors, schedules  # noqa: E402
 from tf_dgc.dgc import DGCOptimizer  # noqa: E402
 from tf_dgc.distribute import CompressedCrossDeviceOps, prepare  # noqa: E402
 from tf_dgc.monitor import CompressionStats  # noqa: E402
+from tf_dgc.novograd import NovoGrad  # noqa: E402
 from tf_dgc.optimizer import CompressedOptimizer  # noqa: E402
 
 __version__ = _versions.tf_dgc_version()
@@ -32,6 +33,7 @@ __all__ = [
     "CompressedOptimizer",
     "CompressionStats",
     "DGCOptimizer",
+    "NovoGrad",
     "callbacks",
     "compressors",
     "prepare",

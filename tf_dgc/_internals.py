@@ -236,6 +236,11 @@ def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     return optimizer._get_variable_index(variable)
 
 
+def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether `exclude_from_weight_decay` leaves the variable in."""
+    return optimizer._use_weight_decay(variable)
+
+
 def overwrites_with_gradient(variable: Any) -> bool:
     """Whether Keras overwrites the variable by its gradient (float8 scales)."""
     return getattr(variable, "overwrite_with_gradient", False)

@@ -42,3 +42,36 @@ def test_default_alpha():
     alpha = 1 / (1 + np.sqrt(40) / 2)
     shift, sent = simulation.state[0][0]["shift"], simulation.sent[0][0]
     assert shift == pytest.approx(alpha * sent)
+
+
+def test_with_one_level_it_quantizes_as_the_paper():
+    """Of a block with norm |d|, entry i is `|d| sign(d_i)` with odds `|d_i| / |d|`."""
+    gradient = np.array([3.0, -4.0, 0.0, 12.0])
+    shapes = [(4,)] * 400
+    simulation = Simulation(DIANA(levels=1, alpha=0.5), shapes, 1, "float64")
+    simulation.step([[gradient] * 400])
+    sent = np.stack(simulation.sent[0])
+    assert set(np.unique(sent)) == {-13.0, 0.0, 13.0}
+    assert np.all(sent * gradient >= 0)
+    odds = np.abs(gradient) / 13
+    limit = 5 * np.sqrt(odds * (1 - odds) / 400)  # 5 deviations
+    assert np.all(np.abs(np.mean(sent != 0, axis=0) - odds) <= limit)
+
+
+@pytest.mark.parametrize("levels", [1, 7])
+def test_alpha_is_what_theory_allows(levels):
+    """At most `1 / (1 + omega)`; the paper's, of one level, is `1 / sqrt(d)`."""
+    method = DIANA(levels=levels, bucket=64)
+    simulation = Simulation(method, [(8, 8)], 1, "float64")
+    simulation.step([[np.ones((8, 8))]])
+    shift, sent = simulation.state[0][0]["shift"], simulation.sent[0][0]
+    alpha = shift[sent != 0] / sent[sent != 0]
+    np.testing.assert_allclose(alpha, 1 / (1 + method.quantizer.error_bound(64)))
+    if levels == 1:
+        assert np.all(alpha <= 1 / np.sqrt(64))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.5, -1])
+def test_bad_alpha(alpha):
+    with pytest.raises(ValueError, match="`alpha` must be"):
+        DIANA(alpha=alpha)

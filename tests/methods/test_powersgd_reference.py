@@ -2,19 +2,25 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tf_dgc.compressors import PowerSGD
+from tf_dgc.compressors import Draw, PowerSGD
 from tf_dgc.compressors.simulate import Simulation
 
 
+@pytest.mark.parametrize("warm_start", [True, False])
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_equals_algorithm_1(rank):
+def test_equals_algorithm_1(rank, warm_start):
     rng = np.random.default_rng(0)
     shape, matrix = (3, 4, 15), (12, 15)
-    simulation = Simulation(PowerSGD(rank), [shape], 3, "float64")
-    q = simulation.state[0][0]["q"]
+    simulation = Simulation(PowerSGD(rank, warm_start), [shape], 3, "float64", seed=5)
+    assert list(simulation.state[0][0]) == (["q"] if warm_start else [])
+    q = simulation.state[0][0].get("q")
     residual = np.zeros((3, *matrix))
-    for _ in range(4):
+    for step in range(4):
+        if not warm_start:
+            seed = Draw(5, tf.constant(step), 0, 0).shared()
+            q = tf.random.stateless_normal([15, rank], seed, dtype="float64").numpy()
         gradients = rng.normal(size=(3, *shape))
         (total,) = simulation.step([[g] for g in gradients])
         residual += gradients.reshape(3, *matrix)
@@ -41,6 +47,33 @@ def test_warm_start_finds_the_largest_singular_values():
         (total,) = simulation.step([[matrix]])
     u, s, v = np.linalg.svd(matrix)
     np.testing.assert_allclose(total, u[:, :3] * s[:3] @ v[:3], atol=1e-3)
+
+
+def test_without_warm_start_it_stays_as_bad():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(20, 30))
+    errors = {}
+    for warm_start in (True, False):
+        method = PowerSGD(3, warm_start)
+        simulation = Simulation(method, [(20, 30)], 1, "float64", False)
+        totals = [simulation.step([[matrix]])[0] for _ in range(30)]
+        errors[warm_start] = [np.linalg.norm(t - matrix) for t in totals]
+    best = np.linalg.norm(np.linalg.svd(matrix)[1][3:])
+    assert errors[True][-1] < 1.01 * best
+    assert min(errors[False]) > 1.03 * best
+
+
+def test_what_each_worker_sent_is_its_projection():
+    """Together with the residual it is all there was, and they are orthogonal."""
+    rng = np.random.default_rng(0)
+    simulation = Simulation(PowerSGD(2), [(12, 15)], 2, "float64")
+    gradients = rng.normal(size=(2, 12, 15))
+    (total,) = simulation.step([[g] for g in gradients])
+    basis = np.linalg.svd(total)[0][:, :2]
+    for worker, gradient in enumerate(gradients):
+        sent, kept = simulation.sent[worker][0], simulation.residual[worker][0]
+        np.testing.assert_allclose(sent, basis @ (basis.T @ gradient), atol=1e-10)
+        np.testing.assert_allclose(np.sum(sent * kept), 0, atol=1e-10)
 
 
 def test_leaves_zero_again():

@@ -10,6 +10,7 @@ import keras
 
 from tf_dgc.compressors import base
 from tf_dgc.compressors.adacomp import AdaComp as AdaComp
+from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
 from tf_dgc.compressors.base import Exchange as Exchange
@@ -23,6 +24,8 @@ from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.ecq import ECQ as ECQ
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
 from tf_dgc.compressors.float16 import Float16 as Float16
+from tf_dgc.compressors.laq import LAQ as LAQ
+from tf_dgc.compressors.lgc import LGC as LGC
 from tf_dgc.compressors.natural import Natural as Natural
 from tf_dgc.compressors.none import NoCompression as NoCompression
 from tf_dgc.compressors.one_round import OneRound as OneRound

@@ -154,6 +154,8 @@ class Compressor(abc.ABC):
             "default" (unless switched off), "optional" (if switched on) or "forbidden".
         additive: whether `Result.sum` is the sum of what the workers sent; not so for
             votes, and where only the sum can be decoded.
+        conserves: whether, with error feedback, what has arrived and what is kept back
+            add up to all there was; not so where decoding loses what no one can know.
         lossless: whether everything is sent exactly.
         rounding: unit roundoff of sums that are formed in a narrow type on the way; 0
             if they are formed in the type of the values.
@@ -166,6 +168,7 @@ class Compressor(abc.ABC):
     kind: ClassVar[str]
     reference: ClassVar[str]
     aggregation: ClassVar[str] = "gather"
+    conserves: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     reads_residual: ClassVar[bool] = False

@@ -1,6 +1,5 @@
 """PowerSGD: one step of a power iteration, in two rounds of all-reduce."""
 
-import math
 from typing import Any
 
 import keras
@@ -14,6 +13,7 @@ from tf_dgc.compressors.base import (
     StateSpec,
     Sum,
 )
+from tf_dgc.compressors.low_rank import as_matrix
 from tf_dgc.compressors.one_round import send_whole
 
 
@@ -33,6 +33,8 @@ class PowerSGD(Compressor):
 
     Args:
         rank: columns of the factors; 1 to 4 in the paper.
+        warm_start: start from the Q of the last step; else from one drawn at random,
+            the same on all workers, which takes no state and approximates less well.
     """
 
     name = "power_sgd"
@@ -40,42 +42,44 @@ class PowerSGD(Compressor):
     reference = "Vogels et al., PowerSGD, NeurIPS 2019"
     aggregation = "sum"
 
-    def __init__(self, rank: int = 4):
+    def __init__(self, rank: int = 4, warm_start: bool = True):
         if isinstance(rank, bool) or int(rank) != rank or rank < 1:
             raise ValueError(
                 f"`rank` must be a whole number, 1 or more. Received: rank={rank!r}"
             )
         self.rank = int(rank)
+        self.warm_start = bool(warm_start)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
-        """Return Q, `[columns, rank]`, normal at first; none for what is sent whole."""
-        rows, columns = _matrix(shape)
-        if self._sends_whole(rows, columns):
+        """Return Q, `[columns, rank]`, normal at first, unless it is not needed."""
+        rows, columns = as_matrix(shape)
+        if self._sends_whole(rows, columns) or not self.warm_start:
             return {}
         factor = (columns, self.rank)
         return {"q": StateSpec(factor, False, lambda rng: rng.normal(size=factor))}
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of both factors, or of the tensor if that is less."""
-        rows, columns = _matrix(shape)
+        rows, columns = as_matrix(shape)
         return dtype.size * min(rows * columns, self.rank * (rows + columns))
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
     ) -> Exchange:
         """Do one step of the power iteration."""
-        del draw
-        if not state:
+        rows, columns = as_matrix(tuple(values.shape))
+        if self._sends_whole(rows, columns):
             return (yield from send_whole(values, self.aggregation))
-        matrix = tf.reshape(values, _matrix(tuple(values.shape)))
-        p_sum = yield Sum(tf.linalg.matmul(matrix, state["q"]))
+        matrix = tf.reshape(values, [rows, columns])
+        start = state["q"] if self.warm_start else self._drawn(columns, values, draw)
+        p_sum = yield Sum(tf.linalg.matmul(matrix, start))
         basis = _orthonormal(p_sum)
         q = tf.linalg.matmul(matrix, basis, transpose_a=True)
         q_sum = yield Sum(q)
         return Result(
             tf.linalg.matmul(basis, q_sum, transpose_b=True),
             tf.linalg.matmul(basis, q, transpose_b=True),
-            {"q": _scaled(q_sum)},
+            {"q": _scaled(q_sum)} if self.warm_start else None,
         )
 
     def error_bound(self, size: int) -> float:
@@ -85,16 +89,14 @@ class PowerSGD(Compressor):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"rank": self.rank}
+        return {"rank": self.rank, "warm_start": self.warm_start}
+
+    def _drawn(self, columns: int, like: tf.Tensor, draw: Draw) -> tf.Tensor:
+        shape = [columns, self.rank]
+        return tf.random.stateless_normal(shape, draw.shared(), dtype=like.dtype)
 
     def _sends_whole(self, rows: int, columns: int) -> bool:
         return self.rank * (rows + columns) >= rows * columns
-
-
-def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    if not shape:
-        return 1, 1
-    return math.prod(shape[:-1]), shape[-1]
 
 
 def _orthonormal(p: tf.Tensor) -> tf.Tensor:

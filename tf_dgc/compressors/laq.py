@@ -1,0 +1,192 @@
+"""LAQ: send a quantized difference, and only if it is large enough."""
+
+from collections.abc import Generator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc.compressors import quantize
+from tf_dgc.compressors.base import (
+    Compressor,
+    Draw,
+    Exchange,
+    Gather,
+    Request,
+    Result,
+    StateSpec,
+)
+from tf_dgc.compressors.one_round import from_words, to_words
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class LAQ(Compressor):
+    """Lazily aggregated quantized gradients: workers with little news send nothing.
+
+    Sun et al. Each worker m remembers what it uploaded last, q_m, and all
+    know the sum of these, which is the estimate of the gradient. In every step:
+
+    - *Quantize* (section 2.1): with `R = |g - q_m|_inf` and `tau = 1 / (2^bits - 1)`,
+      the innovation is `delta_m = 2 tau R floor((g - q_m + R) / (2 tau R) + 1/2) - R`,
+      entry by entry; of `e_m = g - q_m - delta_m` none is above `tau R`.
+    - *Skip* (equation 7, section 2.2) if `|delta_m|^2` is at most
+      `sum over d of xi_d |theta_k+1-d - theta_k-d|^2 / (alpha N)^2
+      + 3 (|e_m|^2 + |e_m at the last upload|^2)`, and fewer than `patience` steps were
+      skipped since the last upload. In the first step all upload.
+    - Else `q_m += delta_m`, and the sum gets delta_m too.
+
+    The method sees no weights and no learning rate alpha. It needs neither: weights of
+    the paper's gradient descent move by `alpha * estimate`, so alpha cancels, and the
+    threshold is `sum over d of xi_d |estimate_k-d|^2 / N^2`, of estimates that all
+    know. With another inner optimizer, or a learning rate that changes, that is the
+    rule; it no longer equals the paper's. The rule is applied to each tensor by itself,
+    the paper's to all weights as one vector. `xi_d = xi / memory` for all d.
+
+    Two rounds. First each worker says how much it has to tell: one word, the root of
+    `|delta_m|^2 - 3 (...)`, infinite if it must upload. Everyone compares all of
+    them with the threshold. Then, if any worker uploads, all hand over R and `bits` per
+    entry (zeros, if they skip: a collective takes as much from everyone); if all skip,
+    nothing. A skipped step costs 4 bytes per tensor, any other
+    `4 + 4 ceil(bits n / 32)` (to whole words) more. The gradient is not kept back: what
+    is not sent now is part of the next difference, so there is no error feedback.
+
+    Args:
+        bits: b, per entry, 1 to 16.
+        xi: sum of the weights xi_d; 0 skips only what quantization would drown. Well
+            above 1 so much is skipped that training can diverge.
+        memory: D, how many estimates the threshold is made of.
+        patience: the most steps in a row that may be skipped, t_bar.
+    """
+
+    name = "laq"
+    kind = "difference"
+    reference = "Sun et al., LAQ, NeurIPS 2019"
+    error_feedback = "forbidden"
+
+    def __init__(
+        self, bits: int = 4, xi: float = 0.8, memory: int = 10, patience: int = 100
+    ):
+        for what, value in (("bits", bits), ("memory", memory), ("patience", patience)):
+            least = 0 if what == "patience" else 1
+            if isinstance(value, bool) or int(value) != value or value < least:
+                raise ValueError(
+                    f"`{what}` must be a whole number, {least} or more. "
+                    f"Received: {what}={value!r}"
+                )
+        if bits > 16:
+            raise ValueError(f"`bits` must be at most 16. Received: bits={bits!r}")
+        if not 0 <= xi < float("inf"):
+            raise ValueError(f"`xi` must be a number, 0 or more. Received: xi={xi!r}")
+        self.bits = int(bits)
+        self.xi = float(xi)
+        self.memory = int(memory)
+        self.patience = int(patience)
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return what is uploaded, its sum and past lengths, and what the rule needs.
+
+        `error` is the length of e_m at the last upload, `may_skip` the number of steps.
+        """
+        return {
+            "uploaded": StateSpec(shape),
+            "uploaded_sum": StateSpec(shape, per_worker=False),
+            "lengths": StateSpec((self.memory,), per_worker=False),
+            "error": StateSpec(()),
+            "may_skip": StateSpec(()),
+        }
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> None:
+        """Return None: it depends on who skips."""
+        del shape, dtype
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Quantize the difference, agree on who uploads, and gather what they do."""
+        del draw
+        uploaded = state["uploaded"]
+        words = self._encode(tf.reshape(values - uploaded, [-1]))
+        delta = self._decode(words, values)
+        error = _length(values - uploaded - delta)
+        excess = _excess(_length(delta), error, state["error"])
+        forced = state["may_skip"] < 0.5  # a mean, after a restart with other workers
+        news = tf.where(forced, tf.constant(np.inf, tf.float32), excess)
+        mine, anyone = yield from self._decide(news, state["lengths"])
+        sent = words * tf.cast(mine, tf.int32)
+        gathered = yield Gather(sent[: tf.where(anyone, tf.size(words), 0)])
+        total = state["uploaded_sum"] + self._sum(gathered, tf.size(words), values)
+        moved = tf.where(mine, uploaded + delta, uploaded)
+        left = tf.maximum(state["may_skip"] - 1, 0)
+        changes = {
+            "uploaded": moved,
+            "uploaded_sum": total,
+            "lengths": tf.concat([_length(total)[None], state["lengths"][:-1]], 0),
+            "error": tf.where(mine, error, state["error"]),
+            "may_skip": tf.where(mine, tf.cast(self.patience, left.dtype), left),
+        }
+        entries = tf.cast(mine, tf.int32) * tf.size(values)
+        return Result(total, moved, changes, entries)
+
+    def _decide(
+        self, news: tf.Tensor, lengths: tf.Tensor
+    ) -> Generator[Request, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+        """Return whether this worker uploads, and whether any does."""
+        gathered = yield Gather(to_words(news[tf.newaxis]))
+        everyone = from_words(gathered, tf.float32, [-1])
+        largest = tf.reduce_max(lengths)
+        shares = tf.math.divide_no_nan(lengths, largest)
+        mean = tf.sqrt(self.xi * tf.reduce_mean(tf.square(shares)))
+        limit = mean / gathered.shape[0] * largest
+        limit = tf.cast(tf.minimum(limit, tf.float32.max), tf.float32)
+        return news > limit, tf.reduce_any(everyone > limit)
+
+    def _encode(self, difference: tf.Tensor) -> tf.Tensor:
+        """Return R, then codes."""
+        radius = tf.reduce_max(tf.abs(difference))
+        unit = tf.math.divide_no_nan(difference, radius)
+        top = 2**self.bits - 1
+        codes = tf.cast(tf.floor((unit + 1) * (top / 2) + 0.5), tf.int32)
+        packed = quantize.pack(tf.clip_by_value(codes, 0, top), self.bits)
+        return tf.concat([to_words(radius[tf.newaxis]), packed], axis=0)
+
+    def _decode(self, words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+        """Return delta, of the shape and dtype of `like`; zeros for zeros."""
+        split = like.dtype.size // 4
+        radius = from_words(words[:split], like.dtype, [])
+        codes = quantize.unpack(words[split:], self.bits, like.shape.num_elements())
+        unit = tf.cast(codes, like.dtype) * (2 / (2**self.bits - 1)) - 1
+        return radius * tf.reshape(unit, like.shape)
+
+    def _sum(self, gathered: tf.Tensor, size: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+        """Return the sum of deltas; of no words at all, too."""
+        missing = size - tf.shape(gathered)[1]
+        return tf.foldl(
+            lambda total, words: total + self._decode(words, like),
+            tf.pad(gathered, [[0, 0], [0, missing]]),
+            tf.zeros_like(like),
+            parallel_iterations=1,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "bits": self.bits,
+            "xi": self.xi,
+            "memory": self.memory,
+            "patience": self.patience,
+        }
+
+
+def _length(values: tf.Tensor) -> tf.Tensor:
+    """Return the norm, of what is scaled to 1 first: squares of large ones overflow."""
+    largest = tf.reduce_max(tf.abs(values))
+    return largest * tf.norm(tf.math.divide_no_nan(values, largest))
+
+
+def _excess(delta: tf.Tensor, error: tf.Tensor, last_error: tf.Tensor) -> tf.Tensor:
+    """Return the root of `delta^2 - 3 (error^2 + last_error^2)`, or 0; in float32."""
+    of_error, of_last = (tf.math.divide_no_nan(e, delta) for e in (error, last_error))
+    share = 1 - 3 * (of_error**2 + of_last**2)
+    excess = delta * tf.sqrt(tf.maximum(share, 0))
+    return tf.cast(tf.minimum(excess, tf.float32.max), tf.float32)

@@ -1,0 +1,286 @@
+"""LGC: values that an autoencoder has compressed, learned from earlier gradients."""
+
+import math
+from collections.abc import Generator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import elias_fano, schedules
+from tf_dgc.checks import gate
+from tf_dgc.compressors import autoencoder
+from tf_dgc.compressors.autoencoder import Adam
+from tf_dgc.compressors.base import (
+    Compressor,
+    Draw,
+    Exchange,
+    Gather,
+    Request,
+    Result,
+    StateSpec,
+    Sum,
+)
+from tf_dgc.compressors.one_round import from_words, to_words
+from tf_dgc.compressors.topk import num_sent, top_k
+
+_DENSE, _LEARNING, _CODED = 0, 1, 2
+_WIDEST = 8.0  # times the leader's largest entry
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class LGC(Compressor):
+    """Learned gradient compression, the variant for all-reduce.
+
+    Abrahamyan et al., section on ring-allreduce (LGC_RAR). In every step one worker,
+    drawn anew, is the leader, and everyone sends values at the positions of the
+    leader's k largest entries. Three phases, by the number of the step:
+
+    1. *Dense*, for `dense_steps`: all entries are summed.
+    2. *Learning*, for `learning_steps`: the k values are exchanged as they are. Every
+       worker has those of all, and takes the same step of Adam to bring
+       `D(mean of E(x_m))` nearer to the mean of the x_m.
+    3. *Coded*: codes `E(x_m)` are summed by all-reduce; `N D(sum / N)` arrives.
+
+    E has five convolutions of widths 3, 3, 3, 3, 1, strides 2, 2, 2, 2, 1 and channels
+    c, 2c, 4c, c, 4; D mirrors it (c/2, c, 2c, c/2 and 1 channels, strides of 1/2).
+    16 values make a code of 4 numbers. Between layers is leaky ReLU. With c = 64, as
+    in the paper, there are 216,677 weights, and as many of each of Adam's two moments;
+    with c = 8 there are 3,569, which learn less.
+
+    On the wire: k positions by Elias-Fano, about `2 + log2(n / k)` bits each, and the
+    scale, in every step but dense ones; then all entries, or k values, or
+    `4 ceil(k / 16)` numbers: 2.5 bytes per entry sent at 99.9 % in the coded phase.
+    Three rounds, some of them empty.
+
+    Where this is not the paper:
+
+    - The interface has one tensor at a time, so there is one autoencoder per tensor,
+      not one of all tensors concatenated. A tensor of which fewer than `min_values` are
+      sent has none, and stays in the second phase.
+    - All workers train the autoencoder, on the same values, so its weights are never
+      sent.
+    - Values are divided by the leader's largest, which is sent along, and cut off at 8
+      times that, so that a code means the same from all workers, whatever the scale.
+    - There is no broadcast: everyone hands over positions, and the leader's are used.
+    - Only the sum can be decoded, so no worker knows exactly what of its own arrived.
+      With `keep_loss`, it assumes `D(E(x_m))` did, and the rest stays in its residual
+      (or nothing, if that is further from x_m than 0 is). Without, what was coded is
+      cleared from the residual, and what the autoencoder loses is lost for good. In
+      our trials the loss fell as in dense training with it, and stayed behind without.
+
+    The variant for parameter servers (LGC_PS) is not here. It codes the values of one
+    worker, and of the others only an innovation (their largest few), from which a
+    decoder of each worker's own restores its values. A method here knows nothing of the
+    number of workers when its state is made, so it cannot have N decoders; and it saves
+    on the way to a server, which decodes once, while here everyone would, N times.
+
+    Args:
+        sparsity: share of entries not sent after the dense phase, in [0, 1).
+        dense_steps: length of phase 1.
+        learning_steps: length of phase 2.
+        channels: c.
+        learning_rate: of Adam.
+        min_values: how many entries must be sent of a tensor for it to be coded.
+        keep_loss: keep in the residual what coding loses, as far as is known.
+    """
+
+    name = "lgc"
+    kind = "learned"
+    reference = "Abrahamyan et al., Learned gradient compression, TNNLS 2021"
+    additive = False
+    conserves = False
+
+    def __init__(
+        self,
+        sparsity: float = 0.999,
+        dense_steps: int = 200,
+        learning_steps: int = 300,
+        channels: int = 64,
+        learning_rate: float = 1e-3,
+        min_values: int = 64,
+        keep_loss: bool = True,
+    ):
+        self.sparsity = schedules.check_sparsity(sparsity)
+        for what, value, least in (
+            ("dense_steps", dense_steps, 0),
+            ("learning_steps", learning_steps, 1),
+            ("channels", channels, 1),
+            ("min_values", min_values, 1),
+        ):
+            if isinstance(value, bool) or int(value) != value or value < least:
+                raise ValueError(
+                    f"`{what}` must be a whole number, {least} or more. "
+                    f"Received: {what}={value!r}"
+                )
+        if not 0 < learning_rate < math.inf:
+            raise ValueError(
+                "`learning_rate` must be a number above 0. "
+                f"Received: learning_rate={learning_rate!r}"
+            )
+        self.dense_steps = int(dense_steps)
+        self.learning_steps = int(learning_steps)
+        self.channels = int(channels)
+        self.learning_rate = float(learning_rate)
+        self.min_values = int(min_values)
+        self.keep_loss = bool(keep_loss)
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+        """Return the autoencoder's weights and Adam's moments, alike on all workers."""
+        if not self._codes(num_sent(math.prod(shape), self.sparsity)):
+            return {}
+        size = (autoencoder.num_weights(self.channels),)
+        return {
+            "weights": StateSpec(
+                size, False, lambda rng: autoencoder.initial(self.channels, rng)
+            ),
+            "first": StateSpec(size, False),
+            "second": StateSpec(size, False),
+        }
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> None:
+        """Return None: it depends on the phase."""
+        del shape, dtype
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Agree on positions, and send by phase."""
+        values = tf.reshape(values, [-1])
+        k = num_sent(values.shape[0], self.sparsity)
+        phase = self._phase(draw.step, k)
+        where, scale = yield from self._lead(values, k, phase, draw)
+        x = tf.gather(values, where)
+        unit = _divided(x, scale)
+        everyone = yield from _share(x, phase)
+        model = Adam(*(state[name] for name in Adam._fields)) if state else None
+        total = yield Sum(
+            tf.switch_case(
+                phase,
+                [lambda: values, lambda: x[:0], lambda: self._encode(model, unit)],
+            )
+        )
+        num_workers = everyone.shape[0]
+
+        def spread(found: tf.Tensor) -> tf.Tensor:
+            return tf.scatter_nd(where[:, tf.newaxis], found, values.shape)
+
+        def coded() -> tf.Tensor:
+            return spread(self._decode(model, total / num_workers, k) * scale)
+
+        def learned() -> tf.Tensor:
+            return spread(tf.reduce_sum(everyone, axis=0))
+
+        result = tf.switch_case(
+            phase,
+            [
+                lambda: tf.reshape(total, values.shape),
+                learned,
+                lambda: num_workers * coded(),
+            ],
+        )
+        sent = tf.switch_case(
+            phase,
+            [
+                lambda: values,
+                lambda: spread(x),
+                lambda: spread(self._arrived(model, unit) * scale),
+            ],
+        )
+        entries = tf.where(tf.equal(phase, _DENSE), values.shape[0], k)
+        if model is None:
+            return Result(result, sent, None, entries)
+        units = _divided(everyone, scale)
+        steps = draw.step - self.dense_steps
+        model = tf.cond(
+            tf.equal(phase, _LEARNING),
+            lambda: autoencoder.train(
+                model, self.channels, units, self.learning_rate, steps
+            ),
+            lambda: model,
+        )
+        return Result(result, sent, model._asdict(), entries)
+
+    def _phase(self, step: tf.Tensor, k: int) -> tf.Tensor:
+        """Return the phase, a scalar int32; what is too short to code never is."""
+        step = tf.cast(step, tf.int64)
+        learning = tf.cast(step >= self.dense_steps, tf.int32)
+        coded = step >= self.dense_steps + self.learning_steps
+        return learning + tf.cast(coded, tf.int32) if self._codes(k) else learning
+
+    def _lead(
+        self, values: tf.Tensor, k: int, phase: tf.Tensor, draw: Draw
+    ) -> Generator[Request, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+        """Return the leader's positions, int32 `[k]`, and largest magnitude."""
+        size = values.shape[0]
+        offset = tf.random.stateless_uniform(
+            [], draw.shared(), maxval=size, dtype=tf.int32
+        )
+        positions, chosen = top_k(values, k, offset)
+        scale = to_words(tf.reduce_max(tf.abs(chosen))[tf.newaxis])
+        mine = tf.concat([scale, elias_fano.encode(positions, size, k)], axis=0)
+        length = mine.shape[0]
+        dense = tf.equal(phase, _DENSE)
+        gathered = yield Gather(mine[: tf.where(dense, 0, length)])
+        leader = tf.random.stateless_uniform(
+            [], draw.shared(1), maxval=gathered.shape[0], dtype=tf.int32
+        )
+        missing = length - tf.shape(gathered)[1]
+        # In the dense phase, when nothing is gathered, its own will do.
+        row = tf.where(dense, mine, tf.pad(gathered, [[0, 0], [0, missing]])[leader])
+        split = scale.shape[0]
+        where, checks = elias_fano.decode(row[tf.newaxis, split:], size, k)
+        where = gate(checks, where)
+        return where[0], from_words(row[:split], values.dtype, [])
+
+    def _codes(self, k: int) -> bool:
+        return k >= self.min_values and autoencoder.code_length(k) < k
+
+    def _encode(self, model: Adam | None, unit: tf.Tensor) -> tf.Tensor:
+        if model is None:
+            return unit
+        return autoencoder.encode(model.weights, self.channels, unit[tf.newaxis])[0]
+
+    def _decode(self, model: Adam | None, code: tf.Tensor, k: int) -> tf.Tensor:
+        if model is None:
+            return tf.ensure_shape(code, [k])
+        code = tf.ensure_shape(code, [autoencoder.code_length(k)])[tf.newaxis]
+        return autoencoder.decode(model.weights, self.channels, code, k)[0]
+
+    def _arrived(self, model: Adam | None, unit: tf.Tensor) -> tf.Tensor:
+        """Return what of a worker's own values counts as sent."""
+        if not self.keep_loss:
+            return unit
+        found = self._decode(model, self._encode(model, unit), unit.shape[0])
+        worse = tf.norm(unit - found) >= tf.norm(unit)
+        return tf.where(worse, unit, found)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "sparsity": self.sparsity,
+            "dense_steps": self.dense_steps,
+            "learning_steps": self.learning_steps,
+            "channels": self.channels,
+            "learning_rate": self.learning_rate,
+            "min_values": self.min_values,
+            "keep_loss": self.keep_loss,
+        }
+
+
+def _share(x: tf.Tensor, phase: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:
+    """Return the values of all workers, `[N, k]`, in the learning phase; else zeros."""
+    words = to_words(x)
+    length = words.shape[0]
+    gathered = yield Gather(words[: tf.where(tf.equal(phase, _LEARNING), length, 0)])
+    missing = length - tf.shape(gathered)[1]
+    num_workers = gathered.shape[0]
+    full = tf.ensure_shape(
+        tf.pad(gathered, [[0, 0], [0, missing]]), [num_workers, length]
+    )
+    return from_words(tf.reshape(full, [-1]), x.dtype, [num_workers, x.shape[0]])
+
+
+def _divided(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Return values in units of the scale; zeros if that is 0."""
+    return tf.clip_by_value(tf.math.divide_no_nan(x, scale), -_WIDEST, _WIDEST)
