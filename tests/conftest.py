@@ -13,6 +13,14 @@ def pytest_configure(config):
         _prepare_tensorflow()
 
 
+def pytest_collection_modifyitems(config, items):
+    # With pytest-xdist, one after the other: each test has several processes already.
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("workers"):
+                item.add_marker(pytest.mark.xdist_group("workers"))
+
+
 def _is_gpu_test(argument, directory):
     path = (directory / argument.split("::")[0]).resolve()
     return GPU_TESTS in [path, *path.parents]
