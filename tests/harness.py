@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc import _internals
+
 SHAPES = [(40, 50), (50,), (50, 30), (7, 3)]
 
 
@@ -70,3 +72,20 @@ class Trainer:
         local = self.strategy.experimental_local_results
         columns = [[copy.numpy() for copy in local(v.value)] for v in variables]
         return [list(row) for row in zip(*columns, strict=True)]
+
+
+def record_collectives(monkeypatch):
+    """Return a list to which every collective's bytes are appended."""
+    handed_over = []
+
+    def spy(launch):
+        def launch_and_record(launcher, tensor):
+            size = tensor.dtype.size * tf.size(tensor)
+            tf.py_function(lambda n: handed_over.append(int(n)), [size], [])
+            return launch(launcher, tensor)
+
+        return launch_and_record
+
+    for name in ("launch_all_gather", "launch_all_reduce"):
+        monkeypatch.setattr(_internals, name, spy(getattr(_internals, name)))
+    return handed_over

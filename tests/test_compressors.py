@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness import Trainer
+from harness import Trainer, record_collectives
 
 import tf_dgc
-from tf_dgc import _internals, compressors, validation
+from tf_dgc import compressors, validation
 from tf_dgc.compressors.simulate import Simulation
 
 O = keras.optimizers  # noqa: E741
@@ -234,18 +234,7 @@ def make_trainer(strategy, compressor, dtype="float32"):
 
 def test_two_workers_are_the_simulation(strategies, compressor, monkeypatch):
     """Bit-identical workers, measured bytes, and a non-finite gradient left out."""
-    handed_over = []
-
-    def spy(launch):
-        def launch_and_record(launcher, tensor):
-            size = tensor.dtype.size * tf.size(tensor)
-            tf.py_function(lambda n: handed_over.append(int(n)), [size], [])
-            return launch(launcher, tensor)
-
-        return launch_and_record
-
-    for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(_internals, name, spy(getattr(_internals, name)))
+    handed_over = record_collectives(monkeypatch)
     trainer = make_trainer(strategies[2], compressor)
     simulation = simulate(compressor, OPTIMIZED, dtype="float32")
     expected = [np.zeros(s, "float32") for s in OPTIMIZED]

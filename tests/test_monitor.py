@@ -6,10 +6,9 @@ import math
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import SHAPES, Trainer, initial_weights, make_gradients
+from harness import SHAPES, Trainer, initial_weights, make_gradients, record_collectives
 
 import tf_dgc
-from tf_dgc import _internals
 
 SIZES = [math.prod(s) for s in SHAPES]
 DENSE_BYTES = 4 * sum(SIZES)
@@ -25,18 +24,7 @@ def make_trainer(strategy, sparsity):
 
 def test_counts_what_is_handed_to_the_collective(strategies, monkeypatch):
     """The bytes counted are those of the tensors that the collectives get."""
-    handed_over = []
-
-    def spy(launch):
-        def launch_and_record(launcher, tensor):
-            size = tensor.dtype.size * tf.size(tensor)
-            tf.py_function(lambda n: handed_over.append(int(n)), [size], [])
-            return launch(launcher, tensor)
-
-        return launch_and_record
-
-    for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(_internals, name, spy(getattr(_internals, name)))
+    handed_over = record_collectives(monkeypatch)
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([2, 4], [0.0, 0.9, 0.99])
     trainer = make_trainer(strategies[2], schedule)
     assert trainer.optimizer.stats.steps == 0

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
 from tf_dgc.compressors.low_rank import as_matrix
 from tf_dgc.compressors.one_round import from_words, send_whole, to_words
@@ -44,12 +45,7 @@ class ATOMO(Compressor):
     error_feedback = "forbidden"
 
     def __init__(self, budget: int = 3):
-        if isinstance(budget, bool) or int(budget) != budget or budget < 1:
-            raise ValueError(
-                "`budget` must be a whole number of singular components, 1 or more. "
-                f"Received: budget={budget!r}"
-            )
-        self.budget = int(budget)
+        self.budget = check_whole("budget", budget)
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of the components, or of the tensor if that is less."""

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.compressors import quantize
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
@@ -67,21 +68,14 @@ class LAQ(Compressor):
     def __init__(
         self, bits: int = 4, xi: float = 0.8, memory: int = 10, patience: int = 100
     ):
-        for what, value in (("bits", bits), ("memory", memory), ("patience", patience)):
-            least = 0 if what == "patience" else 1
-            if isinstance(value, bool) or int(value) != value or value < least:
-                raise ValueError(
-                    f"`{what}` must be a whole number, {least} or more. "
-                    f"Received: {what}={value!r}"
-                )
+        self.bits = check_whole("bits", bits)
+        self.memory = check_whole("memory", memory)
+        self.patience = check_whole("patience", patience, 0)
         if bits > 16:
             raise ValueError(f"`bits` must be at most 16. Received: bits={bits!r}")
         if not 0 <= xi < float("inf"):
             raise ValueError(f"`xi` must be a number, 0 or more. Received: xi={xi!r}")
-        self.bits = int(bits)
         self.xi = float(xi)
-        self.memory = int(memory)
-        self.patience = int(patience)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return what is uploaded, its sum and past lengths, and what the rule needs.

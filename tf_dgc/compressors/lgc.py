@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_dgc import elias_fano, schedules
 from tf_dgc.checks import gate
 from tf_dgc.compressors import autoencoder
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.autoencoder import Adam
 from tf_dgc.compressors.base import (
     Compressor,
@@ -102,27 +103,16 @@ class LGC(Compressor):
         keep_loss: bool = True,
     ):
         self.sparsity = schedules.check_sparsity(sparsity)
-        for what, value, least in (
-            ("dense_steps", dense_steps, 0),
-            ("learning_steps", learning_steps, 1),
-            ("channels", channels, 1),
-            ("min_values", min_values, 1),
-        ):
-            if isinstance(value, bool) or int(value) != value or value < least:
-                raise ValueError(
-                    f"`{what}` must be a whole number, {least} or more. "
-                    f"Received: {what}={value!r}"
-                )
+        self.dense_steps = check_whole("dense_steps", dense_steps, 0)
+        self.learning_steps = check_whole("learning_steps", learning_steps)
+        self.channels = check_whole("channels", channels)
+        self.min_values = check_whole("min_values", min_values)
         if not 0 < learning_rate < math.inf:
             raise ValueError(
                 "`learning_rate` must be a number above 0. "
                 f"Received: learning_rate={learning_rate!r}"
             )
-        self.dense_steps = int(dense_steps)
-        self.learning_steps = int(learning_steps)
-        self.channels = int(channels)
         self.learning_rate = float(learning_rate)
-        self.min_values = int(min_values)
         self.keep_loss = bool(keep_loss)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:

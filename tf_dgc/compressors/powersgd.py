@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
@@ -43,11 +44,7 @@ class PowerSGD(Compressor):
     aggregation = "sum"
 
     def __init__(self, rank: int = 4, warm_start: bool = True):
-        if isinstance(rank, bool) or int(rank) != rank or rank < 1:
-            raise ValueError(
-                f"`rank` must be a whole number, 1 or more. Received: rank={rank!r}"
-            )
-        self.rank = int(rank)
+        self.rank = check_whole("rank", rank)
         self.warm_start = bool(warm_start)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import _internals, elias
 from tf_dgc.compressors import quantize
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.one_round import OneRound, from_words, to_words
 
@@ -49,8 +50,8 @@ class QSGD(OneRound):
     unbiased = True
 
     def __init__(self, levels: int = 7, bucket: int = 512, coding: str | None = None):
-        self.levels = quantize.check_whole("levels", levels)
-        self.bucket = quantize.check_whole("bucket", bucket)
+        self.levels = check_whole("levels", levels)
+        self.bucket = check_whole("bucket", bucket)
         if coding not in {None, "elias", "fixed"}:
             raise ValueError(
                 '`coding` must be "elias", "fixed", or None for the shorter one. '

@@ -1,24 +1,10 @@
 """What methods that quantize have in common: rounding by chance, and packed codes."""
 
-import numbers
-from typing import Any
-
 import tensorflow as tf
 
 from tf_dgc import bitstream
 
 _TRITS = 20  # ternary digits in a word
-
-
-def check_whole(what: str, value: Any, smallest: int = 1) -> int:
-    """Return an argument that must be a whole number; raise `ValueError` if not."""
-    whole = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not whole or value != value // 1 or value < smallest:
-        raise ValueError(
-            f"`{what}` must be a whole number, {smallest} or more. "
-            f"Received: {what}={value!r}"
-        )
-    return int(value)
 
 
 def rows(values: tf.Tensor, bucket: int) -> tf.Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.compressors import quantize
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
 from tf_dgc.compressors.one_round import from_words, sum_decoded, to_words
 
@@ -43,8 +44,8 @@ class RotatedQuantization(Compressor):
     unbiased = True
 
     def __init__(self, levels: int = 16, block: int = 1024):
-        self.levels = quantize.check_whole("levels", levels, 2)
-        self.block = quantize.check_whole("block", block)
+        self.levels = check_whole("levels", levels, 2)
+        self.block = check_whole("block", block)
         if self.levels > 2**16:
             raise ValueError(
                 "`levels` must be at most 2**16, what float32 can tell apart after a "

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.compressors import quantize
+from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.one_round import OneRound, from_words, to_words
 
@@ -37,7 +38,7 @@ class Uniform8Bit(OneRound):
 
     def __init__(self, bucket: int | None = None, stochastic: bool = False):
         if bucket is not None:
-            bucket = quantize.check_whole("bucket", bucket)
+            bucket = check_whole("bucket", bucket)
         self.bucket = bucket
         self.stochastic = bool(stochastic)
         self.unbiased = self.stochastic
