@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc.compressors.arguments import check_whole
 from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
 from tf_dgc.compressors.low_rank import as_matrix
-from tf_dgc.compressors.one_round import from_words, send_whole, to_words
+from tf_dgc.compressors.one_round import from_words, send_whole, sum_decoded, to_words
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -62,13 +62,11 @@ class ATOMO(Compressor):
             return (yield from send_whole(values, self.aggregation))
         factors = self._draw(tf.reshape(values, [rows, columns]), draw.local())
         gathered = yield Gather(to_words(factors))
-        total = tf.foldl(
-            lambda total, words: (
-                total + self._decode(words, rows, columns, total.dtype)
-            ),
+        total = sum_decoded(
             gathered,
-            tf.zeros([rows, columns], values.dtype),
-            parallel_iterations=1,
+            lambda words: self._decode(words, rows, columns, values.dtype),
+            [rows, columns],
+            values.dtype,
         )
         return Result(total, _product(factors, rows))
 

@@ -12,7 +12,7 @@ from tf_dgc import _internals, bitstream
 from tf_dgc import values as coding
 from tf_dgc.compressors import sparse
 from tf_dgc.compressors.base import Draw, Exchange, Result
-from tf_dgc.compressors.topk import num_sent, top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 
 def check_share(what: str, share: float) -> float:
@@ -68,7 +68,7 @@ def choose(
         int32 `[capacity]`, strictly ascending; n or more in free places.
     """
     size = scores.shape[0]
-    offset = tf.random.stateless_uniform([], draw.shared(), maxval=size, dtype=tf.int32)
+    offset = tie_offset(size, draw)
 
     def all_of_them() -> tf.Tensor:
         found = tf.cast(tf.where(wanted)[:, 0], tf.int32)

@@ -17,7 +17,7 @@ from tf_dgc.compressors.base import (
     Sum,
 )
 from tf_dgc.compressors.one_round import send_whole
-from tf_dgc.compressors.topk import num_sent, top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -117,9 +117,7 @@ class CountSketch(Compressor):
         )
         total = yield Sum(sketch.of(values))
         k = num_sent(size, self.sparsity)
-        offset = tf.random.stateless_uniform(
-            [], draw.shared(), maxval=size, dtype=tf.int32
-        )
+        offset = tie_offset(size, draw)
         if not self.second_round:
             return self._fetch(sketch, total, state, values, k, offset)
         positions, _ = top_k(sketch.estimates(total), k, offset)

@@ -18,7 +18,7 @@ from tf_dgc.compressors.base import (
     Result,
     StateSpec,
 )
-from tf_dgc.compressors.one_round import from_words, to_words
+from tf_dgc.compressors.one_round import from_words, sum_decoded, to_words
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -155,11 +155,11 @@ class LAQ(Compressor):
     def _sum(self, gathered: tf.Tensor, size: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
         """Return the sum of deltas; of no words at all, too."""
         missing = size - tf.shape(gathered)[1]
-        return tf.foldl(
-            lambda total, words: total + self._decode(words, like),
+        return sum_decoded(
             tf.pad(gathered, [[0, 0], [0, missing]]),
-            tf.zeros_like(like),
-            parallel_iterations=1,
+            lambda words: self._decode(words, like),
+            like.shape,
+            like.dtype,
         )
 
     def get_config(self) -> dict[str, Any]:

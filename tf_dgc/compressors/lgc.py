@@ -23,7 +23,7 @@ from tf_dgc.compressors.base import (
     Sum,
 )
 from tf_dgc.compressors.one_round import from_words, to_words
-from tf_dgc.compressors.topk import num_sent, top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 _DENSE, _LEARNING, _CODED = 0, 1, 2
 _WIDEST = 8.0  # times the leader's largest entry
@@ -203,9 +203,7 @@ class LGC(Compressor):
     ) -> Generator[Request, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
         """Return the leader's positions, int32 `[k]`, and largest magnitude."""
         size = values.shape[0]
-        offset = tf.random.stateless_uniform(
-            [], draw.shared(), maxval=size, dtype=tf.int32
-        )
+        offset = tie_offset(size, draw)
         positions, chosen = top_k(values, k, offset)
         scale = to_words(tf.reduce_max(tf.abs(chosen))[tf.newaxis])
         mine = tf.concat([scale, elias_fano.encode(positions, size, k)], axis=0)

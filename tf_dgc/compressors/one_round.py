@@ -108,8 +108,7 @@ def send_whole(values: tf.Tensor, aggregation: str) -> Exchange:
     if aggregation == "sum":
         total = yield Sum(values)
         return Result(total, values)
-    words = tf.reshape(tf.bitcast(values, tf.int32), [-1])
-    gathered = yield Gather(words)
+    gathered = yield Gather(to_words(values))
     total = tf.zeros_like(values)
     for row in tf.unstack(gathered):
         total += from_words(row, values.dtype, values.shape)

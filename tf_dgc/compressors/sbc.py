@@ -11,7 +11,7 @@ from tf_dgc import values as coding
 from tf_dgc.checks import Check
 from tf_dgc.compressors import sparse
 from tf_dgc.compressors.base import Compressor, Draw, Exchange
-from tf_dgc.compressors.topk import num_sent
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -58,9 +58,7 @@ class SBC(Compressor):
         values = tf.reshape(values, [-1])
         size, dtype = values.shape[0], values.dtype
         k = num_sent(size, self.sparsity)
-        offset = tf.random.stateless_uniform(
-            [], draw.shared(), maxval=size, dtype=tf.int32
-        )
+        offset = tie_offset(size, draw)
         positions, mean = _larger_side(values, k, offset)
         coded = tf.bitcast(coding.narrow(mean, tf.float32), tf.int32)[tf.newaxis]
 

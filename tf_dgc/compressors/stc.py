@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc.compressors import sparse
 from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, StateSpec
-from tf_dgc.compressors.topk import num_sent, top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -82,9 +82,7 @@ class STC(Compressor):
 
 
 def _largest(values: tf.Tensor, k: int, draw: Draw) -> tf.Tensor:
-    offset = tf.random.stateless_uniform(
-        [], draw.shared(), maxval=values.shape[0], dtype=tf.int32
-    )
+    offset = tie_offset(values.shape[0], draw)
     return top_k(values, k, offset)[0]
 
 

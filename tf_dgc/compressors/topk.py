@@ -60,9 +60,7 @@ class TopK(Compressor):
         values = tf.reshape(values, [-1])
         size = values.shape[0]
         k = num_sent(size, schedules.current(self.sparsity, draw.step))
-        offset = tf.random.stateless_uniform(
-            [], draw.shared(), maxval=size, dtype=tf.int32
-        )
+        offset = tie_offset(size, draw)
         positions, _ = top_k(values, k, offset)
         value_dtype = self.value_dtype or values.dtype.name
         return (yield from sparse.exchange(values, positions, k, value_dtype))
@@ -149,6 +147,11 @@ def _by_threshold(
     cyclic = tf.math.floormod(ascending - first, num_tied)
     wanted = k - (tf.size(candidates) - num_tied)
     return tf.boolean_mask(candidates, ~tied | (cyclic < wanted))
+
+
+def tie_offset(size: int, draw: Draw) -> tf.Tensor:
+    """Draw one tensor's offset, scalar int32 in [0, size), alike on all workers."""
+    return tf.random.stateless_uniform([], draw.shared(), maxval=size, dtype=tf.int32)
 
 
 def tie_offsets(sizes: list[int], seed: int, iteration: tf.Tensor) -> list[tf.Tensor]:
