@@ -14,6 +14,7 @@ the task's tolerance. `extra ms` is what a worker's step takes longer than a den
 
 import itertools
 import os
+import pathlib
 import statistics
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -38,6 +39,7 @@ _STEPS = flags.DEFINE_integer("steps", 500, "Steps of a run.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 4, "Workers.", lower_bound=2)
 _ABLATION = flags.DEFINE_bool("ablation", True, "The ablation of DGC as well.")
 _JSON = flags.DEFINE_string("json", None, "A file for all runs.")
+_MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 _PLOT = flags.DEFINE_string("plot", None, "A file for a picture, .svg or .png.")
 
 EVALUATIONS = 10  # during a run
@@ -180,15 +182,18 @@ def main(_):
     if _QUICK.value:
         steps, seeds, names = min(steps, 150), range(1), names[:1]
     strategy = training.make_strategy(_WORKERS.value)
-    rows = []
+    rows, tables = [], []
     for name in names:
         task = tasks.TASKS[name](_DATA_DIR.value)
         new = compare(task, strategy, steps, seeds)
         rows += new
         title = f"{name}: {task.metric} after {steps} steps, {_WORKERS.value} workers"
         reporting.report(summaries(new), COLUMNS, title)
+        tables += [f"### {title}", reporting.markdown(summaries(new), COLUMNS)]
     if _JSON.value:
         reporting.write(rows, _JSON.value)
+    if _MARKDOWN.value:
+        pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
     if _PLOT.value:
         import pictures
 

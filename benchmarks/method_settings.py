@@ -17,7 +17,8 @@ INNER = {
     # What arrives late, many steps at once, is not to be multiplied by momentum.
     "random_k": {"momentum": 0.0},
     "count_sketch": {"momentum": 0.0},
-    "laq": {"rate": 0.3},
+    # A skipped step repeats old gradients, which momentum makes ten times as large.
+    "laq": {"rate": 3.0, "momentum": 0.0},
     "ef_sign_sgd": {"rate": 0.3},
     "one_bit": {"rate": 0.3},
 }
@@ -28,7 +29,7 @@ def parameters(name, steps):
     if name == "lgc":  # phases within the run, and tensors that are large enough
         phases = {"dense_steps": steps // 10, "learning_steps": 3 * steps // 10}
         return {"sparsity": 0.99, "channels": 8, **phases}
-    return {"laq": {"xi": 0.1}, "two_bit": {"threshold": 0.01}}.get(name, {})
+    return {"two_bit": {"threshold": 0.01}}.get(name, {})
 
 
 def method(name):

@@ -6,6 +6,7 @@ import matplotlib as mpl
 
 mpl.use("agg")
 
+from adjustText import adjust_text
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -19,7 +20,7 @@ def draw(rows, path):
     """
     panels = [list(g) for _, g in itertools.groupby(rows, lambda row: row["task"])]
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(9, 6 * len(panels)), squeeze=False
+        len(panels), 1, figsize=(11, 8 * len(panels)), squeeze=False
     )
     for (axis,), panel in zip(axes, panels, strict=True):
         _panel(axis, panel)
@@ -39,7 +40,10 @@ def _panel(axis, rows):
     axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
     axis.axhline(first["dense_value"], color="0.8", zorder=0)
     axis.grid(visible=True, color="0.93", zorder=0)
+    labels = []
     for row in rows:
         at = (row["bytes_per_step"], row["value"])
         axis.errorbar(*at, yerr=row["spread"], fmt=".", markersize=8, capsize=2)
-        axis.annotate(row["method"], at, (4, 3), textcoords="offset points", fontsize=7)
+        labels.append(axis.text(*at, row["method"], fontsize=7))
+    lines = {"arrowstyle": "-", "color": "0.7"}
+    adjust_text(labels, ax=axis, expand=(1.3, 1.7), arrowprops=lines)

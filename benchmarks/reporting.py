@@ -6,12 +6,14 @@ A row is a dictionary; a column is (key, heading, format), with a format specifi
 of Python, such as ",d" or ".1f".
 """
 
+import io
 import json
 import os
 import pathlib
 import platform
 import subprocess
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -27,19 +29,16 @@ def report(rows, columns, title, json_path=None, origin=None):
         json_path: a file for the rows with all their keys, and versions and commit.
         origin: a dictionary of the latter; that of `provenance` if it is None.
     """
-    table = Table(title=title)
-    for _, heading, _ in columns:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*(_cell(row.get(key), spec) for key, _, spec in columns))
-    console = Console()
-    # A table that is wider than the terminal, or than 80 characters in a file, is
-    # still better than one with its figures cut off.
-    unlimited = console.options.update(width=1000)
-    console.width = Measurement.get(console, unlimited, table).maximum
-    console.print(table)
+    _print(_table(rows, columns, title=title), Console())
     if json_path:
         write(rows, json_path, origin)
+
+
+def markdown(rows, columns):
+    """Return the table as Markdown, for the documentation; see `report`."""
+    text = io.StringIO()
+    _print(_table(rows, columns, box=box.MARKDOWN), Console(file=text))
+    return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
 
 
 def write(rows, path, origin=None):
@@ -76,6 +75,23 @@ def provenance():
         "package_from_checkout": package.parents[1] == checkout.parents[1],
         "cpus": os.cpu_count(),
     }
+
+
+def _table(rows, columns, **style):
+    table = Table(**style)
+    for _, heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(key), spec) for key, _, spec in columns))
+    return table
+
+
+def _print(table, console):
+    # A table that is wider than the terminal, or than 80 characters in a file, is
+    # still better than one with its figures cut off.
+    unlimited = console.options.update(width=1000)
+    console.width = Measurement.get(console, unlimited, table).maximum
+    console.print(table)
 
 
 def _cell(value, spec):

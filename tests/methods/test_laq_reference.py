@@ -122,7 +122,7 @@ def test_one_worker_uploads_for_all():
 
 
 def test_a_graph_of_steps_skips_too():
-    simulation = Simulation(LAQ(), [(6, 7), (3,)], 2, compiled=True)
+    simulation = Simulation(LAQ(bits=4), [(6, 7), (3,)], 2, compiled=True)
     rng = np.random.default_rng(0)
     gradients = [[rng.normal(size=s) for s in [(6, 7), (3,)]] for _ in range(2)]
     sizes = []
@@ -131,6 +131,35 @@ def test_a_graph_of_steps_skips_too():
         sizes.append(simulation.sent_bytes)
     assert sizes[0] == 2 * HEADER + 8 + 4 * (1 + 4 * 2) + 4 * (1 + 4)
     assert sizes[1:] == [2 * HEADER + 8] * 2
+
+
+def test_full_batch_logistic_regression():
+    """The paper's task (section 4): as good as gradient descent, for fewer bytes."""
+    rng = np.random.default_rng(0)
+    workers, steps, rate = 4, 200, 0.5
+    inputs = rng.normal(size=(workers, 100, 20))
+    labels = np.argmax(inputs @ rng.normal(size=(20, 3)), axis=-1)
+
+    def loss_and_gradient(weights, m):
+        logits = inputs[m] @ weights
+        shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+        loss = -np.mean(np.log(shares[np.arange(100), labels[m]]))
+        return loss, inputs[m].T @ (shares - np.eye(3)[labels[m]]) / 100 / workers
+
+    def train(method):
+        simulation = Simulation(method, [(20, 3)], workers, "float64", compiled=True)
+        weights, sent = np.zeros((20, 3)), 0
+        for _ in range(steps):
+            gradients = [loss_and_gradient(weights, m)[1] for m in range(workers)]
+            (total,) = simulation.step([[g] for g in gradients])
+            weights, sent = weights - rate * total, sent + simulation.sent_bytes
+        return np.mean([loss_and_gradient(weights, m)[0] for m in range(workers)]), sent
+
+    dense, dense_bytes = train("none")
+    for bits in (4, 8):
+        lazy, lazy_bytes = train(LAQ(bits))
+        assert lazy < 1.02 * dense
+        assert lazy_bytes < 0.15 * dense_bytes
 
 
 @pytest.mark.parametrize(

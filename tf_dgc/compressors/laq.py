@@ -53,7 +53,9 @@ class LAQ(Compressor):
     is not sent now is part of the next difference, so there is no error feedback.
 
     Args:
-        bits: b, per entry, 1 to 16.
+        bits: b, per entry, 1 to 16. The 4 that are enough for logistic regression stop
+            the training of networks: where few entries are large, `3 |e_m|^2` is
+            always more than `|delta_m|^2`, and nothing is sent until patience ends.
         xi: sum of the weights xi_d; 0 skips only what quantization would drown. Well
             above 1 so much is skipped that training can diverge.
         memory: D, how many estimates the threshold is made of.
@@ -66,7 +68,7 @@ class LAQ(Compressor):
     error_feedback = "forbidden"
 
     def __init__(
-        self, bits: int = 4, xi: float = 0.8, memory: int = 10, patience: int = 100
+        self, bits: int = 8, xi: float = 0.8, memory: int = 10, patience: int = 100
     ):
         self.bits = check_whole("bits", bits)
         self.memory = check_whole("memory", memory)

@@ -1,0 +1,89 @@
+"""`benchmarks/convergence.py` measures what it says, on a task that needs no data."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
+KEYS = "method task seed workers metric value dense_value bytes_per_step \
+bytes_to_target compress_ms"
+
+# Logistic regression: which of 16 numbers is the largest?
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import convergence, keras, numpy as np, tasks
+from absl import app
+
+class Largest(tasks.Task):
+    name, metric, higher_is_better = "largest", "accuracy", True
+    batch_size, learning_rate, clipnorm, tolerance = 32, 1.0, None, 0.05
+
+    @staticmethod
+    def load(data_dir):
+        x = np.random.default_rng(0).normal(size=(2, 1000, 16)).astype("float32")
+        return [(part, part.argmax(axis=-1)) for part in x]
+
+    @staticmethod
+    def model():
+        return keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "relu"),
+                                 keras.layers.Dense(16)])
+
+    batch, evaluate = tasks.Mnist.batch, tasks.Mnist.evaluate
+
+tasks.TASKS["largest"] = Largest
+app.run(convergence.main)
+"""
+
+
+def run(tmp_path, *flags):
+    path = tmp_path / "runs.json"
+    command = [sys.executable, "-c", PROGRAM, "--tasks=largest", f"--json={path}"]
+    finished = subprocess.run(
+        [*command, *flags],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    print(finished.stdout[-3000:])
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return json.loads(path.read_text()), finished.stdout
+
+
+def test_methods(tmp_path):
+    """Every seed is a run of its own, and bytes are those of the collectives."""
+    methods = ["none", "bfloat16", "top_k", "dgc"]
+    table = tmp_path / "table.md"
+    rows, output = run(
+        tmp_path,
+        f"--methods={','.join(methods)}",
+        "--steps=40",
+        "--seeds=2",
+        "--workers=2",
+        f"--markdown={table}",
+    )
+    assert [row["method"] for row in rows[::2]] == ["dense", *methods]
+    for row in rows:
+        assert set(row) >= set(KEYS.split())
+        assert (row["task"], row["workers"]) == ("largest", 2)
+        assert [at for at, _, _ in row["curve"]] == list(range(4, 41, 4))
+    runs = {row["method"]: rows[i : i + 2] for i, row in enumerate(rows) if i % 2 == 0}
+    size = 4 * (16 * 64 + 64 + 64 * 16 + 16)
+    sent = {method: pair[0]["bytes_per_step"] / size for method, pair in runs.items()}
+    assert sent["dense"] == 1
+    assert 1 <= sent["none"] < 1.01
+    assert 0.5 < sent["bfloat16"] < 0.6
+    assert sent["top_k"] < sent["dgc"] < 0.1
+    for method, pair in runs.items():
+        assert [row["seed"] for row in pair] == [0, 1]
+        assert pair[0]["value"] != pair[1]["value"]
+        assert pair[1]["dense_value"] == runs["dense"][1]["value"]
+        assert min(row["value"] for row in pair) > 0.3  # chance is 1/16
+        assert f" {method} |" in table.read_text()
+        assert f" {method} " in output
+    values = [runs[method][0]["value"] for method in ("dense", "none")]
+    assert values[0] == pytest.approx(values[1], abs=0.01)
