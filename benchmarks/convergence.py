@@ -10,9 +10,14 @@ sending the largest entries. `--quick` is one task, one seed and fewer steps.
 Bytes are what one worker handed to the collectives, counted. `bytes to target` is how
 many it had handed over when it was first as good as the dense run at its end, but for
 the task's tolerance. `extra ms` is what a worker's step takes longer than a dense one.
+
+All of it takes hours. It can be run in pieces by `--tasks` and `--methods`, each with a
+`--json` of its own; `--from_json a.json,b.json` reports them together, runs of a method
+in a later file instead of those before.
 """
 
 import itertools
+import json
 import os
 import pathlib
 import statistics
@@ -37,8 +42,13 @@ _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 500, "Steps of a run.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 4, "Workers.", lower_bound=2)
-_ABLATION = flags.DEFINE_bool("ablation", True, "The ablation of DGC as well.")
+_ABLATION = flags.DEFINE_bool(
+    "ablation", None, "The ablation of DGC as well; with all methods by default."
+)
 _JSON = flags.DEFINE_string("json", None, "A file for all runs.")
+_FROM_JSON = flags.DEFINE_list(
+    "from_json", [], "Files of earlier runs, to be reported without training."
+)
 _MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 _PLOT = flags.DEFINE_string("plot", None, "A file for a picture, .svg or .png.")
 
@@ -140,7 +150,7 @@ class Comparison:
 def summaries(rows):
     """Return one row per method and task: medians over seeds, and the spread."""
     result = []
-    for _, group in itertools.groupby(rows, lambda r: (r["task"], r["method"])):
+    for _, group in _by_method(rows):
         runs = list(group)
         values = [r["value"] for r in runs]
         to_target = [r["bytes_to_target"] for r in runs]
@@ -162,12 +172,16 @@ def summaries(rows):
     return result
 
 
+def _by_method(rows):
+    return itertools.groupby(rows, lambda row: (row["task"], row["method"]))
+
+
 def compare(task, strategy, steps, seeds):
     """Return the rows of all methods on a task, those of the ablation last."""
     comparison = Comparison(task, strategy, steps, seeds)
     chosen = _METHODS.value or [*compressors.METHODS, "dgc"]
     todo = [(name, *method_settings.method(name)) for name in chosen]
-    if _ABLATION.value and not _METHODS.value:
+    if _ABLATION.value or (_ABLATION.value is None and not _METHODS.value):
         todo += method_settings.ablation(task.clipnorm)
     for number, (name, make_optimizer, settings) in enumerate(todo, 1):
         logging.info("%s: %s (%d of %d)", task.name, name, number, len(todo))
@@ -175,23 +189,46 @@ def compare(task, strategy, steps, seeds):
     return comparison.rows
 
 
-def main(_):
-    """Run what the flags ask for, and report."""
-    tf.get_logger().setLevel("ERROR")
+def train():
+    """Return the rows of all runs that the flags ask for."""
     steps, seeds, names = _STEPS.value, range(_SEEDS.value), _TASKS.value
     if _QUICK.value:
         steps, seeds, names = min(steps, 150), range(1), names[:1]
     strategy = training.make_strategy(_WORKERS.value)
-    rows, tables = [], []
-    for name in names:
-        task = tasks.TASKS[name](_DATA_DIR.value)
-        new = compare(task, strategy, steps, seeds)
-        rows += new
-        title = f"{name}: {task.metric} after {steps} steps, {_WORKERS.value} workers"
-        reporting.report(summaries(new), COLUMNS, title)
-        tables += [f"### {title}", reporting.markdown(summaries(new), COLUMNS)]
+    return [
+        row
+        for name in names
+        for row in compare(tasks.TASKS[name](_DATA_DIR.value), strategy, steps, seeds)
+    ]
+
+
+def read(paths):
+    """Return the rows of several files, the last ones of each method and task."""
+    found = {}
+    for path in paths:
+        for key, group in _by_method(json.loads(pathlib.Path(path).read_text())):
+            found[key] = list(group)
+    # Stable: what was run first is first, but for the ablation, which is last.
+    methods = {*compressors.METHODS, "dense", "dgc"}
+    order = sorted(found, key=lambda key: (key[0], key[1] not in methods))
+    return [row for key in order for row in found[key]]
+
+
+def main(_):
+    """Run what the flags ask for, and report."""
+    tf.get_logger().setLevel("ERROR")
+    rows = read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    tables = []
+    for name, group in itertools.groupby(rows, lambda row: row["task"]):
+        shown = summaries(group)
+        first = shown[0]
+        title = f"{name}: {first['metric']} after {first['steps']} steps, "
+        title += f"{first['workers']} workers"
+        reporting.report(shown, COLUMNS, title)
+        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
     if _JSON.value:
-        reporting.write(rows, _JSON.value)
+        origin = {} if _FROM_JSON.value else None  # they say it of themselves
+        reporting.write(rows, _JSON.value, origin)
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
     if _PLOT.value:
