@@ -4,7 +4,15 @@ from typing import Any
 
 import keras
 
+from tf_dgc.backup import BackupAndRestore, ModelCheckpoint
 from tf_dgc.optimizer import CompressedOptimizer
+
+__all__ = [
+    "BackupAndRestore",
+    "CompressionMonitor",
+    "ModelCheckpoint",
+    "find_compressed_optimizer",
+]
 
 
 class CompressionMonitor(keras.callbacks.Callback):
