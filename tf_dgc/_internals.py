@@ -231,6 +231,14 @@ class ModelCheckpointSeam(keras.callbacks.ModelCheckpoint):
             self.write(path)
 
 
+def build_metrics(model: keras.Model, batch: Any) -> None:
+    """Make the variables of metrics, if there are none yet (`_symbolic_build`)."""
+    if not model._compile_metrics or model._compile_metrics.built:
+        return
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=batch)
+
+
 def start_fit_at(model: keras.Model, epoch: int | None) -> None:
     """Make `fit`, called on `on_train_begin`, start there (`_initial_epoch`)."""
     model._initial_epoch = epoch

@@ -1,261 +1,76 @@
-"""Keras's callbacks that save, for models that several workers train."""
+"""A backup: Keras's weights file, with where training was beside the weights."""
 
-import itertools
-import os
 import pathlib
 import uuid
-import warnings
 from typing import Any, NamedTuple
 
 import h5py
 import keras
 
-from tf_dgc import _internals, cluster, saving
-
-
-class ModelCheckpoint(_internals.ModelCheckpointSeam):
-    """`keras.callbacks.ModelCheckpoint` for several workers.
-
-    The arguments are Keras's, and so is what it does, but that one worker writes the
-    file while all take part, and that a file is replaced when the new one is complete,
-    not before. Use it on every worker, with the same arguments.
-
-    Raises:
-        ValueError: for a `filepath` that does not end in `.keras`, or in `.weights.h5`
-            with `save_weights_only=True`. The old `.h5` format has no place for state
-            that differs between workers.
-    """
-
-    def __init__(self, filepath: saving.Path, *args: Any, **kwargs: Any):
-        super().__init__(filepath, *args, **kwargs)
-        if not self.save_weights_only and not self.filepath.endswith(".keras"):
-            raise ValueError(
-                "`filepath` must end in `.keras`, or in `.weights.h5` with "
-                f"`save_weights_only=True`. Received: filepath={self.filepath!r}"
-            )
-
-    def write(self, path: str) -> None:
-        """Save the model, or its weights."""
-        save = saving.save_weights if self.save_weights_only else saving.save_model
-        save(self.model, path)
-
-
-class Backup(NamedTuple):
-    """What there is to go on from.
-
-    Attributes:
-        path: of the file.
-        name: drawn by chance, to tell backups apart.
-        epoch: to go on with.
-        batches: of this epoch that are done.
-        metrics: values of the model's metric variables, if batches are done.
-    """
-
-    path: pathlib.Path
-    name: str
-    epoch: int
-    batches: int
-    metrics: list[Any]
-
-
-class BackupAndRestore(keras.callbacks.Callback):
-    """`keras.callbacks.BackupAndRestore` for several workers.
-
-    Backs up what training has come to, state of all workers included, and goes on from
-    there when `fit` is called again by a new process: with as many workers and the same
-    input, bit for bit as if nothing had happened; with more or fewer workers, with the
-    total of what was not yet sent. Use it on every worker, with the same arguments.
-
-    It differs from Keras's in this: one worker writes while all take part, all restore,
-    and compare which backup. A backup is one file, that takes the place of the last
-    one when it is complete. After a backup within an epoch (`save_freq` a number),
-    `fit` goes on within the epoch: batches that were trained on are drawn from the
-    input and left out.
-
-    Callbacks with a memory of their own (`EarlyStopping`, `ReduceLROnPlateau`) begin
-    anew, as with Keras's.
-
-    Args:
-        backup_dir: a directory on a disk that all workers can read.
-        save_freq: "epoch", or a number of batches between backups.
-        double_checkpoint: keep the backup before the last one too, and restore it if
-            the last one cannot be read.
-        delete_checkpoint: delete the backup when `fit` comes to its end.
-
-    Raises:
-        ValueError: for other arguments; on all workers, when training begins, if they
-            find different backups, or none of the files can be read.
-        RuntimeError: if a worker does not take part within `TF_DGC_TIMEOUT` seconds.
-    """
-
-    def __init__(
-        self,
-        backup_dir: saving.Path,
-        save_freq: str | int = "epoch",
-        double_checkpoint: bool = False,
-        delete_checkpoint: bool = True,
-    ):
-        super().__init__()
-        if not backup_dir:
-            raise ValueError(
-                f"`backup_dir` must be a directory. Received: backup_dir={backup_dir!r}"
-            )
-        is_number = isinstance(save_freq, int) and save_freq > 0
-        if isinstance(save_freq, bool) or not (is_number or save_freq == "epoch"):
-            raise ValueError(
-                '`save_freq` must be "epoch" or a number of batches, 1 or more. '
-                f"Received: save_freq={save_freq!r}"
-            )
-        directory = pathlib.Path(backup_dir)
-        self.save_freq = save_freq
-        self.double_checkpoint = double_checkpoint
-        self.delete_checkpoint = delete_checkpoint
-        self._last = directory / "latest.weights.h5"
-        self._before = directory / "previous.weights.h5"
-        self._restored: Backup | None = None
-        self._train: Any = None  # the train function, while batches are left out
-        self._left_out = 0
-        self._epoch = 0
-        self._batches = 0  # of this epoch that are done
-        self._since = 0  # batches since the last backup
-
-    # --- restore --------------------------------------------------------------------
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Go on from a backup, if there is one."""
-        if not self.model.built:
-            raise ValueError(
-                "The model must be built before `fit` can go on from a backup. Give "
-                "it an `Input`, or call `model.build(input_shape)`. "
-                f"Received: model={self.model.name!r}"
-            )
-        backup, unreadable = self._find()
-        cluster.agree(
-            self.model.distribute_strategy,
-            lambda: {"backup": backup.name if backup else f"none {unreadable}"},
-            "All workers must find the same backup: `backup_dir` must be a directory "
-            "on a disk that all can read. "
-            f"Received: backup_dir={str(self._last.parent)!r}.",
-        )
-        if backup is None and unreadable:
-            raise ValueError(
-                "No backup can be read. Delete them to start anew. "
-                f"Received: {unreadable}"
-            )
-        self._restored = backup
-        if backup is not None:
-            if not self.model.optimizer.built:
-                self.model.optimizer.build(self.model.trainable_variables)
-            self.model.load_weights(backup.path)
-            _internals.start_fit_at(self.model, backup.epoch)
-
-    def _find(self) -> tuple[Backup | None, dict[str, str]]:
-        """Return the last backup that can be read, and what cannot be."""
-        unreadable: dict[str, str] = {}
-        for path in filter(pathlib.Path.exists, (self._last, self._before)):
-            try:
-                return _read(path), unreadable
-            except (OSError, KeyError) as error:
-                unreadable[path.name] = str(error)
-                warnings.warn(f"{path} cannot be read: {error}", stacklevel=2)
-        return None, unreadable
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Leave out what of this epoch was trained on before the backup."""
-        self._epoch, self._batches = epoch, 0
-        restored, self._restored = self._restored, None
-        if restored is None or not restored.batches:
-            return
-        for variable, value in zip(
-            self.model.metrics_variables, restored.metrics, strict=True
-        ):
-            variable.assign(value)
-        self._leave_out(restored.batches)
-
-    def _leave_out(self, batches: int) -> None:
-        """Draw this many batches instead of training on them."""
-        model, train = self.model, self.model.train_function
-        logs = model.get_metrics_result()
-
-        def draw(iterator: Any) -> dict[str, Any]:
-            for _ in itertools.repeat(None, model.steps_per_execution):
-                next(iterator)
-            return logs
-
-        self._train, self._left_out = train, batches
-        model.train_function = draw
-
-    def _train_again(self) -> None:
-        if self._train is not None:
-            self.model.train_function = self._train
-            self._train = None
-
-    # --- back up --------------------------------------------------------------------
-
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        """Back up every `save_freq` batches."""
-        done = batch + 1 - self._batches
-        self._batches += done
-        if self._train is not None:
-            if self._batches >= self._left_out:
-                self._train_again()
-            return
-        self._since += done
-        if isinstance(self.save_freq, int) and self._since >= self.save_freq:
-            self._back_up(self._epoch, self._batches)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Back up every epoch."""
-        self._train_again()
-        if self.save_freq == "epoch":
-            self._back_up(epoch + 1, 0)
-
-    def _back_up(self, epoch: int, batches: int) -> None:
-        self._since = 0
-        model = self.model
-        metrics = [v.numpy() for v in model.metrics_variables] if batches else []
-
-        def write(path: pathlib.Path) -> None:
-            model.save_weights(path)
-            with h5py.File(path, "r+") as file:
-                group = file.create_group(_GROUP)
-                group.attrs["name"] = uuid.uuid4().hex
-                group.attrs["epoch"], group.attrs["batches"] = epoch, batches
-                for i, value in enumerate(metrics):
-                    group.create_dataset(str(i), data=value)
-            if self.double_checkpoint and self._last.exists():
-                os.replace(self._last, self._before)
-
-        saving.save(model, self._last, ".weights.h5", write)
-
-    # --- the end --------------------------------------------------------------------
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Delete the backup, when all workers have come this far."""
-        _internals.start_fit_at(self.model, None)
-        strategy = self.model.distribute_strategy
-        cluster.rendezvous(strategy, "finish training")
-        if not self.delete_checkpoint or not cluster.is_chief(strategy):
-            return
-        for path in (self._last, self._before):
-            path.unlink(missing_ok=True)
-        if self._last.parent.exists() and not any(self._last.parent.iterdir()):
-            self._last.parent.rmdir()
-
-
 _GROUP = "tf_dgc_backup"
 
 
-def _read(path: pathlib.Path) -> Backup:
+class Backup(NamedTuple):
+    """Where training was, beside weights and state of the optimizer.
+
+    Attributes:
+        name: drawn by chance, to tell backups apart.
+        epoch: to go on with.
+        batches: of this epoch that are done.
+        streams: states of the layers' random streams, which Keras does not save.
+        metrics: values of the model's metric variables, if batches are done.
+    """
+
+    name: str
+    epoch: int
+    batches: int
+    streams: list[Any]
+    metrics: list[Any]
+
+
+def make(model: keras.Model, epoch: int, batches: int) -> Backup:
+    """Return where `model` is; call it on every worker."""
+    metrics = model.metrics_variables if batches else []
+    return Backup(
+        uuid.uuid4().hex,
+        epoch,
+        batches,
+        [v.numpy() for v in random_streams(model)],
+        [v.numpy() for v in metrics],
+    )
+
+
+def random_streams(model: keras.Model) -> list[keras.Variable]:
+    """Return the states of `keras.random.SeedGenerator`s, as of `Dropout`."""
+    return [v for v in model.variables if v.name == "seed_generator_state"]
+
+
+def write(model: keras.Model, backup: Backup, path: pathlib.Path) -> None:
+    """Write a file that is not there yet."""
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        group = file.create_group(_GROUP)
+        group.attrs["name"] = backup.name
+        group.attrs["epoch"] = backup.epoch
+        group.attrs["batches"] = backup.batches
+        for kind in ("streams", "metrics"):
+            values = group.create_group(kind)
+            for i, value in enumerate(getattr(backup, kind)):
+                values.create_dataset(str(i), data=value)
+
+
+def read(path: pathlib.Path) -> Backup:
+    """Return what was written beside the weights.
+
+    Raises:
+        OSError: if the file is not complete.
+        KeyError: if it is no backup.
+    """
     with h5py.File(path, "r") as file:
         group = file[_GROUP]
-        facts = {name: group.attrs[name] for name in ("name", "epoch", "batches")}
-        return Backup(
-            path,
-            str(facts["name"]),
-            int(facts["epoch"]),
-            int(facts["batches"]),
-            [group[str(i)][()] for i in range(len(group))],
+        streams, metrics = (
+            [group[kind][str(i)][()] for i in range(len(group[kind]))]
+            for kind in ("streams", "metrics")
         )
+        epoch, batches = (int(group.attrs[name]) for name in ("epoch", "batches"))
+        return Backup(str(group.attrs["name"]), epoch, batches, streams, metrics)

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
-from tf_dgc.backup import BackupAndRestore, ModelCheckpoint
 from tf_dgc.optimizer import CompressedOptimizer
+from tf_dgc.resuming import BackupAndRestore, ModelCheckpoint
 
 __all__ = [
     "BackupAndRestore",

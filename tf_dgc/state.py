@@ -112,7 +112,7 @@ class PerWorkerVariable(keras.Variable):
         return self.value
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        raise NotImplementedError(
+        raise ValueError(
             "State that differs between workers cannot be saved asynchronously, while "
             "the next step changes it. Pass no `tf.train.CheckpointOptions("
             "experimental_enable_async_checkpoint=True)`."
