@@ -141,7 +141,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _restore(self, path: pathlib.Path, found: Backup) -> None:
         model = self.model
         if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+            with model.distribute_strategy.scope():
+                model.optimizer.build(model.trainable_variables)
         model.load_weights(path)
         _assign(backup.random_streams(model), found.streams)
         _internals.start_fit_at(model, found.epoch)

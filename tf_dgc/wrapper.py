@@ -81,8 +81,8 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         if not self.built and len(store.keys()) != len(own):
             raise ValueError(
                 f"This {type(self).__name__} is not yet built, so what is saved of its "
-                "state would be lost. Before loading, call "
-                "`model.optimizer.build(model.trainable_variables)`."
+                "state would be lost. Before loading, `with strategy.scope(): "
+                "model.optimizer.build(model.trainable_variables)`."
             )
         if len(store.keys()) != len(own):
             raise ValueError(
