@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc import saving
+from tf_dgc.state import PerWorkerVariable
 
 SGD = keras.optimizers.SGD
 STEPS = 4  # per epoch
@@ -141,6 +142,19 @@ def test_state_of_another_shape(strategies):
     for shape in [(20, 60), (2, 20, 61), ()]:
         with pytest.raises(ValueError, match=r"number of workers, 20, 60.*Received"):
             residual.scatter(np.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (3, 4), (0, 5)])
+def test_gather(strategies, shape, dtype):
+    """From peers as from this process."""
+    values = np.random.default_rng(0).normal(size=(3, *shape)).astype(dtype)
+    with strategies[3].scope():
+        variable = PerWorkerVariable(shape, dtype, "state")
+    variable.scatter(values)
+    np.testing.assert_array_equal(variable.gather(), values)
+    copies = dict(zip(variable._replicas(), variable._copies(), strict=True))
+    np.testing.assert_array_equal(variable._gather_from_peers(copies), values)
 
 
 def test_checkpoints_are_not_written_while_training_goes_on(strategies, tmp_path):
