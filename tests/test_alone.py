@@ -76,6 +76,8 @@ WAYS = {
         m.optimizer.residual[0]
     ),
     "tf.convert_to_tensor": lambda m, p: tf.convert_to_tensor(m.optimizer.residual[0]),
+    "arithmetic": lambda m, p: m.optimizer.residual[0] + 1,
+    "value": lambda m, p: m.optimizer.residual[0].value.numpy(),
     "gather": lambda m, p: m.optimizer.residual[0].gather(),
 }
 

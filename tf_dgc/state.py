@@ -44,9 +44,14 @@ class PerWorkerVariable(keras.Variable):
         """Return this replica's value; call it inside a training step."""
         return tf.convert_to_tensor(self.value)
 
+    @property
+    def value(self) -> Any:
+        """The `tf.Variable`; outside a step, for every worker to read together."""
+        self._meet()
+        return super().value
+
     def numpy(self) -> Any:
         """Return the sum over all workers; call it on every worker."""
-        self._meet()
         return super().numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -59,10 +64,6 @@ class PerWorkerVariable(keras.Variable):
             f"<PerWorkerVariable path={self.path}, shape={tuple(self.shape)}, "
             f"dtype={self.dtype}>"
         )
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        self._meet()
-        return super().__tf_tensor__(dtype, name)
 
     def gather(self) -> np.ndarray:
         """Return the values of all workers, `[num_workers, ...]`; call it on all."""
@@ -109,7 +110,7 @@ class PerWorkerVariable(keras.Variable):
             SAME_CHECKPOINT,
         )
         self.scatter(values)
-        return self.value
+        return super().value
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         raise ValueError(
@@ -122,7 +123,7 @@ class PerWorkerVariable(keras.Variable):
 
     def _copies(self) -> tuple[tf.Variable, ...]:
         """Return the values that this process holds, one per local replica."""
-        return self._strategy.experimental_local_results(self.value)
+        return self._strategy.experimental_local_results(super().value)
 
     def _replicas(self) -> list[int]:
         """Return the indices of these among all workers."""
