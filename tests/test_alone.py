@@ -28,10 +28,14 @@ def model(strategies, tmp_path, monkeypatch):
     def nobody(name, seconds):
         raise tf.errors.DeadlineExceededError(None, None, "nobody came")
 
+    hosts = tf.train.ClusterSpec({"worker": ["here:1", "there:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        hosts, task_type="worker", task_id=0
+    )
+    monkeypatch.setattr(type(strategies[2]), "cluster_resolver", resolver)
     monkeypatch.setattr(cluster, "is_multi_worker", lambda strategy: True)
-    monkeypatch.setattr(cluster, "_me", lambda strategy: "worker 0")
-    monkeypatch.setattr(cluster, "_workers", lambda strategy: ["worker 0", "worker 1"])
     monkeypatch.setattr(_internals, "publish", lambda key, value: None)
+    monkeypatch.setattr(_internals, "lookup", nobody)
     monkeypatch.setattr(_internals, "report_error_to_cluster", lambda message: None)
     monkeypatch.setattr(_internals, "wait_at_barrier", nobody)
     return model
