@@ -104,6 +104,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Go on from a backup, if there is one."""
+        self._train_again()  # if the last run ended while batches were left out
         model = self.model
         if not model.built:
             raise ValueError(
