@@ -126,9 +126,9 @@ def test_behind_a_loss_scale(strategies, tmp_path):
 
 @pytest.mark.parametrize("kind", ["keras", "checkpoint"])
 def test_another_number_of_workers(strategies, tmp_path, kind):
-    model = make_model(strategies[4])
+    model = make_model(strategies[2])
     fit(model, epochs=1)
-    other = save_and_load(kind, strategies[2], model, tmp_path)
+    other = save_and_load(kind, strategies[1], model, tmp_path)
     for old, new in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     for old, new in zip(
@@ -136,7 +136,7 @@ def test_another_number_of_workers(strategies, tmp_path, kind):
     ):
         before, after = (v.gather().sum(axis=0, dtype="float64") for v in (old, new))
         np.testing.assert_allclose(after, before, rtol=2**-23)
-        assert new.gather().shape[0] == 2
+        assert new.gather().shape[0] == 1
     fit(other, epochs=1)
 
 
