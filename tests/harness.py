@@ -59,6 +59,29 @@ class Trainer:
     def step(self, gradients):
         self._run(self.per_replica(gradients))
 
+    def save(self):
+        """Return what Keras would save, as it does."""
+        stores = {}, {}
+        for optimizer, store in zip(self._optimizers(), stores, strict=True):
+            optimizer.save_own_variables(store)
+        return self.weights(), stores
+
+    def load(self, saved):
+        weights, stores = saved
+        for variable, value in zip(self.variables, weights, strict=True):
+            variable.assign(value)
+        for optimizer, store in zip(self._optimizers(), stores, strict=True):
+            optimizer.load_own_variables(store)
+
+    def _optimizers(self):
+        return self.optimizer, self.optimizer.inner_optimizer
+
+    def state(self):
+        """Return all variables of all workers, by path."""
+        local = self.strategy.experimental_local_results
+        variables = [*self.variables, *self.optimizer.variables]
+        return {v.path: [copy.numpy() for copy in local(v.value)] for v in variables}
+
     def weights(self):
         return [v.numpy() for v in self.variables]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -150,3 +151,36 @@ def test_reading_the_state_on_one_worker(tmp_path, scenario):
     assert finished.codes[0]
     assert "not on the chief alone" in finished.outputs[0]
     assert finished.seconds < 90
+
+
+def test_killed_while_it_saves_and_resumed(tmp_path):
+    """As many workers end like the undisturbed run, others keep the total."""
+    killed = run("backup_until_the_chief_dies", 2, tmp_path, TF_DGC_TIMEOUT="10")
+    assert killed.codes[0] == -signal.SIGKILL
+    assert killed.codes[1]
+    left = sorted(path.name for path in (tmp_path / "backup").iterdir())
+    assert left == [".unfinished.latest.weights.h5", "latest.weights.h5"]
+    resumed = run("resume", 2, tmp_path)
+    assert resumed.codes == [0, 0]
+    assert [found["equal"] for found in resumed.findings] == [True, True]
+    left = [path.name for path in (tmp_path / "backup").iterdir()]
+    assert left == ["latest.weights.h5"]
+    elsewhere = run("resume_elsewhere", 3, tmp_path)
+    assert elsewhere.codes == [0, 0, 0]
+    first = elsewhere.findings[0]
+    assert all(first["kept"])
+    assert first["largest"] > 0
+    assert first["gone"]
+    assert all(found["weights"] == first["weights"] for found in elsewhere.findings)
+
+
+def test_one_file_for_all_workers(tmp_path):
+    finished = run("shared_paths", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    for found in finished.findings:
+        assert found["keras"]
+        assert found["weights"]
+        assert found["checkpoint"]
+        assert "Several workers write to the same file" in found["shared"]
+        assert "from the same checkpoint" in found["different"]
+    assert not list(tmp_path.glob(".unfinished*"))

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -185,6 +186,110 @@ def scenario_chief_checkpoints_alone(directory):
     if RANK == 0:
         tf.train.Checkpoint(optimizer=model.optimizer).write(str(directory / "c"))
     model.fit(x, y, batch_size=16, verbose=0)
+
+
+def train_with_backups(directory, callbacks=(), **settings):
+    model = make_model(dgc)
+    x, y = make_data(64)
+    backup = tf_dgc.callbacks.BackupAndRestore(directory / "backup", **settings)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    model.fit(x, y, epochs=4, callbacks=[backup, *callbacks], **data)
+    return model
+
+
+def copies_of_this_worker(model):
+    local = STRATEGY.experimental_local_results
+    variables = [*model.variables, *model.optimizer.variables]
+    return digest(local(v.value)[0].numpy() for v in variables)
+
+
+def total_kept(model):
+    return [v.gather().sum(axis=0, dtype="float64") for v in model.optimizer.residual]
+
+
+def scenario_backup_until_the_chief_dies(directory):
+    """First undisturbed; then killed while it writes the second backup."""
+    undisturbed = train_with_backups(directory)
+    (directory / f"undisturbed-{RANK}").write_text(copies_of_this_worker(undisturbed))
+
+    class DieInTheNextSave(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1 and RANK == 0:
+                residual = self.model.optimizer.residual[-1]
+                residual.gather = lambda: os.kill(os.getpid(), signal.SIGKILL)
+
+    train_with_backups(directory, [DieInTheNextSave()])
+
+
+def scenario_resume(directory):
+    model = train_with_backups(directory, delete_checkpoint=False)
+    np.savez(directory / f"kept-{RANK}.npz", *total_kept(model))
+    expected = (directory / f"undisturbed-{RANK}").read_text()
+    return {"equal": copies_of_this_worker(model) == expected}
+
+
+def scenario_resume_elsewhere(directory):
+    """With another number of workers, and nothing left to train."""
+    model = train_with_backups(directory)
+    with np.load(directory / "kept-0.npz") as file:
+        expected = [file[name] for name in file.files]
+    kept = total_kept(model)
+    return {
+        "weights": digest(model.get_weights()),
+        "kept": [
+            bool(np.allclose(a, b, rtol=2**-22, atol=1e-12))
+            for a, b in zip(kept, expected, strict=True)
+        ],
+        "largest": max(float(np.abs(a).max()) for a in kept),
+        "gone": not (directory / "backup").exists(),
+    }
+
+
+def scenario_shared_paths(directory):
+    """All ways to save and restore, with the same arguments on all workers."""
+    model = make_model(dgc)
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    checkpoint = tf_dgc.callbacks.ModelCheckpoint
+    callbacks = [
+        checkpoint(directory / "c-{epoch}.keras"),
+        checkpoint(directory / "c-{epoch}.weights.h5", save_weights_only=True),
+    ]
+    model.fit(x, y, epochs=2, callbacks=callbacks, **data)
+    expected = copies_of_this_worker(model)
+    with STRATEGY.scope():
+        loaded = keras.models.load_model(directory / "c-2.keras")
+    found = {"keras": copies_of_this_worker(loaded) == expected}
+
+    def another():
+        other = make_model(dgc)
+        with STRATEGY.scope():
+            other.optimizer.build(other.trainable_variables)
+        return other
+
+    other = another()
+    other.load_weights(directory / "c-2.weights.h5")
+    found["weights"] = copies_of_this_worker(other) == expected
+
+    checkpoints = directory / "checkpoints"
+    with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as mine:
+        saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        tf.train.CheckpointManager(saved, mine, 1).save()
+    tf_dgc.cluster.rendezvous(STRATEGY, "save")
+    other = another()
+    target = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    target.restore(tf.train.latest_checkpoint(checkpoints))
+    found["checkpoint"] = copies_of_this_worker(other) == expected
+
+    try:
+        model.save(directory / "shared.keras")
+    except ValueError as error:
+        found["shared"] = str(error)
+    try:
+        other.load_weights(directory / f"c-{RANK % 2 + 1}.weights.h5")
+    except ValueError as error:
+        found["different"] = str(error)
+    return found
 
 
 def scenario_mixed_float16(directory):

@@ -19,7 +19,7 @@ _versions.check_supported(
     }
 )
 
-from tf_dgc import callbacks, compressors, schedules  # noqa: E402
+from tf_dgc import callbacks, compressors, saving, schedules  # noqa: E402
 from tf_dgc.dgc import DGCOptimizer  # noqa: E402
 from tf_dgc.distribute import CompressedCrossDeviceOps, prepare  # noqa: E402
 from tf_dgc.monitor import CompressionStats  # noqa: E402
@@ -37,5 +37,6 @@ __all__ = [
     "callbacks",
     "compressors",
     "prepare",
+    "saving",
     "schedules",
 ]

@@ -5,6 +5,14 @@ from typing import Any
 import keras
 
 from tf_dgc.optimizer import CompressedOptimizer
+from tf_dgc.resuming import BackupAndRestore, ModelCheckpoint
+
+__all__ = [
+    "BackupAndRestore",
+    "CompressionMonitor",
+    "ModelCheckpoint",
+    "find_compressed_optimizer",
+]
 
 
 class CompressionMonitor(keras.callbacks.Callback):

@@ -129,8 +129,16 @@ def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
     return RuntimeError(message)
 
 
+_SAME_ARGUMENTS = (
+    "The workers were started with different models or settings. All must run the same "
+    "program with the same arguments."
+)
+
+
 def agree(
-    strategy: tf.distribute.Strategy, describe: Callable[[], dict[str, Any]]
+    strategy: tf.distribute.Strategy,
+    describe: Callable[[], dict[str, Any]],
+    otherwise: str = _SAME_ARGUMENTS,
 ) -> None:
     """Raise on all workers, naming the differences, unless their descriptions agree.
 
@@ -138,6 +146,7 @@ def agree(
         strategy: the strategy whose workers are compared.
         describe: returns nested dictionaries and lists of JSON values; it is called
             only if there are other workers.
+        otherwise: what the error says before the differences.
 
     Raises:
         ValueError: on every worker, if two descriptions differ.
@@ -146,13 +155,10 @@ def agree(
     if not is_multi_worker(strategy):
         return
     text = json.dumps(describe(), sort_keys=True, default=str)
-    number = next(_numbers)
-    _internals.publish(f"tf_dgc/{number}/{_me(strategy)}", text)
-    rendezvous(strategy, f"compare models and settings (here: {_shorten(text)})")
+    purpose = f"compare models and settings (here: {_shorten(text)})"
     mine = dict(_flatten(json.loads(text)))
     differences = []
-    for peer in _workers(strategy):
-        theirs_text = _internals.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+    for peer, theirs_text in exchange_notes(strategy, text, purpose).items():
         theirs = dict(_flatten(json.loads(theirs_text)))
         differences += [
             f"  {key}: {mine.get(key, 'nothing')!r} on {_me(strategy)}, "
@@ -160,14 +166,71 @@ def agree(
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key)
         ]
-    # Nobody goes on, or dies, before all have read.
-    rendezvous(strategy, "compare models and settings")
     if differences:
+        raise ValueError(f"{otherwise} Differences:\n" + "\n".join(differences))
+
+
+def exchange_notes(
+    strategy: tf.distribute.Strategy, note: str, purpose: str
+) -> dict[str, str]:
+    """Return the notes of all workers, by worker, this one's among them.
+
+    Args:
+        strategy: the strategy whose workers exchange notes.
+        note: of this worker.
+        purpose: for the error, to follow "waited for the other workers to".
+
+    Raises:
+        RuntimeError: as `rendezvous`.
+    """
+    if not is_multi_worker(strategy):
+        return {"": note}
+    number = next(_numbers)
+    _internals.publish(f"tf_dgc/{number}/{_me(strategy)}", note)
+    rendezvous(strategy, purpose)
+    notes = {
+        peer: _internals.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+        for peer in _workers(strategy)
+    }
+    # Nobody goes on, or dies, before all have read.
+    rendezvous(strategy, purpose)
+    return notes
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this worker does what is to be done once; true without other workers."""
+    return not is_multi_worker(strategy) or _me(strategy) == _workers(strategy)[0]
+
+
+def check_own_file(strategy: tf.distribute.Strategy, path: str | None) -> None:
+    """Raise on all workers if two of them write to the same file.
+
+    Args:
+        strategy: the strategy whose workers save.
+        path: that this worker writes to; None if it writes nothing.
+
+    Raises:
+        ValueError: naming the workers and the file.
+        RuntimeError: if a worker does not save.
+    """
+    if not is_multi_worker(strategy):
+        return
+    note = json.dumps(path and [os.path.realpath(path), _inode(path)])
+    notes = exchange_notes(strategy, note, "save")
+    writers = {peer: text for peer, text in notes.items() if text != "null"}
+    if len(set(writers.values())) < len(writers):
         raise ValueError(
-            "The workers were started with different models or settings. All must run "
-            "the same program with the same arguments. Differences:\n"
-            + "\n".join(differences)
+            "Several workers write to the same file at once, which would destroy it. "
+            "Save by `tf_dgc.saving.save_model` or `save_weights`, by `tf_dgc.callbacks"
+            ".ModelCheckpoint` or `BackupAndRestore`, by which one worker writes and "
+            "all take part; or give every worker a path of its own. "
+            f"Received: {writers}"
         )
+
+
+def _inode(path: str) -> int | None:
+    """Return what tells two files of the same path on two machines apart."""
+    return os.stat(path).st_ino if os.path.exists(path) else None
 
 
 def _wrong(what: str, text: str) -> str:

@@ -1,5 +1,6 @@
 """What an optimizer does around its steps on several workers."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import prepare
 from tf_dgc.exchange import Exchange
 from tf_dgc.rounds import Tensor
-from tf_dgc.state import PerWorkerVariable, State, make_state
+from tf_dgc.state import SAME_CHECKPOINT, PerWorkerVariable, State, make_state
 from tf_dgc.wrapper import OptimizerWrapper
 
 
@@ -161,6 +162,36 @@ class ReplicatedOptimizer(OptimizerWrapper):
                 for s, v in zip(sums, variables, strict=True)
             ],
             variables,
+        )
+
+    # --- saving ---------------------------------------------------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the state of all workers; call it on every worker.
+
+        Raises:
+            ValueError: on all workers, if two of them write to the same file.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        cluster.check_own_file(self._strategy, _internals.path_being_saved())
+        super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state; call it on every worker, with the same file or a copy of it.
+
+        Another number of workers than saved it divides it: see `elastic.share`.
+
+        Raises:
+            ValueError: for the state of other settings, and on all workers, if they
+                load different files.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        super().load_own_variables(store)
+        checksums = (zlib.crc32(store[key].data) for key in sorted(store.keys()))
+        cluster.agree(
+            self._strategy,
+            lambda: {"checksum of the saved state": list(checksums)},
+            SAME_CHECKPOINT,
         )
 
     # --- what users read ------------------------------------------------------------

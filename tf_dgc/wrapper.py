@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tf_dgc import _internals
+from tf_dgc.state import PerWorkerVariable
 
 
 class OptimizerWrapper(keras.optimizers.Optimizer):
@@ -60,21 +61,29 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the state, summed over workers; call it on every worker.
+        """Save the state of all workers; call it on every worker.
 
         Keras saves the inner optimizer beside it.
         """
         for i, variable in enumerate(_internals.own_variables(self)):
-            store[str(i)] = variable.numpy()
+            per_worker = isinstance(variable, PerWorkerVariable)
+            store[str(i)] = variable.gather() if per_worker else variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state, divided among the workers there are now.
+        """Load the state; call it on every worker, with the same file.
 
         Raises:
             ValueError: if it was saved with other settings (for example without
-                momentum correction), because what was not sent would be lost.
+                momentum correction), or this optimizer is not yet built, because what
+                was not sent would be lost.
         """
         own = _internals.own_variables(self)
+        if not self.built and len(store.keys()) != len(own):
+            raise ValueError(
+                f"This {type(self).__name__} is not yet built, so what is saved of its "
+                "state would be lost. Before loading, `with strategy.scope(): "
+                "model.optimizer.build(model.trainable_variables)`."
+            )
         if len(store.keys()) != len(own):
             raise ValueError(
                 f"The saved {type(self).__name__} has {len(store.keys())} variables, "
@@ -83,4 +92,8 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
                 "and the inner optimizer's momentum decide which variables there are."
             )
         for i, variable in enumerate(own):
-            variable.assign(store[str(i)])
+            values = store[str(i)]
+            if isinstance(variable, PerWorkerVariable):
+                variable.scatter(values)
+            else:
+                variable.assign(values)

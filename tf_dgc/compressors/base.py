@@ -66,16 +66,20 @@ class StateSpec(NamedTuple):
     Attributes:
         shape: of the state.
         per_worker: whether it differs between workers, as `residual` does. Such state
-            is zero at first; saved as the sum over workers and restored divided among
-            those there are. Other state must be computed alike on all workers, from
+            is zero at first. Other state must be computed alike on all workers, from
             what they have in common.
         initial: called with a NumPy generator of fixed seed for the first value; None
             for zeros.
+        elastic: what another number of workers, that goes on from a checkpoint, gets
+            of state that differs between workers: "sum", the total in equal shares;
+            "mean", the mean; or "zero". Gradients are divided by the number of
+            workers, so what is of their size is "sum".
     """
 
     shape: tuple[int, ...]
     per_worker: bool = True
     initial: Callable[[np.random.Generator], np.ndarray] | None = None
+    elastic: str = "sum"
 
 
 class Draw:

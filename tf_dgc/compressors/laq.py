@@ -83,13 +83,14 @@ class LAQ(Compressor):
         """Return what is uploaded, its sum and past lengths, and what the rule needs.
 
         `error` is the length of e_m at the last upload, `may_skip` the number of steps.
+        Both begin anew with another number of workers, so that all upload at once.
         """
         return {
             "uploaded": StateSpec(shape),
             "uploaded_sum": StateSpec(shape, per_worker=False),
             "lengths": StateSpec((self.memory,), per_worker=False),
-            "error": StateSpec(()),
-            "may_skip": StateSpec(()),
+            "error": StateSpec((), elastic="zero"),
+            "may_skip": StateSpec((), elastic="zero"),
         }
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> None:
@@ -106,7 +107,7 @@ class LAQ(Compressor):
         delta = self._decode(words, values)
         error = _length(values - uploaded - delta)
         excess = _excess(_length(delta), error, state["error"])
-        forced = state["may_skip"] < 0.5  # a mean, after a restart with other workers
+        forced = state["may_skip"] < 0.5
         news = tf.where(forced, tf.constant(np.inf, tf.float32), excess)
         mine, anyone = yield from self._decide(news, state["lengths"])
         sent = words * tf.cast(mine, tf.int32)
