@@ -6,6 +6,7 @@ Both act on one strategy instance; no class or module is changed.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import keras
 import tensorflow as tf
 
 from tf_dgc import _internals, cluster
@@ -126,13 +127,16 @@ def prepare(strategy: Strategy) -> Strategy:
         ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right.
     """
     cluster.check_tf_config(strategy)
-    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if multi_worker and not getattr(strategy, "_tf_dgc_prepared", False):
-        _mend_reduce(strategy)
-        _report_failed_variables(strategy)
-        strategy._tf_dgc_prepared = True
     if strategy.num_replicas_in_sync > 1:
         cross_device_ops(strategy)
+    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    mended = getattr(strategy, "_tf_dgc_prepared", False)
+    if not mended and isinstance(strategy, _SUPPORTED):
+        if multi_worker:
+            _mend_reduce(strategy)
+            _report_failed_variables(strategy)
+        _agree_on_overflow(strategy)
+        strategy._tf_dgc_prepared = True
     return strategy
 
 
@@ -206,6 +210,41 @@ def _report_failed_variables(
         return create_variable
 
     _internals.wrap_variable_creation(strategy, wrap)
+
+
+def _agree_on_overflow(strategy: Strategy) -> None:
+    """Make all replicas skip a step if the gradients of one overflowed.
+
+    `LossScaleOptimizer` asks every replica whether its gradients are finite and goes by
+    the first one's answer, as if they had been summed before. Elsewhere an overflow
+    then gets into all weights, and where processes differ, one skips the step while
+    the others wait for it.
+    """
+    stock_call = strategy.extended.call_for_each_replica
+
+    def call_for_each_replica(
+        fn: Callable, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _is_check_of_gradients(fn):
+            fn = _true_everywhere(fn)
+        return stock_call(fn, args, kwargs)
+
+    strategy.extended.call_for_each_replica = call_for_each_replica
+
+
+def _is_check_of_gradients(fn: Any) -> bool:
+    owner = getattr(fn, "__self__", None)
+    scales = isinstance(owner, keras.optimizers.LossScaleOptimizer)
+    return scales and fn.__name__ == "check_finite"
+
+
+def _true_everywhere(check: Callable) -> Callable:
+    def check_everywhere(*args: Any) -> tf.Tensor:
+        fails = tf.cast(tf.logical_not(check(*args)), tf.float32)
+        context = tf.distribute.get_replica_context()
+        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, fails), 0.0)
+
+    return check_everywhere
 
 
 def _is_scalar(value: Any) -> bool:

@@ -76,7 +76,6 @@ class ReplicatedOptimizer(OptimizerWrapper):
         variables = list(variables)
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
-        validation.check_precision(self._strategy)
         with tf.init_scope():  # the first call may come while a step is being traced
             cluster.agree(self._strategy, lambda: self._description(variables))
         self.inner_optimizer.build(variables)
