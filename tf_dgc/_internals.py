@@ -8,15 +8,17 @@ that belong to the caller (a strategy in use, our own copy of an optimizer).
 import copy
 import inspect
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from tensorflow.python.distribute import cross_device_ops, distribute_utils
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.ops import control_flow_util, resource_variable_ops
+from tensorflow.python.ops import control_flow_util
 
 CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
 
@@ -68,28 +70,62 @@ def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
     return launcher.all_reduce(tensor)
 
 
-def number_collectives_at_run_time(collective_ops: Any) -> None:
-    """Give every execution of a collective a key of its own, from a counter.
+def reuse_collective_keys(collective_ops: Any) -> None:
+    """Give collectives of one kind, dtype and shape the same key, again and again.
 
-    TensorFlow hands keys to a function when it is called from Python
-    (`_next_instance_key` uses `FuncGraph.capture_call_time_value`). That fails for a
-    function called within a `tf.while_loop`, which is what Keras's
-    `steps_per_execution` does. A counter in the graph counts alike on all workers, as
-    they run the same steps, whenever each of them traces.
+    TensorFlow hands a new key to every execution (`_next_instance_key`) and never
+    forgets one: each costs memory for as long as the process lives, and the workers a
+    round trip to the first of them. It does so when Python calls a function
+    (`FuncGraph.capture_call_time_value`), which fails for a function called within a
+    `tf.while_loop`, as Keras's `steps_per_execution` does.
+
+    A key that follows from the tensor is the same on all workers, whenever each of
+    them traces. A launcher's collectives are one after the other (`_ordering_token`),
+    so no key is in use when it is used again.
     """
     for launcher in launchers(collective_ops):
-        with tf.init_scope(), tf.device("CPU:0"):
-            # Not tf.Variable: the strategy would distribute it.
-            counter = resource_variable_ops.ResourceVariable(_FIRST_KEY, dtype=tf.int32)
-
-        def next_key(counter: Any = counter) -> tf.Tensor:
-            return counter.assign_add(1, read_value=True).read_value()
-
-        launcher._next_instance_key = next_key
+        for kind in ("all_reduce", "_all_gather"):
+            setattr(launcher, kind, _with_key_of_tensor(launcher, kind))
 
 
-# Above the keys that TensorFlow hands out itself, to create variables.
+def _with_key_of_tensor(launcher: Any, kind: str) -> Callable:
+    launch = getattr(launcher, kind)
+
+    def launch_with_key(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(tensor)
+        launcher._next_instance_key = lambda: collective_key(kind, tensor)
+        return launch(tensor, *args, **kwargs)
+
+    return launch_with_key
+
+
+def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Return the key of a collective, scalar int32.
+
+    It is a hash. Should two kinds of tensors of a model get the same, at a chance of
+    one in 10^9, TensorFlow refuses the second.
+
+    Args:
+        kind: of collective.
+        tensor: that is handed over; equal in dtype and shape on all workers, whether
+            the shape is known while tracing or not.
+    """
+    name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
+    if tensor.shape.is_fully_defined():
+        shape: Any = np.array(tensor.shape.as_list(), np.int64)
+        factors, add_up = _FACTORS[: len(shape)], np.sum
+    else:
+        shape = tf.shape(tensor, tf.int64)
+        factors, add_up = tf.constant(_FACTORS)[: tf.size(shape)], tf.reduce_sum
+    with tf.device("CPU:0"):
+        terms = (shape + 1) % _NUM_KEYS * factors % _NUM_KEYS
+        return tf.cast(_FIRST_KEY + (name + add_up(terms)) % _NUM_KEYS, tf.int32)
+
+
+# Above the keys that TensorFlow hands out itself, to create variables, and below 2**31.
 _FIRST_KEY = 1_000_000_000
+_NUM_KEYS = 1_000_000_007  # a prime
+_FACTORS = np.array([pow(1_000_003, i, _NUM_KEYS) for i in range(1, 17)], np.int64)
 
 
 def wrap_variable_creation(

@@ -158,7 +158,7 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
             "collectives. Use devices of one kind. "
             f"Received: devices={strategy.extended.worker_devices}"
         )
-    _internals.number_collectives_at_run_time(collective_ops)
+    _internals.reuse_collective_keys(collective_ops)
     hook = CompressedCrossDeviceOps(current, collective_ops)
     _internals.set_cross_device_ops(strategy, hook)
     return hook
