@@ -84,6 +84,7 @@ def reuse_collective_keys(collective_ops: Any) -> None:
     so no key is in use when it is used again.
     """
     for launcher in launchers(collective_ops):
+        launcher._tf_dgc_kinds = set()
         for kind in ("all_reduce", "_all_gather"):
             setattr(launcher, kind, _with_key_of_tensor(launcher, kind))
 
@@ -93,10 +94,16 @@ def _with_key_of_tensor(launcher: Any, kind: str) -> Callable:
 
     def launch_with_key(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(tensor)
+        launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
         launcher._next_instance_key = lambda: collective_key(kind, tensor)
         return launch(tensor, *args, **kwargs)
 
     return launch_with_key
+
+
+def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
+    """Return kind, dtype and shape of all collectives so far, which have a key each."""
+    return set().union(*(x._tf_dgc_kinds for x in launchers(collective_ops)))
 
 
 def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
@@ -184,6 +191,11 @@ def report_error_to_cluster(message: str) -> None:
     eager_context.context().report_error_to_cluster(
         tf.errors.FAILED_PRECONDITION, message
     )
+
+
+def num_functions() -> int:
+    """Return how many graph functions the runtime knows (`context.Context`)."""
+    return len(eager_context.context().list_function_names())
 
 
 # --- graphs -------------------------------------------------------------------------

@@ -66,6 +66,11 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         vectors, buffers = run(dense, local(vector), local(words))
         return _internals.per_replica(vectors), _internals.per_replica(buffers)
 
+    @property
+    def num_keys(self) -> int:
+        """How many keys of collectives are in use; more steps need no more keys."""
+        return len(_internals.kinds_of_collectives(self._collectives))
+
     def _exchange(self, dense: Choice, vectors: Any, words: Any) -> tuple[Any, Any]:
         def all_reduce() -> tuple[Any, Any]:
             return self._launch(_internals.launch_all_reduce, vectors), _empty(words)
