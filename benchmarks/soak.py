@@ -91,7 +91,8 @@ def judge(rows, limit_mb):
         problems.append(f"memory grew by {_growth(rows):.1f} MB, over {limit_mb:g}")
     half = len(rows) // 2
     norms = [row["residual_norm"] for row in rows]
-    if not max(norms[half:]) <= 2 * max(norms[:half]):  # also if it is not a number
+    bound = 2 * max(norms[:half])
+    if not all(norm <= bound for norm in norms[half:]):  # NaN neither
         problems.append(f"the residual grew to a norm of {norms[-1]:g}")
     if not all(row["agree"] for row in rows):
         problems.append("workers did not count the same steps")

@@ -45,8 +45,10 @@ def main(settings):
         epochs=settings["parts"],
         steps_per_epoch=settings["steps"] // settings["parts"],
         callbacks=[Watch(strategy, loss, replies)],
+        shuffle=False,
         verbose=0,
     )
+    sys.stdin.read()  # until the parent has heard all workers and ends them
 
 
 def make_model():
