@@ -7,15 +7,23 @@ that belong to the caller (a strategy in use, our own copy of an optimizer).
 
 import copy
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from tensorflow.python.distribute import cross_device_ops, distribute_utils
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    distribute_utils,
+    multi_worker_util,
+)
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
@@ -68,7 +76,7 @@ def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
     return launcher.all_reduce(tensor)
 
 
-def number_collectives_at_run_time(collective_ops: Any) -> None:
+def number_collectives_at_run_time(collective_ops: Any) -> Callable[[], list[int]]:
     """Give every execution of a collective a key of its own, from a counter.
 
     TensorFlow hands keys to a function when it is called from Python
@@ -76,16 +84,46 @@ def number_collectives_at_run_time(collective_ops: Any) -> None:
     function called within a `tf.while_loop`, which is what Keras's
     `steps_per_execution` does. A counter in the graph counts alike on all workers, as
     they run the same steps, whenever each of them traces.
+
+    Returns:
+        A function that tells how many collectives this worker has started and finished
+        so far; any thread may call it, at any time.
     """
-    for launcher in launchers(collective_ops):
-        with tf.init_scope(), tf.device("CPU:0"):
-            # Not tf.Variable: the strategy would distribute it.
-            counter = resource_variable_ops.ResourceVariable(_FIRST_KEY, dtype=tf.int32)
+    pairs = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
+    started, finished = pairs[0]  # all local replicas go through the same ones
 
-        def next_key(counter: Any = counter) -> tf.Tensor:
-            return counter.assign_add(1, read_value=True).read_value()
+    def count() -> list[int]:
+        return [int(c.read_value()) - _FIRST_KEY for c in (started, finished)]
 
-        launcher._next_instance_key = next_key
+    return count
+
+
+def _count_collectives(launcher: Any) -> tuple[Any, Any]:
+    """Count what one launcher starts, which gives the keys, and what it finishes."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        # Not tf.Variable: the strategy would distribute it.
+        started, finished = (
+            resource_variable_ops.ResourceVariable(_FIRST_KEY, dtype=tf.int32)
+            for _ in range(2)
+        )
+
+    def next_key() -> tf.Tensor:
+        return started.assign_add(1, read_value=True).read_value()
+
+    def counted(launch: Callable) -> Callable:
+        def launch_and_count(*args: Any, **kwargs: Any) -> tf.Tensor:
+            result = launch(*args, **kwargs)
+            with tf.control_dependencies([result]):
+                done = finished.assign_add(1, read_value=False)
+            with tf.control_dependencies([] if done is None else [done]):
+                return tf.identity(result)
+
+        return launch_and_count
+
+    launcher._next_instance_key = next_key
+    launcher.all_reduce = counted(launcher.all_reduce)
+    launcher._all_gather = counted(launcher._all_gather)
+    return started, finished
 
 
 # Above the keys that TensorFlow hands out itself, to create variables.
@@ -112,6 +150,41 @@ def called_by_symbolic_build() -> bool:
         frame = frame.f_back if frame is not None else None
     build = TensorFlowTrainer._maybe_symbolic_build
     return frame is not None and frame.f_code is build.__code__
+
+
+def calling_trainer() -> Any | None:
+    """Return the Keras model whose `fit`, `evaluate` or `predict` calls us, if any."""
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        if frame.f_code in _TRAINER_LOOPS:
+            return frame.f_locals["self"]
+    return None
+
+
+_TRAINER_LOOPS = tuple(
+    inspect.unwrap(getattr(TensorFlowTrainer, name)).__code__
+    for name in ("fit", "evaluate", "predict")
+)
+
+
+def wrap_trainer_functions(model: Any, wrap: Callable[[Callable], Callable]) -> None:
+    """Wrap what this model instance calls for every execution of its loops."""
+    for kind in ("train", "test", "predict"):
+        _wrap_made(model, f"make_{kind}_function", f"{kind}_function", wrap)
+
+
+def _wrap_made(model: Any, maker: str, name: str, wrap: Callable) -> None:
+    if maker in vars(model):
+        return
+    stock = getattr(model, maker)
+
+    def make(force: bool = False) -> Any:
+        before = getattr(model, name)
+        stock(force)
+        if getattr(model, name) is not before:
+            setattr(model, name, wrap(getattr(model, name)))
+        return getattr(model, name)
+
+    setattr(model, maker, make)
 
 
 # --- the coordination service (context.Context) ------------------------------------
@@ -148,6 +221,55 @@ def report_error_to_cluster(message: str) -> None:
     eager_context.context().report_error_to_cluster(
         tf.errors.FAILED_PRECONDITION, message
     )
+
+
+def abort_collectives(message: str) -> None:
+    """Make pending collectives of this worker alone fail with the message."""
+    eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def unpublish(key: str) -> None:
+    """Remove a key, so that it can be published again."""
+    eager_context.context().delete_config_key_value(key)
+
+
+def configure_coordination(
+    cluster: Any, heartbeat_seconds: float, start_seconds: float
+) -> None:
+    """Set the times of TensorFlow's coordination service; call it before the strategy.
+
+    What `CollectiveAllReduceExtended._initialize_multi_worker` does, but for the times.
+
+    Args:
+        cluster: a `tf.train.ClusterSpec`.
+        heartbeat_seconds: without a heartbeat for so long, a worker counts as gone.
+        start_seconds: how long to look for the worker that coordinates.
+    """
+    spec = multi_worker_util.normalize_cluster_spec(cluster)
+    eager_context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(spec),
+        cluster_register_timeout_in_ms=int(1000 * start_seconds),
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_seconds),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(
+                name=job, num_tasks=spec.num_tasks(job)
+            )
+            for job in ("chief", "worker")
+            if job in spec.jobs
+        ],
+    )
+
+
+# --- what a thread is doing -----------------------------------------------------------
+
+
+def is_tracing(frame: FrameType | None) -> bool:
+    """Whether a stack is within the tracing of a `tf.function`."""
+    return any(f.f_code.co_filename == _TRACING for f, _ in traceback.walk_stack(frame))
+
+
+_TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python function
 
 
 # --- graphs -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,13 +14,18 @@ import tensorflow as tf
 from tf_dgc import _internals
 
 TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
+TRACING_TIMEOUT_VARIABLE = "TF_DGC_TRACING_TIMEOUT"
+HEARTBEAT_TIMEOUT_VARIABLE = "TF_DGC_HEARTBEAT_TIMEOUT"
 _numbers = itertools.count()  # equal on all workers, as all call the same functions
 
 
-def check_tf_config(strategy: tf.distribute.Strategy) -> None:
+def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     """Raise `ValueError` if `TF_CONFIG` is set but cannot be what was meant.
 
     TensorFlow itself trains alone, silently, when the cluster is missing.
+
+    Args:
+        strategy: what the cluster is used by, if it is there already.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -46,7 +52,7 @@ def check_tf_config(strategy: tf.distribute.Strategy) -> None:
         )
     num_workers = len(hosts.get("chief", ())) + len(hosts.get("worker", ()))
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if num_workers > 1 and not multi_worker:
+    if strategy is not None and num_workers > 1 and not multi_worker:
         warnings.warn(
             f"TF_CONFIG names {num_workers} workers, but there is no "
             "`MultiWorkerMirroredStrategy` in scope here, so each of them trains "
@@ -56,21 +62,43 @@ def check_tf_config(strategy: tf.distribute.Strategy) -> None:
 
 
 def timeout_seconds() -> float:
-    """Return how long to wait for the other workers, in seconds.
+    """Return how long to wait for a worker that does not come, in seconds.
 
-    60, or the environment variable `TF_DGC_TIMEOUT`.
+    50, or the environment variable `TF_DGC_TIMEOUT`.
 
     Raises:
         ValueError: if the variable is not a positive number.
     """
-    text = os.environ.get(TIMEOUT_VARIABLE, "60")
+    return _seconds(TIMEOUT_VARIABLE, 50)
+
+
+def tracing_timeout_seconds() -> float:
+    """Return how long to wait for a worker that is tracing a `tf.function`, in seconds.
+
+    1200, or the environment variable `TF_DGC_TRACING_TIMEOUT`; at least
+    `timeout_seconds`.
+    """
+    return max(timeout_seconds(), _seconds(TRACING_TIMEOUT_VARIABLE, 1200))
+
+
+def heartbeat_timeout_seconds() -> float:
+    """Return after how long without a heartbeat a worker counts as gone, in seconds.
+
+    10, or the environment variable `TF_DGC_HEARTBEAT_TIMEOUT`, which
+    `multi_worker_strategy` passes to TensorFlow.
+    """
+    return _seconds(HEARTBEAT_TIMEOUT_VARIABLE, 10)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, str(default))
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise ValueError(
-            f"The environment variable {TIMEOUT_VARIABLE} must be a positive number of "
+            f"The environment variable {variable} must be a positive number of "
             f"seconds. Received: {text!r}"
         )
     return seconds
@@ -123,7 +151,7 @@ def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
         strategy: whose workers are told.
         what: what happened, to follow the worker's name.
     """
-    message = f"tf_dgc: {_me(strategy)} {what}"
+    message = f"tf_dgc: {full_name(strategy, me(strategy))} {what}"
     with contextlib.suppress(tf.errors.OpError):  # they may have failed already
         _internals.report_error_to_cluster(message)
     return RuntimeError(message)
@@ -147,15 +175,15 @@ def agree(
         return
     text = json.dumps(describe(), sort_keys=True, default=str)
     number = next(_numbers)
-    _internals.publish(f"tf_dgc/{number}/{_me(strategy)}", text)
+    _internals.publish(f"tf_dgc/{number}/{me(strategy)}", text)
     rendezvous(strategy, f"compare models and settings (here: {_shorten(text)})")
     mine = dict(_flatten(json.loads(text)))
     differences = []
-    for peer in _workers(strategy):
+    for peer in [me(strategy), *peers(strategy)]:
         theirs_text = _internals.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
         theirs = dict(_flatten(json.loads(theirs_text)))
         differences += [
-            f"  {key}: {mine.get(key, 'nothing')!r} on {_me(strategy)}, "
+            f"  {key}: {mine.get(key, 'nothing')!r} on {me(strategy)}, "
             f"{theirs.get(key, 'nothing')!r} on {peer}"
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key)
@@ -179,19 +207,35 @@ def _wrong(what: str, text: str) -> str:
     )
 
 
-def _me(strategy: tf.distribute.Strategy) -> str:
+def me(strategy: tf.distribute.Strategy) -> str:
+    """Return this worker's name, for example "worker 1"."""
     resolver = strategy.cluster_resolver
     return f"{resolver.task_type} {resolver.task_id}"
 
 
-def _workers(strategy: tf.distribute.Strategy) -> list[str]:
-    cluster = strategy.cluster_resolver.cluster_spec()
-    return [
-        f"{job} {index}"
+def workers(cluster: tf.train.ClusterSpec) -> dict[str, str]:
+    """Return the address of every worker by its name, the first one's first.
+
+    The first one is the one that coordinates the others.
+    """
+    return {
+        f"{job} {index}": cluster.task_address(job, index)
         for job in ("chief", "worker")
         if job in cluster.jobs
         for index in cluster.task_indices(job)
-    ]
+    }
+
+
+def peers(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers but this one."""
+    names = workers(strategy.cluster_resolver.cluster_spec())
+    return [name for name in names if name != me(strategy)]
+
+
+def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
+    """Return a worker's name with its address, as errors give it."""
+    addresses = workers(strategy.cluster_resolver.cluster_spec())
+    return f"{name} ({addresses[name]})" if name in addresses else name
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
