@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,11 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc import _internals
+from tf_dgc import _internals, failures
+from tf_dgc.workers import TIMEOUT_VARIABLE, full_name, me, peers, timeout_seconds
 
-TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
-TRACING_TIMEOUT_VARIABLE = "TF_DGC_TRACING_TIMEOUT"
-HEARTBEAT_TIMEOUT_VARIABLE = "TF_DGC_HEARTBEAT_TIMEOUT"
+_ROLL_CALL_SECONDS = 2.0
 _numbers = itertools.count()  # equal on all workers, as all call the same functions
 
 
@@ -61,49 +59,6 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
         )
 
 
-def timeout_seconds() -> float:
-    """Return how long to wait for a worker that does not come, in seconds.
-
-    50, or the environment variable `TF_DGC_TIMEOUT`.
-
-    Raises:
-        ValueError: if the variable is not a positive number.
-    """
-    return _seconds(TIMEOUT_VARIABLE, 50)
-
-
-def tracing_timeout_seconds() -> float:
-    """Return how long to wait for a worker that is tracing a `tf.function`, in seconds.
-
-    1200, or the environment variable `TF_DGC_TRACING_TIMEOUT`; at least
-    `timeout_seconds`.
-    """
-    return max(timeout_seconds(), _seconds(TRACING_TIMEOUT_VARIABLE, 1200))
-
-
-def heartbeat_timeout_seconds() -> float:
-    """Return after how long without a heartbeat a worker counts as gone, in seconds.
-
-    10, or the environment variable `TF_DGC_HEARTBEAT_TIMEOUT`, which
-    `multi_worker_strategy` passes to TensorFlow.
-    """
-    return _seconds(HEARTBEAT_TIMEOUT_VARIABLE, 10)
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable, str(default))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise ValueError(
-            f"The environment variable {variable} must be a positive number of "
-            f"seconds. Received: {text!r}"
-        )
-    return seconds
-
-
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     """Whether other processes take part in this strategy."""
     return (
@@ -128,18 +83,36 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
     if not is_multi_worker(strategy):
         return
     seconds = timeout_seconds()
+    name = f"tf_dgc/{next(_numbers)}"
     try:
-        _internals.wait_at_barrier(f"tf_dgc/{next(_numbers)}", seconds)
+        with failures.named(strategy):
+            _internals.wait_at_barrier(name, seconds)
     except tf.errors.OpError as error:
+        missing = _missing(strategy, name)
         raise failure(
             strategy,
-            f"waited {seconds:g} s for the other workers to {purpose}, but not all "
-            "came. All workers must run the same program: the same model, the same "
+            f"waited {seconds:g} s for {' and '.join(missing)} to {purpose}, in vain. "
+            "All workers must run the same program: the same model, the same "
             "optimizer, and calls that involve the optimizer's state (such as "
             "`model.save`) on every worker, not on the chief alone. If a worker is "
             f"only slow, set {TIMEOUT_VARIABLE} to more seconds. "
             f"TensorFlow says: {error.message}",
         ) from error
+
+
+def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
+    """Return who did not come to a barrier, of which those who did all have heard."""
+
+    def came(name: str) -> bool:
+        try:
+            return bool(_internals.lookup(f"{barrier}/{name}", _ROLL_CALL_SECONDS))
+        except tf.errors.OpError:
+            return False
+
+    with contextlib.suppress(tf.errors.OpError):
+        _internals.publish(f"{barrier}/{me(strategy)}", "here")
+    missing = [full_name(strategy, name) for name in peers(strategy) if not came(name)]
+    return missing or ["the others"]
 
 
 def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
@@ -205,37 +178,6 @@ def _wrong(what: str, text: str) -> str:
         '"task": {"type": "worker", "index": 0}}; `tf-dgc run` sets it for you. '
         f"Received: {text}"
     )
-
-
-def me(strategy: tf.distribute.Strategy) -> str:
-    """Return this worker's name, for example "worker 1"."""
-    resolver = strategy.cluster_resolver
-    return f"{resolver.task_type} {resolver.task_id}"
-
-
-def workers(cluster: tf.train.ClusterSpec) -> dict[str, str]:
-    """Return the address of every worker by its name, the first one's first.
-
-    The first one is the one that coordinates the others.
-    """
-    return {
-        f"{job} {index}": cluster.task_address(job, index)
-        for job in ("chief", "worker")
-        if job in cluster.jobs
-        for index in cluster.task_indices(job)
-    }
-
-
-def peers(strategy: tf.distribute.Strategy) -> list[str]:
-    """Return the names of all workers but this one."""
-    names = workers(strategy.cluster_resolver.cluster_spec())
-    return [name for name in names if name != me(strategy)]
-
-
-def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
-    """Return a worker's name with its address, as errors give it."""
-    addresses = workers(strategy.cluster_resolver.cluster_spec())
-    return f"{name} ({addresses[name]})" if name in addresses else name
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

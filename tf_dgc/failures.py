@@ -3,19 +3,22 @@
 import contextlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster
+from tf_dgc import _internals, workers
 
 ADVICE = (
     "Training cannot go on without it: end all workers and start all of them again "
     "from the last checkpoint (`tf-dgc run --max-restarts` does both). The cause is at "
     "the end of what that worker printed."
 )
+
+told = threading.Event()  # whether this process has told the others why it ends
 
 
 def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
@@ -28,17 +31,17 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     Returns:
         None if it is about no other worker.
     """
-    told = _TOLD.search(message)
-    if told:
-        return told.group(1).strip()
+    reason = _TOLD.search(message)
+    if reason:
+        return reason.group(1).strip()
     tasks = [f"{job} {index}" for job, index in _TASK.findall(message)]
-    others = dict.fromkeys(t for t in tasks if t != cluster.me(strategy))
-    names = " and ".join(cluster.full_name(strategy, name) for name in others)
-    if "stopped sending heartbeats" in message:
+    others = dict.fromkeys(t for t in tasks if t != workers.me(strategy))
+    names = " and ".join(workers.full_name(strategy, name) for name in others)
+    if "stopped sending heartbeats" in message or "heartbeat timeout" in message:
         what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
     elif "CoordinationService" in message:
-        first = next(iter(cluster.workers(strategy.cluster_resolver.cluster_spec())))
-        name = cluster.full_name(strategy, first)
+        first = next(iter(workers.addresses(strategy.cluster_resolver.cluster_spec())))
+        name = workers.full_name(strategy, first)
         what = f"{name}, which coordinates all, cannot be reached: killed, stopped or "
         what += "cut off"
     elif names and "while calling /tensorflow." in message:
@@ -80,13 +83,14 @@ def tell(reason: str) -> None:
     All then name the worker that was at the start of it, not one that fails because
     another did.
     """
+    told.set()
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
         _internals.report_error_to_cluster(f"tf_dgc: {reason}")
 
 
 def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
     """Return what a worker that cannot go on says."""
-    name = cluster.full_name(strategy, cluster.me(strategy))
+    name = workers.full_name(strategy, workers.me(strategy))
     return f"tf_dgc: {name} cannot go on: {reason}. {ADVICE}"
 
 
@@ -132,7 +136,7 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
             named_error.__cause__ = error
             return show(RuntimeError, named_error, trace)
         if not str(error).startswith("tf_dgc: "):  # else the others know already
-            name = cluster.full_name(strategy, cluster.me(strategy))
+            name = workers.full_name(strategy, workers.me(strategy))
             tell(f"{name} ended with {kind.__name__}: {_gist(str(error))}")
         return show(kind, error, trace)
 

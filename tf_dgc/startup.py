@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster
+from tf_dgc import _internals, cluster, workers
 from tf_dgc.distribute import prepare
 
 _RETRY_SECONDS = 0.2
@@ -25,7 +25,7 @@ def multi_worker_strategy(
     TensorFlow's own constructor waits up to an hour for a worker that died while it
     started. This function first waits for all workers that `TF_CONFIG` names, on the
     ports they have there, for `TF_DGC_TIMEOUT` seconds at most (environment variable,
-    default 50). It also passes `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to TensorFlow:
+    default 45). It also passes `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to TensorFlow:
     the seconds without a heartbeat after which a worker counts as gone.
 
     All workers must call it alike:
@@ -44,13 +44,13 @@ def multi_worker_strategy(
     """
     cluster.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    addresses = cluster.workers(resolver.cluster_spec())
+    addresses = workers.addresses(resolver.cluster_spec())
     me = f"{resolver.task_type} {resolver.task_id}"
-    limit = cluster.timeout_seconds()
+    limit = workers.timeout_seconds()
     if len(addresses) > 1 and me in addresses:
         meet(addresses, me, limit)
         _internals.configure_coordination(
-            resolver.cluster_spec(), cluster.heartbeat_timeout_seconds(), limit
+            resolver.cluster_spec(), workers.heartbeat_timeout_seconds(), limit
         )
     with _ended_after(limit):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -89,7 +89,7 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
             f"{' and '.join(missing)} to start, in vain. Look at the end of what that "
             "worker printed; check that it was started, with the same cluster in "
             "TF_CONFIG, and that its port can be reached. If it only starts slowly, "
-            f"set {cluster.TIMEOUT_VARIABLE} to more seconds."
+            f"set {workers.TIMEOUT_VARIABLE} to more seconds."
         )
 
 
@@ -109,8 +109,9 @@ def _answer(listener: socket.socket, expected: set[str], deadline: float) -> set
         listener.settimeout(left)
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
-            with connection, connection.makefile() as lines:
-                connection.settimeout(_ANSWER_SECONDS)
+            connection.settimeout(_ANSWER_SECONDS)
+            # A worker that has met all may be calling TensorFlow's server here already.
+            with connection, connection.makefile(errors="replace") as lines:
                 callers |= {lines.readline(100).strip()} & expected
                 connection.sendall(b"\n")
     return callers

@@ -8,23 +8,28 @@ how many collectives it has started, and who waits too long looks who is behind.
 
 import atexit
 import contextlib
+import faulthandler
 import itertools
 import json
 import os
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster, failures
+from tf_dgc import _internals, failures, workers
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
-_GRACE_SECONDS = 5.0
+_STUCK_SECONDS = 8.0
+_TEARDOWN_SECONDS = 5.0
 _numbers = itertools.count()  # equal on all workers, as strategies are
+
+Position: TypeAlias = dict[str, Any]  # where a worker is: see `_look`
 
 
 class Watch:
@@ -43,11 +48,12 @@ class Watch:
     ):
         self._strategy = strategy
         self._count = count
-        self._limit = cluster.timeout_seconds()
-        self._tracing_limit = cluster.tracing_timeout_seconds()
+        self._limit = workers.timeout_seconds()
+        self._tracing_limit = workers.tracing_timeout_seconds()
         self._interval = min(2.0, self._limit / 10)
         self._key = f"tf_dgc/watch/{next(_numbers)}"
         self._started = self._finished = 0  # waits outside of collectives
+        self._published: Position | None = None
         self._seen = (0, 0)
         self._since = time.monotonic()
         self._stop = threading.Event()
@@ -68,6 +74,12 @@ class Watch:
     def _end(self) -> None:
         self._stop.set()
         self._thread.join(1.0)  # it may wait for who coordinates, in vain
+        if failures.told.is_set():
+            # TensorFlow says goodbye to workers that are gone, for up to 20 s.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(
+                _TEARDOWN_SECONDS, exit=True, file=nowhere
+            )
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
@@ -80,7 +92,7 @@ class Watch:
                 if reason is not None:
                     return self._give_up(reason)
 
-    def _look(self) -> dict[str, Any]:
+    def _look(self) -> Position:
         """Return where this worker is."""
         started, finished = self._count()
         frame = _main_frame()
@@ -91,13 +103,16 @@ class Watch:
             "place": _place(frame),
         }
 
-    def _publish(self, position: dict[str, Any]) -> None:
-        key = f"{self._key}/{cluster.me(self._strategy)}"
+    def _publish(self, position: Position) -> None:
+        if position == self._published:
+            return
+        key = f"{self._key}/{workers.me(self._strategy)}"
         with contextlib.suppress(tf.errors.NotFoundError):
             _internals.unpublish(key)
         _internals.publish(key, json.dumps(position))
+        self._published = position
 
-    def _blame(self, position: dict[str, Any]) -> str | None:
+    def _blame(self, position: Position) -> str | None:
         """Return why to give up, if this worker has waited for too long."""
         seen = position["started"], position["finished"]
         now = time.monotonic()
@@ -106,53 +121,49 @@ class Watch:
         waited = now - self._since
         if waited < self._limit:
             return None
-        others = {peer: self._lookup(peer) for peer in cluster.peers(self._strategy)}
-        behind = {p: o for p, o in others.items() if o["started"] < seen[0]}
-        if not behind:
-            return self._stalled(waited, others)
-        if waited < self._tracing_limit and any(o["tracing"] for o in behind.values()):
+        others = {peer: self._lookup(peer) for peer in workers.peers(self._strategy)}
+        behind = {p: o for p, o in others.items() if o and o["started"] < seen[0]}
+        if any(o["tracing"] for o in behind.values()) and waited < self._tracing_limit:
             return None
-        return self._late(waited, behind, seen[0])
+        return (
+            f"{self._name(workers.me(self._strategy))} has waited {waited:.0f} s in "
+            f"collective {seen[0]} {self._for_whom(others, behind)}. If it is only "
+            f"slow, set {workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
+        )
 
-    def _lookup(self, peer: str) -> dict[str, Any]:
+    def _for_whom(
+        self, others: dict[str, Position | None], behind: dict[str, Position]
+    ) -> str:
+        silent = [self._name(peer) for peer, where in others.items() if where is None]
+        late = [f"{self._name(p)} (at {o['place']})" for p, o in behind.items()]
+        if late:
+            return f"for {' and '.join(late)}, which responds but does not come"
+        if silent:
+            return (
+                f"for {' and '.join(silent)}, of which nothing is to be heard: it has "
+                "not called `tf_dgc.prepare` yet, or the network is too slow"
+            )
+        return (
+            f"for data from {' and '.join(map(self._name, others))}, which is in the "
+            "same collective: the network is too slow for it, or loses too much"
+        )
+
+    def _lookup(self, peer: str) -> Position | None:
         try:
             text = _internals.lookup(f"{self._key}/{peer}", 2 * self._interval)
-        except tf.errors.DeadlineExceededError:  # it has not got as far as here
-            return {"started": -1, "tracing": False, "place": "before `tf_dgc.prepare`"}
+        except tf.errors.DeadlineExceededError:
+            return None
         return json.loads(text)
 
-    def _late(self, waited: float, behind: dict[str, Any], number: int) -> str:
-        full_names = [
-            f"{cluster.full_name(self._strategy, peer)} ({where['place']})"
-            for peer, where in behind.items()
-        ]
-        return (
-            f"{self._name()} has waited {waited:.0f} s in collective {number} for "
-            f"{' and '.join(full_names)}, which responds but does not come. If it is "
-            f"only slow, set {cluster.TIMEOUT_VARIABLE} to more seconds than "
-            f"{self._limit:g}"
-        )
-
-    def _stalled(self, waited: float, others: dict[str, Any]) -> str:
-        full_names = [cluster.full_name(self._strategy, peer) for peer in others]
-        return (
-            f"{self._name()} has waited {waited:.0f} s for data from "
-            f"{' and '.join(full_names)}, which responds and has sent it. The network "
-            "is too slow for a collective of this size, or loses too much. If it is "
-            f"only slow, set {cluster.TIMEOUT_VARIABLE} to more seconds than "
-            f"{self._limit:g}"
-        )
-
-    def _name(self) -> str:
-        return cluster.full_name(self._strategy, cluster.me(self._strategy))
+    def _name(self, worker: str) -> str:
+        return workers.full_name(self._strategy, worker)
 
     def _give_up(self, reason: str) -> None:
         """Let the collective fail; if that does not free the main thread, end here."""
         before = _main_frame()
         instruction = before and before.f_lasti
-        _internals.abort_collectives(f"tf_dgc: {reason}")
-        failures.tell(reason)
-        if self._stop.wait(_GRACE_SECONDS):
+        threading.Thread(target=_fail, args=[reason], daemon=True).start()
+        if self._stop.wait(_STUCK_SECONDS):
             return
         after = _main_frame()
         if after is before and (after and after.f_lasti) == instruction:
@@ -162,21 +173,28 @@ class Watch:
             os._exit(STUCK_EXIT_CODE)
 
 
+def _fail(reason: str) -> None:
+    _internals.abort_collectives(f"tf_dgc: {reason}")  # even if nobody can be told
+    failures.tell(reason)
+
+
 def _main_frame() -> FrameType | None:
     identity = threading.main_thread().ident
     return None if identity is None else sys._current_frames().get(identity)
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return where in the user's program a stack is, past TensorFlow and Keras."""
-    while frame is not None and _is_library(frame):
+    """Return where in the user's program a stack is, past all libraries."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     if frame is None:
-        return "at an unknown place"
+        return "an unknown place"
     code = frame.f_code
-    return f"at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
 
 
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return name.split(".")[0] in ("tensorflow", "keras", "tf_dgc")
+_LIBRARIES = (
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib")),
+    os.path.dirname(__file__),
+    "<",  # code without a file
+)

@@ -10,7 +10,7 @@ import time
 from tf_dgc import launcher
 
 SCRIPT = pathlib.Path(__file__).with_name("fault_worker.py")
-_SAID = re.compile(r"RuntimeError: tf_dgc: (.*)")
+_SAID = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")
 
 
 class Worker:
@@ -132,5 +132,3 @@ def _short(text):
         text = text.partition(end)[0]
     text = re.sub(r" \([\w.]+:\d+\)", "", text)
     return re.sub(r"at \S*/([\w.]+:\d+)", r"at \1", text)
-
-

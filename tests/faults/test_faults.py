@@ -29,7 +29,7 @@ def expect_all_to_name(cluster, victim, since, limit, record, fault):
     return ended.texts
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_signals(tmp_path, record, number, victim):
     with Cluster("none", tmp_path, on_loopback(3), **QUICK) as cluster:
@@ -54,7 +54,7 @@ OWN_FAULTS = {
 @pytest.mark.parametrize("fault", OWN_FAULTS)
 def test_victim(tmp_path, record, fault):
     what, told = OWN_FAULTS[fault]
-    settings = {**QUICK, "FAULT_UNITS": "20000" if fault == "collective" else "64"}
+    settings = {**QUICK, "FAULT_UNITS": "100000" if fault == "collective" else "64"}
     with Cluster(fault, tmp_path, on_loopback(2), **settings) as cluster:
         since = cluster.workers[1].wait_for("FAULT", 120)
         if fault.endswith("start"):  # from when the others wait
