@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster
+from tf_dgc import _internals, cluster, failures
 from tf_dgc.choice import Choice, choose
+from tf_dgc.watch import Watch
 
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
 
@@ -31,6 +32,10 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         base: the strategy's own `tf.distribute.CrossDeviceOps`.
         collective_ops: TensorFlow's `CollectiveAllReduce` for the same replicas,
             whose group and instance keys are used.
+
+    Attributes:
+        count: function that returns how many collectives of these replicas this worker
+            has started and finished.
     """
 
     def __init__(self, base: tf.distribute.CrossDeviceOps, collective_ops: Any):
@@ -38,6 +43,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self.base = base
         self._collectives = collective_ops
         self._launchers = _internals.launchers(collective_ops)
+        self.count = _internals.reuse_collective_keys(collective_ops)
         # Eager code runs the replicas one after the other, where a collective would
         # wait for ever; a function launches them together.
         self._exchange_in_graph = tf.function(self._exchange, reduce_retracing=True)
@@ -121,6 +127,11 @@ def prepare(strategy: Strategy) -> Strategy:
 
     >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 
+    From here on a worker that waits for another one in a collective for more than
+    `TF_DGC_TIMEOUT` seconds (environment variable, default 45) ends with an error that
+    names it, and so do all others. A worker that traces a `tf.function` is waited for
+    longer, `TF_DGC_TRACING_TIMEOUT` (1200).
+
     Args:
         strategy: a `tf.distribute.MultiWorkerMirroredStrategy` or `MirroredStrategy`
             instance, changed in place; or the default strategy, left as it is.
@@ -137,12 +148,22 @@ def prepare(strategy: Strategy) -> Strategy:
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     mended = getattr(strategy, "_tf_dgc_prepared", False)
     if not mended and isinstance(strategy, _SUPPORTED):
+        strategy._tf_dgc_prepared = True
         if multi_worker:
             _mend_reduce(strategy)
-            _report_failed_variables(strategy)
+        if cluster.is_multi_worker(strategy):
+            _watch_over(strategy)
         _agree_on_overflow(strategy)
-        strategy._tf_dgc_prepared = True
     return strategy
+
+
+def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Let this worker and the others end with the name of one that fails."""
+    watch = Watch(strategy, cross_device_ops(strategy).count)
+    failures.name_in_training_loops(strategy)
+    failures.tell_what_ends_this_worker(strategy)
+    _report_failed_variables(strategy, watch)
+    watch.start()
 
 
 def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceOps:
@@ -163,7 +184,6 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
             "collectives. Use devices of one kind. "
             f"Received: devices={strategy.extended.worker_devices}"
         )
-    _internals.reuse_collective_keys(collective_ops)
     hook = CompressedCrossDeviceOps(current, collective_ops)
     _internals.set_cross_device_ops(strategy, hook)
     return hook
@@ -192,7 +212,7 @@ def _mend_reduce(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
 
 
 def _report_failed_variables(
-    strategy: tf.distribute.MultiWorkerMirroredStrategy,
+    strategy: tf.distribute.MultiWorkerMirroredStrategy, watch: Watch
 ) -> None:
     """Tell all workers why one could not create a variable.
 
@@ -203,7 +223,8 @@ def _report_failed_variables(
     def wrap(create: Callable) -> Callable:
         def create_variable(next_creator: Any, **kwargs: Any) -> Any:
             try:
-                return create(next_creator, **kwargs)
+                with failures.named(strategy), watch.waiting():
+                    return create(next_creator, **kwargs)
             except tf.errors.OpError as error:
                 name = kwargs.get("name") or "without a name"
                 raise cluster.failure(
