@@ -123,9 +123,14 @@ def test_is_not_tracked_by_default_and_never_saved(tmp_path):
     assert not plain.get_config()["track_staleness"]
 
 
-def test_monitor_logs_it():
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"run_eagerly": True}, {"jit_compile": True}],
+    ids=["graph", "eager", "xla"],
+)
+def test_monitor_logs_it(settings):
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(60)])
-    model.compile(dgc(0.99), "mse")
+    model.compile(dgc(0.99), "mse", **settings)
     x = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
     history = model.fit(
         x,
