@@ -48,8 +48,7 @@ class Count:
         return np.concatenate(waiting)
 
 
-@pytest.mark.parametrize("path", ["native", "tensorflow"])
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(("path", "num_workers"), [("native", 2), ("tensorflow", 1)])
 @pytest.mark.parametrize(
     ("sparsity", "settings"),
     [(0.97, {}), (0.97, {"value_dtype": "bfloat16"}), (WARMUP, {})],
