@@ -122,6 +122,7 @@ def test_is_not_tracked_by_default_and_never_saved(tmp_path):
     assert not plain.get_config()["track_staleness"]
 
 
+@pytest.mark.filterwarnings("ignore:XLA compiles this step")
 @pytest.mark.parametrize(
     "settings",
     [{}, {"run_eagerly": True}, {"jit_compile": True}],
