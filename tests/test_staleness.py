@@ -48,8 +48,7 @@ class Count:
         return np.concatenate(waiting)
 
 
-@pytest.mark.parametrize("path", ["native", "tensorflow"])
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(("path", "num_workers"), [("native", 2), ("tensorflow", 1)])
 @pytest.mark.parametrize(
     ("sparsity", "settings"),
     [(0.97, {}), (0.97, {"value_dtype": "bfloat16"}), (WARMUP, {})],
@@ -123,9 +122,15 @@ def test_is_not_tracked_by_default_and_never_saved(tmp_path):
     assert not plain.get_config()["track_staleness"]
 
 
-def test_monitor_logs_it():
+@pytest.mark.filterwarnings("ignore:XLA compiles this step")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"run_eagerly": True}, {"jit_compile": True}],
+    ids=["graph", "eager", "xla"],
+)
+def test_monitor_logs_it(settings):
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(60)])
-    model.compile(dgc(0.99), "mse")
+    model.compile(dgc(0.99), "mse", **settings)
     x = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
     history = model.fit(
         x,
