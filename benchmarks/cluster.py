@@ -13,7 +13,7 @@ import time
 
 from tf_dgc import launcher
 
-_WORKER = pathlib.Path(__file__).with_name("step_worker.py")
+_FOLDER = pathlib.Path(__file__).parent
 _LINES_OF_LOG = 30
 
 
@@ -25,17 +25,19 @@ class Cluster:
     """All workers of one mode; a context manager that ends them.
 
     Args:
-        settings: of the worker, without its rank; see `step_worker.py`.
+        settings: of the worker, without its rank; see its script.
         addresses: one address and port per worker.
         network: where they run; see `network.py`.
         timeout: seconds until a worker has to have answered.
+        script: of the worker, in this folder.
     """
 
-    def __init__(self, settings, addresses, network, timeout):
+    def __init__(self, settings, addresses, network, timeout, script="step_worker.py"):
         self._settings = settings
         self._addresses = addresses
         self._network = network
         self._timeout = timeout
+        self._script = str(_FOLDER / script)
         self._workers = []
         self._lines = queue.SimpleQueue()  # (rank, line), or (rank, "") at the end
         self._stack = contextlib.ExitStack()
@@ -97,7 +99,7 @@ class Cluster:
 
     def _start(self, rank):
         settings = json.dumps({**self._settings, "rank": rank})
-        command = [sys.executable, str(_WORKER), settings]
+        command = [sys.executable, self._script, settings]
         with open(self._log(rank), "wb") as log:
             worker = subprocess.Popen(
                 self._network.command(rank, command),

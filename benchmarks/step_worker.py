@@ -8,7 +8,6 @@ line on standard output; waiting for a request takes no processor time.
 
 import faulthandler
 import json
-import os
 import sys
 import time
 
@@ -17,6 +16,7 @@ import keras
 import models
 import tensorflow as tf
 from absl import logging
+from replies import reply, take_standard_output
 
 import tf_dgc
 
@@ -26,14 +26,14 @@ WARMUP_STEPS = 3
 def main(settings):
     """Build model, optimizer and step; then do what the parent asks for."""
     faulthandler.enable()
-    replies = _take_standard_output()
+    replies = take_standard_output()
     logging.set_verbosity(logging.WARNING)
     tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
     step, gradients, model = make_step(settings)
     for _ in range(WARMUP_STEPS):
         step()
         gradients()
-    _reply(
+    reply(
         replies,
         variables=len(model.trainable_variables),
         parameters=model.count_params(),
@@ -43,12 +43,12 @@ def main(settings):
         if request["do"] == "steps":
             cpu = time.process_time()
             times = [_timed(step) for _ in range(request["count"])]
-            _reply(replies, times=times, cpu=1000 * (time.process_time() - cpu))
+            reply(replies, times=times, cpu=1000 * (time.process_time() - cpu))
         else:
             parts = breakdown.measure(
                 step, gradients, request["count"], settings["rank"]
             )
-            _reply(replies, **parts)
+            reply(replies, **parts)
 
 
 def make_step(settings):
@@ -111,18 +111,6 @@ def _timed(step):
     start = time.perf_counter()
     step()
     return 1000 * (time.perf_counter() - start)
-
-
-def _take_standard_output():
-    """Return standard output; what others print goes to standard error instead."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return replies
-
-
-def _reply(replies, **values):
-    replies.write(json.dumps(values) + "\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import _versions, cluster, schedules
+from tf_dgc import _versions, schedules, workers
 
 O = keras.optimizers  # noqa: E741
 
@@ -234,9 +234,9 @@ def test_tf_config_without_a_strategy(monkeypatch):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon"])
 def test_timeout_variable(monkeypatch, seconds):
-    monkeypatch.setenv(cluster.TIMEOUT_VARIABLE, seconds)
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, seconds)
     with pytest.raises(ValueError, match="TF_DGC_TIMEOUT"):
-        cluster.timeout_seconds()
+        workers.timeout_seconds()
 
 
 @pytest.mark.parametrize(

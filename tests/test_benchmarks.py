@@ -173,3 +173,57 @@ def test_gpu_compress_without_a_gpu():
     assert finished.returncode == 1
     (sentence,) = finished.stderr.splitlines()
     assert sentence.startswith("gpu_compress.py needs ")
+
+
+@pytest.mark.workers
+def test_soak(tmp_path):
+    """A short one."""
+    path = tmp_path / "soak.json"
+    script = STEP.with_name("soak.py")
+    finished = subprocess.run(
+        [
+            *(sys.executable, str(script), "--steps=200", "--parts=4"),
+            *("--limit_mb=64", f"--json={path}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    print(finished.stdout, finished.stderr[-3000:])
+    assert finished.returncode == 0
+    assert "memory grew by" in finished.stdout
+    rows = json.loads(path.read_text())
+    assert [row["steps"] for row in rows] == [50, 100, 150, 200]
+    for row in rows:
+        assert 0 < row["staleness_mean"] <= row["staleness_p99"] <= row["staleness_max"]
+        assert row["staleness_max"] <= row["steps"]
+        assert row["keys"] <= 5
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        ("memory_mb", [100, 101, 109.5], "memory grew by 9.5 MB"),
+        ("traces", [2, 2, 3], "traces grew from 2 to 3"),
+        ("functions", [50, 51, 51], "functions grew from 50 to 51"),
+        ("keys", [3, 3, 4], "keys grew from 3 to 4"),
+        ("residual_norm", [1.0, 1.5, 2.5], "the residual grew to a norm of 2.5"),
+        ("residual_norm", [1.0, 1.0, float("nan")], "norm of nan"),
+        ("agree", [True, False, True], "did not count the same steps"),
+    ],
+)
+def test_what_soak_calls_growth(monkeypatch, key, values, message):
+    monkeypatch.syspath_prepend(STEP.parent)
+    import soak
+
+    row = {
+        **{"memory_mb": 100.0, "traces": 2, "functions": 50, "keys": 3},
+        **{"residual_norm": 1.0, "agree": True},
+    }
+    rows = [dict(row) for _ in values]
+    assert soak.judge(rows, 8.0) == []
+    for changed, value in zip(rows, values, strict=True):
+        changed[key] = value
+    (problem,) = soak.judge(rows, 8.0)
+    assert message in problem

@@ -1,5 +1,6 @@
 """The cross-device hook, and what is mended on a strategy."""
 
+import itertools
 import subprocess
 import sys
 
@@ -136,6 +137,55 @@ def test_reductions_that_the_user_chose(strategies, cross_device_ops):
         results.append(trainer.weights())
     for mine, reference in zip(*results, strict=True):
         np.testing.assert_array_equal(mine, reference)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3,), (2, 3), (3, 2), (4, 1, 7)])
+def test_key_of_a_collective_is_that_of_its_tensor(shape):
+    """Also where one worker knows the shape while tracing, and another does not."""
+    key = int(_internals.collective_key("all_reduce", tf.zeros(shape)))
+    assert 0 < key < 2**31
+    for known in ([None] * len(shape), None):
+        spec = tf.TensorSpec(known, tf.float32)
+        later = tf.function(
+            lambda x: _internals.collective_key("all_reduce", x),
+            input_signature=[spec],
+        )
+        assert later(tf.zeros(shape)) == key
+
+
+def test_keys_of_collectives_differ():
+    tensors = [tf.zeros(s) for s in [(), (1,), (5,), (6,), (2, 3), (3, 2), (6, 1)]]
+    tensors += [tf.zeros((6,), t) for t in ("float64", "int32", "float16")]
+    kinds = itertools.product(("all_reduce", "_all_gather"), tensors)
+    keys = [int(_internals.collective_key(*kind)) for kind in kinds]
+    assert len(set(keys)) == 2 * len(tensors)
+
+
+def test_more_steps_need_no_more_keys(strategies, monkeypatch):
+    """TensorFlow keeps something of every key for ever."""
+    used = []
+    stock = _internals.collective_key
+
+    def key_of(kind, tensor):
+        key = stock(kind, tensor)
+        tf.py_function(lambda k: used.append(int(k)), [key], [])
+        return key
+
+    monkeypatch.setattr(_internals, "collective_key", key_of)
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97),
+        initial_weights("float32"),
+    )
+    first, *others = make_gradients(2, 5, "float32")
+    trainer.step(first)
+    (key,) = set(used)
+    hook = distribute.cross_device_ops(strategies[2])
+    num_keys = hook.num_keys
+    for gradients in others:
+        trainer.step(gradients)
+    assert used == [key] * 2 * 5
+    assert hook.num_keys == num_keys
 
 
 IMPORT = """

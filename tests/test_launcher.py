@@ -93,6 +93,31 @@ def test_a_worker_that_ignores_termination_is_killed(tmp_path, monkeypatch):
     assert launch(script, 2)[0] == 3
 
 
+def test_restarts_until_no_worker_fails(tmp_path):
+    script = write(
+        tmp_path,
+        "attempt = int(os.environ['TF_DGC_ATTEMPT'])\n"
+        "print('attempt', attempt, 'rank', task['index'], flush=True)\n"
+        "if attempt < 3: sys.exit(5) if task['index'] == 1 else time.sleep(600)\n",
+    )
+    output = io.StringIO()
+    command = [sys.executable, script]
+    assert launcher.launch(command, 2, output, max_restarts=4) == 0
+    lines = output.getvalue().splitlines()
+    assert lines.count("[tf-dgc] attempt 2 of 5: starting all 2 workers again") == 1
+    for attempt in (1, 2, 3):
+        assert f"[1] attempt {attempt} rank 1" in lines
+    assert "[0] attempt 3 rank 0" in lines
+    assert "attempt 4" not in output.getvalue()
+
+
+def test_restarts_are_limited(tmp_path):
+    script = write(tmp_path, "sys.exit(int(os.environ['TF_DGC_ATTEMPT']))")
+    output = io.StringIO()
+    assert launcher.launch([sys.executable, script], 1, output, max_restarts=2) == 3
+    assert output.getvalue().count("failed with exit code") == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_all_workers(tmp_path, number):
     script = write(tmp_path, "print('child', os.getpid(), flush=True)\ntime.sleep(600)")
@@ -127,6 +152,7 @@ def test_command_line_runs_a_script(tmp_path, capfd):
         (["run", "--workers", "0", __file__], "1 or more; received: 0"),
         (["run", "--workers", "two", __file__], "1 or more; received: two"),
         (["run", __file__], "--workers"),
+        (["run", "--workers", "1", "--max-restarts", "-1", __file__], "--max-restarts"),
         ([], "COMMAND"),
     ],
 )

@@ -108,8 +108,9 @@ def test_stock_sgd_trains_and_equals_sparsity_0(tmp_path):
         np.testing.assert_allclose(found["wrapped"], found["stock"], rtol=1e-5)
 
 
-def test_nan_on_one_worker(tmp_path):
-    finished = run("nan", 2, tmp_path)
+@pytest.mark.parametrize("scenario", ["nan", "mixed_bfloat16"])
+def test_nan_on_one_worker(tmp_path, scenario):
+    finished = run(scenario, 2, tmp_path)
     assert finished.codes == [0, 0]
     assert finished.findings[0] == finished.findings[1]
     assert finished.findings[0]["nonfinite"] == 1
@@ -117,12 +118,25 @@ def test_nan_on_one_worker(tmp_path):
     assert sum("holds NaN or Inf" in output for output in finished.outputs) == 1
 
 
+def test_overflow_on_the_last_worker(tmp_path):
+    """All workers skip the step and halve the scale, as the dense run does."""
+    finished = run("mixed_precision", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    assert finished.findings[0] == finished.findings[1]
+    found = finished.findings[0]
+    for result in found.values():
+        assert result["scales"] == [[2**14, i] for i in range(4)]
+        assert np.all(np.isfinite(result["values"]))
+    np.testing.assert_allclose(
+        found["wrapped"]["values"], found["stock"]["values"], rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
         ("other_sparsity", "optimizer.sparsity: 0.9"),
         ("other_inner", "optimizer.inner.class_name: 'Adam"),
-        ("mixed_float16", "`mixed_float16` is not supported with several workers"),
     ],
 )
 def test_every_worker_names_what_is_wrong(tmp_path, scenario, message):

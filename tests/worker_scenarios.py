@@ -292,9 +292,46 @@ def scenario_shared_paths(directory):
     return found
 
 
-def scenario_mixed_float16(directory):
+class Scales(keras.callbacks.Callback):
+    """Records loss scale and step count after every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        variables = (optimizer.dynamic_scale, optimizer.iterations)
+        self.seen.append([float(v.numpy()) for v in variables])
+
+
+def scenario_mixed_precision(directory):
+    """An example beyond float16 on the last worker alone; stock SGD, and compressed."""
+    tf_dgc.prepare(STRATEGY)
     keras.config.set_dtype_policy("mixed_float16")
-    fit(directory)
+    x, y = make_data(64)
+    y[13] = 1e30  # in the last worker's half of the first batch
+    found = {}
+    for name, optimizer in [
+        ("stock", lambda: SGD(0.05, momentum=0.9)),
+        ("wrapped", lambda: dgc(0.0)),
+        ("sparse", dgc),
+    ]:
+        model = make_model(optimizer)
+        scales = Scales()
+        model.fit(x, y, batch_size=16, shuffle=False, callbacks=[scales], verbose=0)
+        weights = model.get_weights()
+        found[name] = {
+            "scales": scales.seen,
+            "weights": digest(weights),
+            "values": [float(np.sum(np.abs(w))) for w in weights],
+        }
+    return found
+
+
+def scenario_mixed_bfloat16(directory):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return scenario_nan(directory)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tf_dgc.distribute import CompressedCrossDeviceOps, prepare  # noqa: E402
 from tf_dgc.monitor import CompressionStats  # noqa: E402
 from tf_dgc.novograd import NovoGrad  # noqa: E402
 from tf_dgc.optimizer import CompressedOptimizer  # noqa: E402
+from tf_dgc.startup import multi_worker_strategy  # noqa: E402
 
 __version__ = _versions.tf_dgc_version()
 
@@ -36,6 +37,7 @@ __all__ = [
     "NovoGrad",
     "callbacks",
     "compressors",
+    "multi_worker_strategy",
     "prepare",
     "saving",
     "schedules",

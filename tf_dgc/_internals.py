@@ -8,16 +8,26 @@ that belong to the caller (a strategy in use, our own copy of an optimizer).
 import copy
 import inspect
 import os
+import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.saving import saving_lib
-from tensorflow.python.distribute import cross_device_ops, distribute_utils
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    distribute_utils,
+    multi_worker_util,
+)
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.training.saving import saveable_object
 
@@ -71,28 +81,96 @@ def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
     return launcher.all_reduce(tensor)
 
 
-def number_collectives_at_run_time(collective_ops: Any) -> None:
-    """Give every execution of a collective a key of its own, from a counter.
+def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
+    """Give collectives of one kind, dtype and shape the same key, again and again.
 
-    TensorFlow hands keys to a function when it is called from Python
-    (`_next_instance_key` uses `FuncGraph.capture_call_time_value`). That fails for a
-    function called within a `tf.while_loop`, which is what Keras's
-    `steps_per_execution` does. A counter in the graph counts alike on all workers, as
-    they run the same steps, whenever each of them traces.
+    TensorFlow hands a new key to every execution (`_next_instance_key`) and never
+    forgets one: each costs memory for as long as the process lives, and the workers a
+    round trip to the first of them. It does so when Python calls a function
+    (`FuncGraph.capture_call_time_value`), which fails for a function called within a
+    `tf.while_loop`, as Keras's `steps_per_execution` does.
+
+    A key that follows from the tensor is the same on all workers, whenever each of
+    them traces. A launcher's collectives are one after the other (`_ordering_token`),
+    so no key is in use when it is used again.
+
+    Returns:
+        A function that tells how many collectives this worker has started and finished
+        so far; any thread may call it, at any time.
     """
-    for launcher in launchers(collective_ops):
-        with tf.init_scope(), tf.device("CPU:0"):
-            # Not tf.Variable: the strategy would distribute it.
-            counter = resource_variable_ops.ResourceVariable(_FIRST_KEY, dtype=tf.int32)
-
-        def next_key(counter: Any = counter) -> tf.Tensor:
-            return counter.assign_add(1, read_value=True).read_value()
-
-        launcher._next_instance_key = next_key
+    pairs = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
+    started, finished = pairs[0]  # all local replicas go through the same ones
+    return lambda: [int(c.read_value()) for c in (started, finished)]
 
 
-# Above the keys that TensorFlow hands out itself, to create variables.
+def _count_collectives(launcher: Any) -> tuple[Any, Any]:
+    """Count what one launcher starts and finishes, and let it use keys again."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        # Not tf.Variable: the strategy would distribute it.
+        started, finished = (
+            resource_variable_ops.ResourceVariable(0, dtype=tf.int32) for _ in range(2)
+        )
+
+    def counted(kind: str) -> Callable:
+        launch = getattr(launcher, kind)
+
+        def launch_and_count(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+            tensor = tf.convert_to_tensor(tensor)
+            launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
+            launcher._next_instance_key = lambda: _after(
+                started, [], collective_key(kind, tensor)
+            )
+            result = launch(tensor, *args, **kwargs)
+            return _after(finished, [result], result)
+
+        return launch_and_count
+
+    launcher._tf_dgc_kinds = set()
+    for kind in ("all_reduce", "_all_gather"):
+        setattr(launcher, kind, counted(kind))
+    return started, finished
+
+
+def _after(counter: Any, inputs: list[tf.Tensor], value: tf.Tensor) -> tf.Tensor:
+    """Return `value` when all inputs were there and the counter has counted."""
+    with tf.control_dependencies(inputs):
+        done = counter.assign_add(1, read_value=False)
+    with tf.control_dependencies([] if done is None else [done]):
+        return tf.identity(value)
+
+
+def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
+    """Return kind, dtype and shape of all collectives so far, which have a key each."""
+    return set().union(*(x._tf_dgc_kinds for x in launchers(collective_ops)))
+
+
+def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Return the key of a collective, scalar int32.
+
+    It is a hash. Should two kinds of tensors of a model get the same, at a chance of
+    one in 10^9, TensorFlow refuses the second.
+
+    Args:
+        kind: of collective.
+        tensor: that is handed over; equal in dtype and shape on all workers, whether
+            the shape is known while tracing or not.
+    """
+    name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
+    if tensor.shape.is_fully_defined():
+        shape: Any = np.array(tensor.shape.as_list(), np.int64)
+        factors, add_up = _FACTORS[: len(shape)], np.sum
+    else:
+        shape = tf.shape(tensor, tf.int64)
+        factors, add_up = tf.constant(_FACTORS)[: tf.size(shape)], tf.reduce_sum
+    with tf.device("CPU:0"):
+        terms = (shape + 1) % _NUM_KEYS * factors % _NUM_KEYS
+        return tf.cast(_FIRST_KEY + (name + add_up(terms)) % _NUM_KEYS, tf.int32)
+
+
+# Above the keys that TensorFlow hands out itself, to create variables, and below 2**31.
 _FIRST_KEY = 1_000_000_000
+_NUM_KEYS = 1_000_000_007  # a prime
+_FACTORS = np.array([pow(1_000_003, i, _NUM_KEYS) for i in range(1, 17)], np.int64)
 
 
 def wrap_variable_creation(
@@ -115,6 +193,41 @@ def called_by_symbolic_build() -> bool:
         frame = frame.f_back if frame is not None else None
     build = TensorFlowTrainer._maybe_symbolic_build
     return frame is not None and frame.f_code is build.__code__
+
+
+def calling_trainer() -> Any | None:
+    """Return the Keras model whose `fit`, `evaluate` or `predict` calls us, if any."""
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        if frame.f_code in _TRAINER_LOOPS:
+            return frame.f_locals["self"]
+    return None
+
+
+_TRAINER_LOOPS = tuple(
+    inspect.unwrap(getattr(TensorFlowTrainer, name)).__code__
+    for name in ("fit", "evaluate", "predict")
+)
+
+
+def wrap_trainer_functions(model: Any, wrap: Callable[[Callable], Callable]) -> None:
+    """Wrap what this model instance calls for every execution of its loops."""
+    for kind in ("train", "test", "predict"):
+        _wrap_made(model, f"make_{kind}_function", f"{kind}_function", wrap)
+
+
+def _wrap_made(model: Any, maker: str, name: str, wrap: Callable) -> None:
+    if maker in vars(model):
+        return
+    stock = getattr(model, maker)
+
+    def make(force: bool = False) -> Any:
+        before = getattr(model, name)
+        stock(force)
+        if getattr(model, name) is not before:
+            setattr(model, name, wrap(getattr(model, name)))
+        return getattr(model, name)
+
+    setattr(model, maker, make)
 
 
 # --- the coordination service (context.Context) ------------------------------------
@@ -151,6 +264,60 @@ def report_error_to_cluster(message: str) -> None:
     eager_context.context().report_error_to_cluster(
         tf.errors.FAILED_PRECONDITION, message
     )
+
+
+def num_functions() -> int:
+    """Return how many graph functions the runtime knows (`context.Context`)."""
+    return len(eager_context.context().list_function_names())
+
+
+def abort_collectives(message: str) -> None:
+    """Make pending collectives of this worker alone fail with the message."""
+    eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def unpublish(key: str) -> None:
+    """Remove a key, so that it can be published again."""
+    eager_context.context().delete_config_key_value(key)
+
+
+def configure_coordination(
+    cluster: Any, heartbeat_seconds: float, start_seconds: float
+) -> None:
+    """Set the times of TensorFlow's coordination service; call it before the strategy.
+
+    What `CollectiveAllReduceExtended._initialize_multi_worker` does, but for the times.
+
+    Args:
+        cluster: a `tf.train.ClusterSpec`.
+        heartbeat_seconds: without a heartbeat for so long, a worker counts as gone.
+        start_seconds: how long to look for the worker that coordinates.
+    """
+    spec = multi_worker_util.normalize_cluster_spec(cluster)
+    eager_context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(spec),
+        cluster_register_timeout_in_ms=int(1000 * start_seconds),
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_seconds),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(
+                name=job, num_tasks=spec.num_tasks(job)
+            )
+            for job in ("chief", "worker")
+            if job in spec.jobs
+        ],
+    )
+
+
+# --- what a thread is doing -----------------------------------------------------------
+
+
+def is_tracing(frame: FrameType | None) -> bool:
+    """Whether a stack is within the tracing of a `tf.function`."""
+    return any(f.f_code.co_filename == _TRACING for f, _ in traceback.walk_stack(frame))
+
+
+_TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python function
 
 
 # --- graphs -------------------------------------------------------------------------

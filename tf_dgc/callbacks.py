@@ -24,6 +24,11 @@ class CompressionMonitor(keras.callbacks.Callback):
     down the list see them: put `CompressionMonitor` before `TensorBoard` and
     `CSVLogger`; `History` always has them.
 
+    With `track_staleness=True` of the optimizer also `staleness_mean`, `staleness_p99`
+    and `staleness_max`: the steps since entries were last sent, on this worker. These
+    differ between workers, so nothing that all must decide alike (such as
+    `EarlyStopping`) may depend on them.
+
     Raises:
         ValueError: when training begins, if the model's optimizer is not a
             `CompressedOptimizer`.
@@ -38,7 +43,8 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the counters to the logs."""
-        stats = find_compressed_optimizer(self.model.optimizer).stats
+        optimizer = find_compressed_optimizer(self.model.optimizer)
+        stats, staleness = optimizer.stats, optimizer.staleness
         if logs is None:
             return
         logs["bytes_per_step"] = stats.bytes_per_step
@@ -47,6 +53,10 @@ class CompressionMonitor(keras.callbacks.Callback):
         logs["compression_ratio"] = stats.ratio
         logs["total_compression_ratio"] = stats.total_ratio
         logs["nonfinite_gradients"] = stats.nonfinite
+        if staleness is not None:
+            logs["staleness_mean"] = staleness.mean
+            logs["staleness_p99"] = staleness.p99
+            logs["staleness_max"] = staleness.max
 
 
 def find_compressed_optimizer(optimizer: Any) -> CompressedOptimizer:

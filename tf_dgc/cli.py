@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not os.path.isfile(options.script):
         parser.error(f"no such script: {options.script}")
     command = [sys.executable, options.script, *options.args]
-    return launcher.launch(command, options.workers)
+    return launcher.launch(command, options.workers, max_restarts=options.max_restarts)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,11 +36,20 @@ def _parser() -> argparse.ArgumentParser:
         help="run a training script on several workers on this machine",
         description="Start one process per worker on this machine with TF_CONFIG set, "
         "pass on their output behind their rank, and end all of them as soon as one "
-        "fails. On several machines, set TF_CONFIG yourself and start the script "
+        "fails. With --max-restarts all are then started again, up to K times, with "
+        "the number of the attempt in TF_DGC_ATTEMPT; the script resumes from its own "
+        "backup. On several machines, set TF_CONFIG yourself and start the script "
         "directly.",
     )
     run.add_argument(
         "--workers", type=_count, required=True, metavar="N", help="number of workers"
+    )
+    run.add_argument(
+        "--max-restarts",
+        type=_count_or_0,
+        default=0,
+        metavar="K",
+        help="how often to start all workers again after one failed (0)",
     )
     run.add_argument("script", help="a Python script; it makes its own strategy")
     run.add_argument(
@@ -68,9 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+def _count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(
-            f"must be a whole number, 1 or more; received: {text}"
+            f"must be a whole number, {least} or more; received: {text}"
         )
     return int(text)
+
+
+def _count_or_0(text: str) -> int:
+    return _count(text, least=0)

@@ -10,16 +10,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc import _internals
+from tf_dgc import _internals, failures
+from tf_dgc.workers import (
+    TIMEOUT_VARIABLE,
+    everyone,
+    full_name,
+    me,
+    peers,
+    timeout_seconds,
+)
 
-TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
+_ROLL_CALL_SECONDS = 2.0
 _numbers = itertools.count()  # equal on all workers, as all call the same functions
 
 
-def check_tf_config(strategy: tf.distribute.Strategy) -> None:
+def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     """Raise `ValueError` if `TF_CONFIG` is set but cannot be what was meant.
 
     TensorFlow itself trains alone, silently, when the cluster is missing.
+
+    Args:
+        strategy: what the cluster is used by, if it is there already.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -46,34 +57,13 @@ def check_tf_config(strategy: tf.distribute.Strategy) -> None:
         )
     num_workers = len(hosts.get("chief", ())) + len(hosts.get("worker", ()))
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if num_workers > 1 and not multi_worker:
+    if strategy is not None and num_workers > 1 and not multi_worker:
         warnings.warn(
             f"TF_CONFIG names {num_workers} workers, but there is no "
             "`MultiWorkerMirroredStrategy` in scope here, so each of them trains "
             "alone.",
             stacklevel=2,
         )
-
-
-def timeout_seconds() -> float:
-    """Return how long to wait for the other workers, in seconds.
-
-    60, or the environment variable `TF_DGC_TIMEOUT`.
-
-    Raises:
-        ValueError: if the variable is not a positive number.
-    """
-    text = os.environ.get(TIMEOUT_VARIABLE, "60")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(
-            f"The environment variable {TIMEOUT_VARIABLE} must be a positive number of "
-            f"seconds. Received: {text!r}"
-        )
-    return seconds
 
 
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
@@ -100,18 +90,36 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
     if not is_multi_worker(strategy):
         return
     seconds = timeout_seconds()
+    name = f"tf_dgc/{next(_numbers)}"
     try:
-        _internals.wait_at_barrier(f"tf_dgc/{next(_numbers)}", seconds)
+        with failures.named(strategy):
+            _internals.wait_at_barrier(name, seconds)
     except tf.errors.OpError as error:
+        missing = _missing(strategy, name)
         raise failure(
             strategy,
-            f"waited {seconds:g} s for the other workers to {purpose}, but not all "
-            "came. All workers must run the same program: the same model, the same "
+            f"waited {seconds:g} s for {' and '.join(missing)} to {purpose}, in vain. "
+            "All workers must run the same program: the same model, the same "
             "optimizer, and calls that involve the optimizer's state (such as "
             "`model.save`) on every worker, not on the chief alone. If a worker is "
             f"only slow, set {TIMEOUT_VARIABLE} to more seconds. "
             f"TensorFlow says: {error.message}",
         ) from error
+
+
+def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
+    """Return who did not come to a barrier, of which those who did all have heard."""
+
+    def came(name: str) -> bool:
+        try:
+            return bool(_internals.lookup(f"{barrier}/{name}", _ROLL_CALL_SECONDS))
+        except tf.errors.OpError:
+            return False
+
+    with contextlib.suppress(tf.errors.OpError):
+        _internals.publish(f"{barrier}/{me(strategy)}", "here")
+    missing = [full_name(strategy, name) for name in peers(strategy) if not came(name)]
+    return missing or ["the others"]
 
 
 def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
@@ -123,7 +131,7 @@ def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
         strategy: whose workers are told.
         what: what happened, to follow the worker's name.
     """
-    message = f"tf_dgc: {_me(strategy)} {what}"
+    message = f"tf_dgc: {full_name(strategy, me(strategy))} {what}"
     with contextlib.suppress(tf.errors.OpError):  # they may have failed already
         _internals.report_error_to_cluster(message)
     return RuntimeError(message)
@@ -161,7 +169,7 @@ def agree(
     for peer, theirs_text in exchange_notes(strategy, text, purpose).items():
         theirs = dict(_flatten(json.loads(theirs_text)))
         differences += [
-            f"  {key}: {mine.get(key, 'nothing')!r} on {_me(strategy)}, "
+            f"  {key}: {mine.get(key, 'nothing')!r} on {me(strategy)}, "
             f"{theirs.get(key, 'nothing')!r} on {peer}"
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key)
@@ -186,11 +194,11 @@ def exchange_notes(
     if not is_multi_worker(strategy):
         return {"": note}
     number = next(_numbers)
-    _internals.publish(f"tf_dgc/{number}/{_me(strategy)}", note)
+    _internals.publish(f"tf_dgc/{number}/{me(strategy)}", note)
     rendezvous(strategy, purpose)
     notes = {
         peer: _internals.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
-        for peer in _workers(strategy)
+        for peer in everyone(strategy)
     }
     # Nobody goes on, or dies, before all have read.
     rendezvous(strategy, purpose)
@@ -199,7 +207,7 @@ def exchange_notes(
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this worker does what is to be done once; true without other workers."""
-    return not is_multi_worker(strategy) or _me(strategy) == _workers(strategy)[0]
+    return not is_multi_worker(strategy) or me(strategy) == everyone(strategy)[0]
 
 
 def check_own_file(strategy: tf.distribute.Strategy, path: str | None) -> None:
@@ -240,21 +248,6 @@ def _wrong(what: str, text: str) -> str:
         '"task": {"type": "worker", "index": 0}}; `tf-dgc run` sets it for you. '
         f"Received: {text}"
     )
-
-
-def _me(strategy: tf.distribute.Strategy) -> str:
-    resolver = strategy.cluster_resolver
-    return f"{resolver.task_type} {resolver.task_id}"
-
-
-def _workers(strategy: tf.distribute.Strategy) -> list[str]:
-    cluster = strategy.cluster_resolver.cluster_spec()
-    return [
-        f"{job} {index}"
-        for job in ("chief", "worker")
-        if job in cluster.jobs
-        for index in cluster.task_indices(job)
-    ]
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

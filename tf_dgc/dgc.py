@@ -6,7 +6,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import local, monitor, native, ops, payload, schedules, takeover, values
+from tf_dgc import (
+    local,
+    monitor,
+    native,
+    ops,
+    payload,
+    schedules,
+    takeover,
+    values,
+    wire,
+)
+from tf_dgc.choice import choose
 from tf_dgc.compressors import NoCompression, TopK, tie_offsets
 from tf_dgc.optimizer import CompressedOptimizer
 from tf_dgc.wire import TensorLayout
@@ -49,6 +60,7 @@ class DGCOptimizer(CompressedOptimizer):
             stays in `residual`. Exempt tensors and dense steps are not coded.
         seed: of the order in which equal magnitudes are chosen.
         name: of the optimizer.
+        track_staleness: as `CompressedOptimizer`'s.
 
     Attributes:
         inner_optimizer: the copy of `inner` that applies the update, without what was
@@ -76,6 +88,7 @@ class DGCOptimizer(CompressedOptimizer):
         value_dtype: str | None = None,
         seed: int = 0,
         name: str = "dgc_optimizer",
+        track_staleness: bool = False,
     ):
         takeover.check_inner(inner)
         sparsity = schedules.get(sparsity)
@@ -89,6 +102,7 @@ class DGCOptimizer(CompressedOptimizer):
             min_compress_size=min_compress_size,
             seed=seed,
             name=name,
+            track_staleness=track_staleness,
         )
         self.sparsity = sparsity
         self.value_dtype = value_dtype
@@ -111,6 +125,7 @@ class DGCOptimizer(CompressedOptimizer):
             # clip, correct, compress, mask, encode
             vector, words, finite = path.compress(step)
             monitor.warn_at_first(self._counters, finite, self.iterations.value)
+            self._record_sent(plan, words, indices)
             total, buffers = self._exchange(plan.dense, vector, words)
             # decode, sum, update
             nonfinite = self._decode(plan, total, buffers, variables)
@@ -155,6 +170,21 @@ class DGCOptimizer(CompressedOptimizer):
         sums, nonfinite = path.unpack(plan, total, buffers)
         self._update(sums, variables)
         return nonfinite
+
+    def _record_sent(
+        self, plan: payload.Plan, words: tf.Tensor, indices: list[int]
+    ) -> None:
+        """Remember for `staleness` what this worker is about to send."""
+        last = self._last_sent
+        if last is None:
+            return
+        last.count_step()
+
+        def chosen() -> None:
+            positions = wire.positions(words, plan.layout, plan.counts)
+            last.record_positions(indices, positions)
+
+        choose(plan.dense, lambda: last.record_all(indices), chosen)
 
     @property
     def _layout(self) -> Sequence[TensorLayout]:

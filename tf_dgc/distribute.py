@@ -6,10 +6,12 @@ Both act on one strategy instance; no class or module is changed.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster
+from tf_dgc import _internals, cluster, failures
 from tf_dgc.choice import Choice, choose
+from tf_dgc.watch import Watch
 
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
 
@@ -30,6 +32,10 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         base: the strategy's own `tf.distribute.CrossDeviceOps`.
         collective_ops: TensorFlow's `CollectiveAllReduce` for the same replicas,
             whose group and instance keys are used.
+
+    Attributes:
+        count: function that returns how many collectives of these replicas this worker
+            has started and finished.
     """
 
     def __init__(self, base: tf.distribute.CrossDeviceOps, collective_ops: Any):
@@ -37,6 +43,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self.base = base
         self._collectives = collective_ops
         self._launchers = _internals.launchers(collective_ops)
+        self.count = _internals.reuse_collective_keys(collective_ops)
         # Eager code runs the replicas one after the other, where a collective would
         # wait for ever; a function launches them together.
         self._exchange_in_graph = tf.function(self._exchange, reduce_retracing=True)
@@ -64,6 +71,11 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
             run = self._exchange_in_graph
         vectors, buffers = run(dense, local(vector), local(words))
         return _internals.per_replica(vectors), _internals.per_replica(buffers)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys of collectives are in use; more steps need no more keys."""
+        return len(_internals.kinds_of_collectives(self._collectives))
 
     def _exchange(self, dense: Choice, vectors: Any, words: Any) -> tuple[Any, Any]:
         def all_reduce() -> tuple[Any, Any]:
@@ -115,6 +127,11 @@ def prepare(strategy: Strategy) -> Strategy:
 
     >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 
+    From here on a worker that waits for another one in a collective for more than
+    `TF_DGC_TIMEOUT` seconds (environment variable, default 45) ends with an error that
+    names it, and so do all others. A worker that traces a `tf.function` is waited for
+    longer, `TF_DGC_TRACING_TIMEOUT` (1200).
+
     Args:
         strategy: a `tf.distribute.MultiWorkerMirroredStrategy` or `MirroredStrategy`
             instance, changed in place; or the default strategy, left as it is.
@@ -126,14 +143,27 @@ def prepare(strategy: Strategy) -> Strategy:
         ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right.
     """
     cluster.check_tf_config(strategy)
-    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if multi_worker and not getattr(strategy, "_tf_dgc_prepared", False):
-        _mend_reduce(strategy)
-        _report_failed_variables(strategy)
-        strategy._tf_dgc_prepared = True
     if strategy.num_replicas_in_sync > 1:
         cross_device_ops(strategy)
+    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    mended = getattr(strategy, "_tf_dgc_prepared", False)
+    if not mended and isinstance(strategy, _SUPPORTED):
+        strategy._tf_dgc_prepared = True
+        if multi_worker:
+            _mend_reduce(strategy)
+        if cluster.is_multi_worker(strategy):
+            _watch_over(strategy)
+        _agree_on_overflow(strategy)
     return strategy
+
+
+def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Let this worker and the others end with the name of one that fails."""
+    watch = Watch(strategy, cross_device_ops(strategy).count)
+    failures.name_in_training_loops(strategy)
+    failures.tell_what_ends_this_worker(strategy)
+    _report_failed_variables(strategy, watch)
+    watch.start()
 
 
 def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceOps:
@@ -154,7 +184,6 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
             "collectives. Use devices of one kind. "
             f"Received: devices={strategy.extended.worker_devices}"
         )
-    _internals.number_collectives_at_run_time(collective_ops)
     hook = CompressedCrossDeviceOps(current, collective_ops)
     _internals.set_cross_device_ops(strategy, hook)
     return hook
@@ -183,7 +212,7 @@ def _mend_reduce(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
 
 
 def _report_failed_variables(
-    strategy: tf.distribute.MultiWorkerMirroredStrategy,
+    strategy: tf.distribute.MultiWorkerMirroredStrategy, watch: Watch
 ) -> None:
     """Tell all workers why one could not create a variable.
 
@@ -194,7 +223,8 @@ def _report_failed_variables(
     def wrap(create: Callable) -> Callable:
         def create_variable(next_creator: Any, **kwargs: Any) -> Any:
             try:
-                return create(next_creator, **kwargs)
+                with failures.named(strategy), watch.waiting():
+                    return create(next_creator, **kwargs)
             except tf.errors.OpError as error:
                 name = kwargs.get("name") or "without a name"
                 raise cluster.failure(
@@ -206,6 +236,41 @@ def _report_failed_variables(
         return create_variable
 
     _internals.wrap_variable_creation(strategy, wrap)
+
+
+def _agree_on_overflow(strategy: Strategy) -> None:
+    """Make all replicas skip a step if the gradients of one overflowed.
+
+    `LossScaleOptimizer` asks every replica whether its gradients are finite and goes by
+    the first one's answer, as if they had been summed before. Elsewhere an overflow
+    then gets into all weights, and where processes differ, one skips the step while
+    the others wait for it.
+    """
+    stock_call = strategy.extended.call_for_each_replica
+
+    def call_for_each_replica(
+        fn: Callable, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _is_check_of_gradients(fn):
+            fn = _true_everywhere(fn)
+        return stock_call(fn, args, kwargs)
+
+    strategy.extended.call_for_each_replica = call_for_each_replica
+
+
+def _is_check_of_gradients(fn: Any) -> bool:
+    owner = getattr(fn, "__self__", None)
+    scales = isinstance(owner, keras.optimizers.LossScaleOptimizer)
+    return scales and fn.__name__ == "check_finite"
+
+
+def _true_everywhere(check: Callable) -> Callable:
+    def check_everywhere(*args: Any) -> tf.Tensor:
+        fails = tf.cast(tf.logical_not(check(*args)), tf.float32)
+        context = tf.distribute.get_replica_context()
+        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, fails), 0.0)
+
+    return check_everywhere
 
 
 def _is_scalar(value: Any) -> bool:

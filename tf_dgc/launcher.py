@@ -12,46 +12,71 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+ATTEMPT_VARIABLE = "TF_DGC_ATTEMPT"
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
 
 def launch(
-    command: Sequence[str], num_workers: int, output: TextIO | None = None
+    command: Sequence[str],
+    num_workers: int,
+    output: TextIO | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Run `command` once per worker with `TF_CONFIG` set; wait for all of them.
 
     Every line of output is passed on behind the worker's rank. As soon as one worker
-    fails, or on an interrupt, the others and all their children are ended.
+    fails, or on an interrupt, the others and all their children are ended. After a
+    failure all workers are started again, as often as `max_restarts` says: with the
+    same ranks, on other ports, and with the number of the attempt, from 1, in the
+    environment variable `TF_DGC_ATTEMPT`. Resuming is up to the command.
 
     Args:
         command: program and arguments, the same for every worker.
         num_workers: how many, at least 1.
         output: where the workers' lines go; default standard output.
+        max_restarts: how often to start again.
 
     Returns:
-        0, or the exit code of the first worker that failed; 128 + n if signal n ended
-        it; 130 after an interrupt.
+        0, or the exit code of the first worker that failed in the last attempt; 128 + n
+        if signal n ended it; 130 after an interrupt.
     """
     output = output or sys.stdout
+    attempts = max_restarts + 1
+    code = 0
+    try:
+        for attempt in range(1, attempts + 1):
+            if attempt > 1:
+                _say(output, f"attempt {attempt} of {attempts}: starting all "
+                     f"{num_workers} workers again")  # fmt: skip
+            code = _attempt(command, num_workers, output, attempt)
+            if code == 0:
+                break
+    except KeyboardInterrupt:
+        _say(output, "interrupted; ending all workers")
+        return 128 + signal.SIGINT
+    return code
+
+
+def _attempt(
+    command: Sequence[str], num_workers: int, output: TextIO, attempt: int
+) -> int:
+    """Run all workers once."""
     workers: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     try:
         with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
-            for rank, environment in enumerate(_environments(num_workers)):
+            for rank, environment in enumerate(_environments(num_workers, attempt)):
                 workers.append(_start(command, environment))
                 readers.append(_stream(workers[-1], rank, output))
             return _wait(workers, output)
-    except KeyboardInterrupt:
-        _say(output, "interrupted; ending all workers")
-        return 128 + signal.SIGINT
     finally:
         _end(workers)
         for reader in readers:
             reader.join(_GRACE_SECONDS)
 
 
-def _environments(num_workers: int) -> list[dict[str, str]]:
+def _environments(num_workers: int, attempt: int = 1) -> list[dict[str, str]]:
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers)]
     cluster = {"worker": addresses}
     tasks = [{"type": "worker", "index": rank} for rank in range(num_workers)]
@@ -59,6 +84,7 @@ def _environments(num_workers: int) -> list[dict[str, str]]:
         {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            ATTEMPT_VARIABLE: str(attempt),
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
         }
         for task in tasks

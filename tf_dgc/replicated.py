@@ -12,6 +12,7 @@ from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import prepare
 from tf_dgc.exchange import Exchange
 from tf_dgc.rounds import Tensor
+from tf_dgc.staleness import LastSent, Staleness
 from tf_dgc.state import SAME_CHECKPOINT, PerWorkerVariable, State, make_state
 from tf_dgc.wrapper import OptimizerWrapper
 
@@ -28,6 +29,7 @@ class ReplicatedOptimizer(OptimizerWrapper):
         min_compress_size: tensors with fewer entries are exempt.
         seed: of all randomness.
         name: of the optimizer.
+        track_staleness: whether to remember when entries were last sent.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ReplicatedOptimizer(OptimizerWrapper):
         min_compress_size: int,
         seed: int,
         name: str,
+        track_staleness: bool,
     ):
         takeover.check_inner(inner)
         validation.check_min_compress_size(min_compress_size)
@@ -51,6 +54,7 @@ class ReplicatedOptimizer(OptimizerWrapper):
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self.compressor_state: list[State] = []
+        self.track_staleness = bool(track_staleness)
         self._keeps_residual = error_feedback
         self._strategy = strategy
         self._exchange = Exchange(strategy)
@@ -58,6 +62,7 @@ class ReplicatedOptimizer(OptimizerWrapper):
         # Where nothing is left out, clipping is Keras's own, whatever the workers.
         self._num_clip = 1 if compressor.lossless else self.num_workers
         self._counters: Any = None
+        self._last_sent: LastSent | None = None
 
     # --- before the first step ------------------------------------------------------
 
@@ -77,7 +82,6 @@ class ReplicatedOptimizer(OptimizerWrapper):
         variables = list(variables)
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
-        validation.check_precision(self._strategy)
         with tf.init_scope():  # the first call may come while a step is being traced
             cluster.agree(self._strategy, lambda: self._description(variables))
         self.inner_optimizer.build(variables)
@@ -86,6 +90,8 @@ class ReplicatedOptimizer(OptimizerWrapper):
         self._counters = monitor.make_counters()
         if self._keeps_residual:
             self.residual = self._make_accumulators("residual")
+            if self.track_staleness:
+                self._last_sent = LastSent(self._tensors)
         if self._took.momentum:
             self.velocity = self._make_accumulators("velocity")
         self.compressor_state = [
@@ -205,6 +211,19 @@ class ReplicatedOptimizer(OptimizerWrapper):
     def stats(self) -> monitor.CompressionStats:
         """What was sent so far and in the last step, per worker."""
         return monitor.read(self._counters)
+
+    @property
+    def staleness(self) -> Staleness | None:
+        """How long entries have waited on this worker; None unless it is tracked.
+
+        Call it outside of a step. It is local: workers differ, and none waits.
+        """
+        if not self.track_staleness:
+            return None
+        if self._last_sent is None:  # not built, or nothing is ever kept back
+            return Staleness(0.0, 0.0, 0.0)
+        with self._strategy.scope():
+            return self._last_sent.read(self.residual)
 
     def _inner_config(self) -> dict[str, Any]:
         """Return the config of what the user passed as `inner`."""

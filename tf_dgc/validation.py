@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster
+from tf_dgc import _internals
 from tf_dgc.compressors import Compressor
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -103,15 +103,3 @@ def check_variables(
                 f"{tf.int32.max} entries. Received: variable {v.path} of shape "
                 f"{tuple(v.shape)}"
             )
-
-
-def check_precision(strategy: tf.distribute.Strategy) -> None:
-    """Raise `ValueError` where loss scaling could make workers wait for ever."""
-    policy = keras.config.dtype_policy().name
-    if policy == "mixed_float16" and cluster.is_multi_worker(strategy):
-        raise ValueError(
-            "`mixed_float16` is not supported with several workers: Keras's "
-            "`LossScaleOptimizer` lets one worker skip a step while the others wait "
-            "for it. Use `mixed_bfloat16`, which needs no loss scaling. "
-            f"Received: dtype policy {policy}"
-        )

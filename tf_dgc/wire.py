@@ -115,9 +115,7 @@ def decode(
             upon or was damaged; nothing is returned then. Not within XLA, which drops
             assertions.
     """
-    # Bits, and words, of positions and of values by turns.
-    streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
-    words = [header.NUM_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    streams, words = _sections(layout, counts)
     buffers = header.of_length(buffers, sum(words))
     head, *parts = tf.split(buffers, words, axis=1)
     checks = header.check(head, fingerprint(layout), sum(words))
@@ -130,6 +128,37 @@ def decode(
     flags, entries = gate(checks, (head[:, header.FLAGS], entries))
     totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
     return totals, tf.reduce_sum(flags)
+
+
+def positions(
+    words: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
+) -> list[tf.Tensor | None]:
+    """Return the positions, int32 `[k]`, that this worker's own buffer sends.
+
+    Args:
+        words: int32 `[sparse_words(layout, counts)]`, as encoded here; it is not
+            checked.
+        layout: of all tensors of the step.
+        counts: entries sent of each, ints or scalar int32 tensors.
+
+    Returns:
+        One per tensor; None if it is exempt.
+    """
+    parts = tf.split(words[tf.newaxis], _sections(layout, counts)[1], axis=1)[1::2]
+    return [
+        None if t.exempt else elias_fano.decode(part, t.size, k)[0][0]
+        for t, k, part in zip(layout, counts, parts, strict=True)
+    ]
+
+
+def _sections(layout: Sequence[TensorLayout], counts: Sequence) -> tuple[list, list]:
+    """Return the bits of positions and values by turns, and the words of all sections.
+
+    The header is the first section.
+    """
+    streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
+    words = [header.NUM_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    return streams, words
 
 
 def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:

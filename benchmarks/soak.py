@@ -1,0 +1,112 @@
+"""A long run of a small model: what must not grow, at the start and at the end.
+
+    python benchmarks/soak.py --steps 20000
+
+Real worker processes on loopback train by `model.fit`. Memory, traces, functions and
+keys of collectives are compared with those after the first tenth of the run, and the
+norm of the residual with its largest in the first half. The exit status is 1 if one
+grew, or if the workers' counts differ. Staleness is reported; see docs/reliability.md.
+"""
+
+import sys
+
+import network
+import reporting
+from absl import app, flags
+from cluster import Cluster, WorkerError
+
+COLUMNS = [
+    ("steps", "steps", ",d"),
+    ("median_ms", "median (ms)", ".2f"),
+    ("memory_mb", "memory (MB)", ",.1f"),
+    ("traces", "traces", "d"),
+    ("functions", "functions", "d"),
+    ("keys", "keys", "d"),
+    ("residual_norm", "residual", ".3f"),
+    ("staleness_mean", "stale: mean", ".0f"),
+    ("staleness_p99", "p99", ".0f"),
+    ("staleness_max", "max", ".0f"),
+    ("loss", "loss", ".3f"),
+]
+CONSTANT = ("traces", "functions", "keys")
+
+_STEPS = flags.DEFINE_integer("steps", 20_000, "Steps of the run.", lower_bound=20)
+_PARTS = flags.DEFINE_integer("parts", 20, "Rows of the table.", lower_bound=2)
+_WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2)
+_LIMIT_MB = flags.DEFINE_float("limit_mb", 8.0, "How much memory may grow.")
+_TIMEOUT = flags.DEFINE_float("timeout", 300.0, "Seconds that a part may take.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
+
+
+def main(_):
+    """Run, report, and judge."""
+    try:
+        rows = measure()
+    except WorkerError as error:
+        sys.exit(f"soak.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("soak.py: interrupted")
+    title = f"A run of {_STEPS.value:,} steps, {_WORKERS.value} workers"
+    reporting.report(rows, COLUMNS, title, _JSON.value)
+    problems = judge(rows, _LIMIT_MB.value)
+    if problems:
+        sys.exit("soak.py: " + "; ".join(problems))
+    first = rows[_begin(rows)]
+    print(
+        f"From step {first['steps']:,} to {rows[-1]['steps']:,} memory grew by "
+        f"{_growth(rows):.1f} MB (limit {_LIMIT_MB.value:g}), and a step takes "
+        f"{rows[-1]['median_ms'] / first['median_ms']:.2f} times as long."
+    )
+
+
+def measure():
+    """Return one row per part: the largest figures of all workers."""
+    settings = {"mode": "dgc", "steps": _STEPS.value, "parts": _PARTS.value}
+    with (
+        network.connect("loopback", _WORKERS.value, 1) as net,
+        Cluster(
+            settings, net.addresses(0), net, _TIMEOUT.value, "soak_worker.py"
+        ) as cluster,
+    ):
+        return [combine(cluster.wait()) for _ in range(_PARTS.value)]
+
+
+def combine(answers):
+    """Return the largest figures, and whether all count the same steps."""
+    row = {key: max(answer[key] for answer in answers) for key in answers[0]}
+    row["workers"] = len(answers)
+    row["agree"] = len({answer["steps"] for answer in answers}) == 1
+    return row
+
+
+def judge(rows, limit_mb):
+    """Return what grew that must not, as sentences."""
+    first, last = rows[_begin(rows)], rows[-1]
+    problems = [
+        f"{key} grew from {first[key]} to {last[key]}"
+        for key in CONSTANT
+        if last[key] != first[key]
+    ]
+    if _growth(rows) > limit_mb:
+        problems.append(f"memory grew by {_growth(rows):.1f} MB, over {limit_mb:g}")
+    half = len(rows) // 2
+    norms = [row["residual_norm"] for row in rows]
+    bound = 2 * max(norms[:half])
+    if not all(norm <= bound for norm in norms[half:]):  # NaN neither
+        problems.append(f"the residual grew to a norm of {norms[-1]:g}")
+    if not all(row["agree"] for row in rows):
+        problems.append("workers did not count the same steps")
+    return problems
+
+
+def _begin(rows):
+    """Return the row to compare with: libraries still fill their pools before it."""
+    return max(len(rows) // 10 - 1, 0)
+
+
+def _growth(rows):
+    return rows[-1]["memory_mb"] - rows[_begin(rows)]["memory_mb"]
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,106 @@
+"""What the workers of the fault matrix do; started once per worker.
+
+    python fault_worker.py FAULT
+
+Trains for ever; the last worker is the victim, which brings the fault about itself
+where a signal from outside would not meet the moment. It says "FAULT" just before.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+
+import tf_dgc
+from tf_dgc import state
+
+CONFIG = json.loads(os.environ["TF_CONFIG"])
+RANK = CONFIG["task"]["index"]
+VICTIM = int(os.environ.get("FAULT_VICTIM", len(CONFIG["cluster"]["worker"]) - 1))
+FAULT = sys.argv[1] if RANK == VICTIM else "none"
+EVERYWHERE = sys.argv[1]
+FAULT_STEP = 10
+
+
+def die():
+    print("FAULT", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Steps(keras.callbacks.Callback):
+    """Says every step, and brings about what happens between steps."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations.numpy())
+        print("step", step, flush=True)
+        if step == FAULT_STEP:
+            self.fault()
+        if EVERYWHERE == "save" and step == FAULT_STEP:
+            self.model.save_weights(f"{sys.argv[2]}/{RANK}.weights.h5")
+        if EVERYWHERE in ("below", "tracing") and step == FAULT_STEP + 5:
+            self.model.stop_training = True
+
+    def fault(self):
+        if FAULT in ("below", "above"):
+            print("FAULT", flush=True)
+            time.sleep(float(os.environ["FAULT_SECONDS"]))
+        if FAULT == "leave":
+            print("FAULT", flush=True)
+            sys.exit(0)
+        if FAULT == "error":
+            print("FAULT", flush=True)
+            raise ValueError("the disk of this worker is full")
+        if FAULT == "save":
+            state.PerWorkerVariable.numpy = lambda self: die()
+        if FAULT == "collective":
+            strategy = self.model.distribute_strategy
+            count = tf_dgc.distribute.cross_device_ops(strategy).count
+            threading.Thread(target=die_within_collective, args=[count]).start()
+
+
+def die_within_collective(count):
+    while True:
+        started, finished = count()
+        if started > finished:
+            die()
+
+
+class SlowToTrace(keras.Model):
+    """On the victim, takes long to trace."""
+
+    def train_step(self, *args, **kwargs):
+        if FAULT == "tracing":
+            print("FAULT", flush=True)
+            time.sleep(float(os.environ["FAULT_SECONDS"]))
+        return super().train_step(*args, **kwargs)
+
+
+def main():
+    if FAULT == "start":
+        die()
+    if FAULT == "stopped_start":
+        print("FAULT", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    strategy = tf_dgc.multi_worker_strategy()
+    if FAULT == "variables":
+        die()
+    units = int(os.environ.get("FAULT_UNITS", "64"))
+    with strategy.scope():
+        inputs = keras.Input((64,))
+        outputs = keras.layers.Dense(1)(keras.layers.Dense(units)(inputs))
+        model = SlowToTrace(inputs, outputs)
+        sparsity = 0.0 if EVERYWHERE in ("collective", "dense") else 0.9
+        sgd = keras.optimizers.SGD(1e-4, momentum=0.9)
+        model.compile(tf_dgc.DGCOptimizer(sgd, sparsity), "mse")
+    x = np.random.default_rng(0).normal(size=(320, 64)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    model.fit(x, y, batch_size=32, epochs=10**6, verbose=0, callbacks=[Steps()])
+
+
+if __name__ == "__main__":
+    main()

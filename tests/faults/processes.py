@@ -1,0 +1,134 @@
+"""Worker processes whose output is read as it comes, and what became of them."""
+
+import os
+import pathlib
+import re
+import sys
+import threading
+import time
+
+from tf_dgc import launcher
+
+SCRIPT = pathlib.Path(__file__).with_name("fault_worker.py")
+_SAID = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")
+
+
+class Worker:
+    """One process; every line it prints is kept with its time."""
+
+    def __init__(self, command, environment):
+        self.lines = []  # (seconds of the monotonic clock, text)
+        self.changed = threading.Condition()
+        self.process = launcher._start(command, environment)
+        self.ended = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        with self.process.stdout as lines:
+            for line in lines:
+                self._add(line.rstrip())
+        self.process.wait()
+        with self.changed:
+            self.ended = time.monotonic()
+            self.changed.notify_all()
+
+    def _add(self, line):
+        with self.changed:
+            self.lines.append((time.monotonic(), line))
+            self.changed.notify_all()
+
+    def time_of(self, text):
+        """Return when a line with this text came, or None."""
+        return next((t for t, line in self.lines if text in line), None)
+
+    def wait_for(self, text, seconds):
+        """Wait until a line with this text comes; return when it came."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.time_of(text) is not None or self.ended, seconds
+            )
+        found = self.time_of(text)
+        assert found is not None, f"no {text!r} within {seconds} s in:\n{self.output()}"
+        return found
+
+    def wait(self, seconds):
+        """Wait until it ends by itself; return its exit code."""
+        with self.changed:
+            ended = self.changed.wait_for(lambda: self.ended is not None, seconds)
+        assert ended, f"did not end within {seconds} s:\n{self.output()}"
+        return self.process.returncode
+
+    def output(self, lines=60):
+        return "\n".join(line for _, line in self.lines[-lines:])
+
+    def error(self):
+        """Return when it said why it cannot go on, and what."""
+        for when, line in self.lines:
+            if found := _SAID.search(line):
+                return when, found.group(1)
+        raise AssertionError(f"no error of tf_dgc in:\n{self.output()}")
+
+
+class Cluster:
+    """Workers of `fault_worker.py`; leaving the context ends them all."""
+
+    def __init__(self, fault, directory, environments, wrap=None, **settings):
+        command = [sys.executable, str(SCRIPT), fault, str(directory)]
+        self.workers = []
+        try:
+            for rank, environment in enumerate(environments):
+                self.workers.append(
+                    Worker(
+                        wrap(rank, command) if wrap else command,
+                        {**environment, "CUDA_VISIBLE_DEVICES": "-1", **settings},
+                    )
+                )
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        launcher._end([w.process for w in self.workers])
+
+    def wait_for_steps(self, number=5, seconds=120):
+        for worker in self.workers:
+            worker.wait_for(f"step {number}", seconds)
+
+    def signal(self, rank, number):
+        """Send a signal; return when."""
+        os.kill(self.workers[rank].process.pid, number)
+        return time.monotonic()
+
+
+def on_loopback(num_workers):
+    """Return the environments of workers on this machine's loopback."""
+    return launcher._environments(num_workers)
+
+
+class Ended:
+    """How the survivors of a fault ended."""
+
+    def __init__(self, cluster, survivors, since, seconds):
+        self.rows = []
+        self.texts = []
+        self.seconds = 0.0  # from the fault until the last process was gone
+        for rank in survivors:
+            worker = cluster.workers[rank]
+            code = worker.wait(max(1, seconds + since - time.monotonic()))
+            assert code not in (0, None), worker.output()
+            when, text = worker.error()
+            self.texts.append(text)
+            self.rows.append((rank, _short(text), when - since, worker.ended - since))
+            self.seconds = max(self.seconds, worker.ended - since)
+
+
+def _short(text):
+    """Return what the message says happened, without addresses, paths and advice."""
+    text = text.partition("cannot go on: ")[2] or text
+    for end in (" (TensorFlow says", ". If it is", ". Training cannot", ". Look at"):
+        text = text.partition(end)[0]
+    text = re.sub(r" \([\w.]+:\d+\)", "", text)
+    return re.sub(r"at \S*/([\w.]+:\d+)", r"at \1", text)

@@ -1,0 +1,106 @@
+"""The fault matrix on loopback: `pytest -m faults`.
+
+Whatever happens to one worker, each of the others ends in time with an error that
+names it, or, where nothing is broken, goes on.
+"""
+
+import signal
+
+import pytest
+from processes import Cluster, Ended, on_loopback
+
+pytestmark = [pytest.mark.faults, pytest.mark.workers]
+
+QUICK = {"TF_DGC_TIMEOUT": "8", "TF_DGC_HEARTBEAT_TIMEOUT": "6"}
+MARGIN = 15  # s, for processes to end on a busy machine
+LIMIT = 8 + MARGIN
+
+
+def expect_all_to_name(cluster, victim, since, limit, record, fault):
+    """Wait for all survivors; return what they said."""
+    survivors = [r for r in range(len(cluster.workers)) if r != victim]
+    ended = Ended(cluster, survivors, since, limit + 60)
+    record(fault, ended.rows)
+    for text in ended.texts:
+        assert f"worker {victim} (" in text.partition("cannot go on: ")[2] or (
+            f"worker {victim} (" in text.partition("waited")[2]
+        ), text
+    assert ended.seconds < limit
+    return ended.texts
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_signals(tmp_path, record, number, victim):
+    with Cluster("none", tmp_path, on_loopback(3), **QUICK) as cluster:
+        cluster.wait_for_steps()
+        since = cluster.signal(victim, number)
+        fault = f"{number.name} to worker {victim}"
+        expect_all_to_name(cluster, victim, since, LIMIT, record, fault)
+
+
+# What the victim does to itself, and what the others are told about it.
+OWN_FAULTS = {
+    "start": ("dies before it makes a strategy", "to start, in vain"),
+    "stopped_start": ("is stopped before it makes a strategy", "to start, in vain"),
+    "variables": ("dies before it creates variables", ""),
+    "collective": ("dies within a collective", ""),
+    "save": ("dies while all save", ""),
+    "leave": ("leaves early, with exit code 0", ""),
+    "error": ("ends with an error of its own", "ValueError: the disk"),
+}
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_victim(tmp_path, record, fault):
+    what, told = OWN_FAULTS[fault]
+    settings = {**QUICK, "FAULT_UNITS": "100000" if fault == "collective" else "64"}
+    with Cluster(fault, tmp_path, on_loopback(2), **settings) as cluster:
+        since = cluster.workers[1].wait_for("FAULT", 120)
+        if fault.endswith("start"):  # from when the others wait
+            since = max(since, cluster.workers[0].lines[0][0])
+        texts = expect_all_to_name(cluster, 1, since, LIMIT, record, f"worker 1 {what}")
+        assert all(told in text for text in texts)
+
+
+def test_slow_above_the_limit(tmp_path, record):
+    settings = {**QUICK, "FAULT_SECONDS": "40"}
+    with Cluster("above", tmp_path, on_loopback(3), **settings) as cluster:
+        since = cluster.workers[2].wait_for("FAULT", 120)
+        fault = "worker 2 sleeps 40 s; limit 8 s"
+        texts = expect_all_to_name(cluster, 2, since, LIMIT, record, fault)
+        assert all("fault_worker.py" in text for text in texts)  # where it sleeps
+
+
+def test_slow_with_default_limits(tmp_path, record):
+    with Cluster("above", tmp_path, on_loopback(2), FAULT_SECONDS="90") as cluster:
+        since = cluster.workers[1].wait_for("FAULT", 120)
+        fault = "worker 1 sleeps 90 s; default limits"
+        expect_all_to_name(cluster, 1, since, 60, record, fault)
+
+
+def expect_all_to_finish(cluster, record, fault):
+    for worker in cluster.workers:
+        assert worker.wait(120) == 0, worker.output()
+    rows = [(r, "no error, goes on", None, None) for r in range(len(cluster.workers))]
+    record(fault, rows)
+
+
+def test_slow_below_the_limit(tmp_path, record):
+    settings = {**QUICK, "FAULT_SECONDS": "4"}
+    with Cluster("below", tmp_path, on_loopback(2), **settings) as cluster:
+        expect_all_to_finish(cluster, record, "worker 1 sleeps 4 s; limit 8 s")
+
+
+def test_slow_tracing_is_no_fault(tmp_path, record):
+    settings = {**QUICK, "FAULT_SECONDS": "16"}
+    with Cluster("tracing", tmp_path, on_loopback(2), **settings) as cluster:
+        expect_all_to_finish(cluster, record, "worker 1 traces 16 s; limit 8 s")
+
+
+def test_tracing_above_its_own_limit(tmp_path, record):
+    settings = {**QUICK, "FAULT_SECONDS": "40", "TF_DGC_TRACING_TIMEOUT": "10"}
+    with Cluster("tracing", tmp_path, on_loopback(2), **settings) as cluster:
+        since = cluster.workers[1].wait_for("FAULT", 120)
+        fault = "worker 1 traces 40 s; limit of tracing 10 s"
+        expect_all_to_name(cluster, 1, since, 10 + MARGIN, record, fault)

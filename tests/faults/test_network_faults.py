@@ -1,0 +1,149 @@
+"""The fault matrix between network namespaces: `sudo pytest -m faults`.
+
+Every worker has a namespace of its own, so that its link can be cut, slowed down or
+made to lose packets.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from processes import Cluster, on_loopback
+from test_faults import MARGIN, QUICK, expect_all_to_name
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+from network import Namespaces
+
+pytestmark = [pytest.mark.faults, pytest.mark.workers]
+
+
+def missing():
+    if os.geteuid() != 0:
+        return "network namespaces need root: sudo pytest -m faults"
+    tools = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
+    return f"not installed (iproute2): {', '.join(tools)}" if tools else None
+
+
+@pytest.fixture
+def namespaces():
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with Namespaces("1gbit", 2) as network:
+        yield network
+
+
+def environments(namespaces):
+    """Return the environments of workers that meet over the links."""
+    found = on_loopback(2)
+    for rank, environment in enumerate(found):
+        environment["TF_CONFIG"] = json.dumps(
+            {
+                "cluster": {"worker": namespaces.addresses(0)},
+                "task": {"type": "worker", "index": rank},
+            }
+        )
+    return found
+
+
+def start(namespaces, fault, directory, **settings):
+    return Cluster(
+        fault,
+        directory,
+        environments(namespaces),
+        namespaces.command,
+        **{**QUICK, **settings},
+    )
+
+
+def limit(namespaces, *filter_):
+    """Put the same queueing discipline on both ends of the last worker's link."""
+    for namespace, device in list(namespaces._ends())[-2:]:
+        subprocess.run(
+            [
+                "tc",
+                "-n",
+                namespace,
+                "qdisc",
+                "replace",
+                "dev",
+                device,
+                "root",
+                *filter_,
+            ],
+            check=True,
+        )
+    return time.monotonic()
+
+
+def expect_both_to_name_each_other(cluster, since, seconds, record, fault):
+    for victim in (0, 1):  # from each side it is the other one that is cut off
+        what = fault if victim else f"{fault}, the other side"
+        expect_all_to_name(cluster, victim, since, seconds, record, what)
+
+
+def test_cut(namespaces, tmp_path, record):
+    with start(namespaces, "none", tmp_path) as cluster:
+        cluster.wait_for_steps()
+        hub, port = list(namespaces._ends())[-1]
+        subprocess.run(["ip", "-n", hub, "link", "set", port, "down"], check=True)
+        since = time.monotonic()
+        expect_both_to_name_each_other(
+            cluster, since, 8 + MARGIN, record, "the link of worker 1 is cut"
+        )
+
+
+def test_nearly_all_packets_are_lost(namespaces, tmp_path, record):
+    with start(namespaces, "none", tmp_path) as cluster:
+        cluster.wait_for_steps()
+        # A bucket that lets 2 kbit/s pass and queues nothing: the rest is dropped.
+        since = limit(
+            namespaces, *("tbf", "rate", "2kbit", "burst", "1600", "limit", "1600")
+        )
+        expect_both_to_name_each_other(
+            cluster, since, 16 + MARGIN, record, "the link of worker 1 loses packets"
+        )
+
+
+def test_some_packets_are_lost(namespaces, tmp_path, record):
+    """TCP sends again: slower, but nothing is wrong."""
+    with start(namespaces, "none", tmp_path, FAULT_UNITS="2000") as cluster:
+        cluster.wait_for_steps()
+        limit(namespaces, *("tbf", "rate", "2mbit", "burst", "4000", "limit", "6000"))
+        cluster.wait_for_steps(60, 120)
+        assert dropped(namespaces) > 0
+        rows = [(rank, "no error, goes on", None, None) for rank in (0, 1)]
+        record(f"the link loses packets ({dropped(namespaces)} of them)", rows)
+
+
+def dropped(namespaces):
+    """Return how many packets the last worker's link has dropped."""
+    return sum(
+        discipline["drops"]
+        for namespace, device in list(namespaces._ends())[-2:]
+        for discipline in json.loads(
+            subprocess.run(
+                ["tc", "-s", "-j", "-n", namespace, "qdisc", "show", "dev", device],
+                check=True,
+                capture_output=True,
+            ).stdout
+        )
+    )
+
+
+def test_slow_link(namespaces, tmp_path, record):
+    """A collective that would take minutes, while heartbeats come through."""
+    settings = {"FAULT_UNITS": "100000", "TF_DGC_HEARTBEAT_TIMEOUT": "40"}
+    with start(namespaces, "dense", tmp_path, **settings) as cluster:
+        cluster.wait_for_steps(2)
+        since = limit(
+            namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
+        )
+        expect_both_to_name_each_other(
+            cluster, since, 16 + MARGIN, record, "a link of 500 kbit/s, dense step"
+        )

@@ -1,0 +1,149 @@
+"""Failures: which other worker an error is about, said by all workers alike."""
+
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc import _internals, workers
+
+ADVICE = (
+    "Training cannot go on without it: end all workers and start all of them again "
+    "from the last checkpoint (`tf-dgc run --max-restarts` does both). The cause is at "
+    "the end of what that worker printed."
+)
+
+told = threading.Event()  # whether this process has told the others why it ends
+
+
+def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
+    """Return which worker an error of TensorFlow is about, and what happened to it.
+
+    Args:
+        strategy: whose workers may be meant.
+        message: TensorFlow's.
+
+    Returns:
+        None if it is about no other worker.
+    """
+    reason = _TOLD.search(message)
+    if reason:
+        return reason.group(1).strip()
+    tasks = [f"{job} {index}" for job, index in _TASK.findall(message)]
+    others = dict.fromkeys(t for t in tasks if t != workers.me(strategy))
+    names = " and ".join(workers.full_name(strategy, name) for name in others)
+    if "stopped sending heartbeats" in message or "heartbeat timeout" in message:
+        what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
+    elif "CoordinationService" in message:
+        first = next(iter(workers.addresses(strategy.cluster_resolver.cluster_spec())))
+        name = workers.full_name(strategy, first)
+        what = f"{name}, which coordinates all, cannot be reached: killed, stopped or "
+        what += "cut off"
+    elif names and "while calling /tensorflow." in message:
+        what = f"the connection to {names} broke: it died or was cut off"
+    elif names and "Collective ops is aborted by" in message:
+        what = f"{names} failed"
+    else:
+        return None
+    return f"{what} (TensorFlow says: {_gist(message)})"
+
+
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?!/device)")
+_TOLD = re.compile(
+    r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\n\t \[\[|\Z)", re.S
+)
+
+
+@contextlib.contextmanager
+def named(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turn an error about another worker into a `RuntimeError` that names it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        reason = explain(strategy, str(error.message))
+        if reason is None:
+            raise
+        raise give_up(strategy, reason) from error
+
+
+def give_up(strategy: tf.distribute.Strategy, reason: str) -> RuntimeError:
+    """Pass the reason on to the other workers; return the error to raise here."""
+    tell(reason)
+    return RuntimeError(error_text(strategy, reason))
+
+
+def tell(reason: str) -> None:
+    """End the collectives of all workers, this one's too, for this reason.
+
+    All then name the worker that was at the start of it, not one that fails because
+    another did.
+    """
+    told.set()
+    with contextlib.suppress(tf.errors.OpError):  # one may have been told already
+        _internals.report_error_to_cluster(f"tf_dgc: {reason}")
+
+
+def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
+    """Return what a worker that cannot go on says."""
+    name = workers.full_name(strategy, workers.me(strategy))
+    return f"tf_dgc: {name} cannot go on: {reason}. {ADVICE}"
+
+
+def name_in_training_loops(strategy: tf.distribute.Strategy) -> None:
+    """Make `fit`, `evaluate` and `predict` under this strategy raise named errors.
+
+    Keras distributes the data at the beginning of each; there its model is found, and
+    what that instance calls in every step is wrapped.
+    """
+    stock = strategy.experimental_distribute_dataset
+
+    def name_failures(function: Callable) -> Callable:
+        def call(*args: Any) -> Any:
+            with named(strategy):
+                return function(*args)
+
+        return call
+
+    def experimental_distribute_dataset(*args: Any, **kwargs: Any) -> Any:
+        model = _internals.calling_trainer()
+        if model is not None:
+            _internals.wrap_trainer_functions(model, name_failures)
+        return stock(*args, **kwargs)
+
+    strategy.experimental_distribute_dataset = experimental_distribute_dataset
+
+
+def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
+    """When an error ends this process, name the worker it is about, or tell the others.
+
+    By `sys.excepthook`, which shows what it showed before.
+    """
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        reason = None
+        if isinstance(error, tf.errors.OpError):
+            reason = explain(strategy, str(error.message))
+        if reason is not None:
+            named_error = give_up(strategy, reason)
+            named_error.__cause__ = error
+            return show(RuntimeError, named_error, trace)
+        if not str(error).startswith("tf_dgc: "):  # else the others know already
+            name = workers.full_name(strategy, workers.me(strategy))
+            tell(f"{name} ended with {kind.__name__}: {_gist(str(error))}")
+        return show(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _gist(message: str, length: int = 300) -> str:
+    """Return the one line of an error's message that says what happened."""
+    lines = message.rpartition("aborted by: ")[2].strip().splitlines() or [""]
+    return lines[0] if len(lines[0]) <= length else lines[0][:length] + " ..."

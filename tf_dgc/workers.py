@@ -1,0 +1,88 @@
+"""Workers: what they are called, where they are, and how long they wait."""
+
+import math
+import os
+
+import tensorflow as tf
+
+TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
+TRACING_TIMEOUT_VARIABLE = "TF_DGC_TRACING_TIMEOUT"
+HEARTBEAT_TIMEOUT_VARIABLE = "TF_DGC_HEARTBEAT_TIMEOUT"
+
+
+def me(strategy: tf.distribute.Strategy) -> str:
+    """Return this worker's name, for example "worker 1"."""
+    resolver = strategy.cluster_resolver
+    return f"{resolver.task_type} {resolver.task_id}"
+
+
+def addresses(cluster: tf.train.ClusterSpec) -> dict[str, str]:
+    """Return the address of every worker by its name, the first one's first.
+
+    The first one is the one that coordinates the others.
+    """
+    return {
+        f"{job} {index}": cluster.task_address(job, index)
+        for job in ("chief", "worker")
+        if job in cluster.jobs
+        for index in cluster.task_indices(job)
+    }
+
+
+def everyone(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers, the first one's first."""
+    return list(addresses(strategy.cluster_resolver.cluster_spec()))
+
+
+def peers(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers but this one."""
+    return [name for name in everyone(strategy) if name != me(strategy)]
+
+
+def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
+    """Return a worker's name with its address, as errors give it."""
+    known = addresses(strategy.cluster_resolver.cluster_spec())
+    return f"{name} ({known[name]})" if name in known else name
+
+
+def timeout_seconds() -> float:
+    """Return how long to wait for a worker that does not come, in seconds.
+
+    45, or the environment variable `TF_DGC_TIMEOUT`.
+
+    Raises:
+        ValueError: if the variable is not a positive number.
+    """
+    return _seconds(TIMEOUT_VARIABLE, 45)
+
+
+def tracing_timeout_seconds() -> float:
+    """Return how long to wait for a worker that is tracing a `tf.function`, in seconds.
+
+    1200, or the environment variable `TF_DGC_TRACING_TIMEOUT`; at least
+    `timeout_seconds`.
+    """
+    return max(timeout_seconds(), _seconds(TRACING_TIMEOUT_VARIABLE, 1200))
+
+
+def heartbeat_timeout_seconds() -> float:
+    """Return after how long without a heartbeat a worker counts as gone, in seconds.
+
+    10, or the environment variable `TF_DGC_HEARTBEAT_TIMEOUT`, which
+    `multi_worker_strategy` passes to TensorFlow.
+    """
+    return _seconds(HEARTBEAT_TIMEOUT_VARIABLE, 10)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"The environment variable {variable} must be a positive number of "
+            f"seconds. Received: {text!r}"
+        )
+    return seconds
