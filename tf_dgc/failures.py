@@ -18,7 +18,7 @@ ADVICE = (
     "the end of what that worker printed."
 )
 
-told = threading.Event()  # whether this process has told the others why it ends
+told = threading.Event()  # the workers have been told, by whichever, why they end
 
 
 def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
@@ -33,6 +33,7 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     """
     reason = _TOLD.search(message)
     if reason:
+        told.set()
         return reason.group(1).strip()
     tasks = [f"{job} {index}" for job, index in _TASK.findall(message)]
     others = dict.fromkeys(t for t in tasks if t != workers.me(strategy))
@@ -83,6 +84,8 @@ def tell(reason: str) -> None:
     All then name the worker that was at the start of it, not one that fails because
     another did.
     """
+    if told.is_set():
+        return
     told.set()
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
         _internals.report_error_to_cluster(f"tf_dgc: {reason}")
