@@ -38,8 +38,8 @@ def _not_told(monkeypatch):
             "worker 0 (a:1), which coordinates all, cannot be reached",
         ),
         (
-            "Collective ops is aborted by: recvmsg:Connection reset by peer\nAdditional "
-            "GRPC error information from remote target /job:worker/replica:0/task:0 "
+            "Collective ops is aborted by: recvmsg:Connection reset by peer\n"
+            "Additional GRPC error information from remote target /job:worker/replica:0/task:0 "
             "while calling /tensorflow.WorkerService/RecvBuf:",
             "the connection to worker 0 (a:1) broke",
         ),
@@ -71,7 +71,12 @@ def test_errors_of_this_worker_alone(message):
 
 
 def position(started, finished=0, tracing=False):
-    return dict(started=started, finished=finished, tracing=tracing, place="f.py:3")
+    return {
+        "started": started,
+        "finished": finished,
+        "tracing": tracing,
+        "place": "f.py:3",
+    }
 
 
 @pytest.mark.parametrize(
