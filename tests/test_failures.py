@@ -40,7 +40,8 @@ def _not_told(monkeypatch):
         (
             "Collective ops is aborted by: recvmsg:Connection reset by peer\n"
             "Additional GRPC error information from remote target "
-            "/job:worker/replica:0/task:0 while calling /tensorflow.WorkerService/RecvBuf:",
+            "/job:worker/replica:0/task:0 while calling "
+            "/tensorflow.WorkerService/RecvBuf:",
             "the connection to worker 0 (a:1) broke",
         ),
         (
