@@ -105,6 +105,18 @@ def test_who_is_waited_for(monkeypatch, others, waited, said):
     assert (said in reason) if said else (reason is None)
 
 
+def test_time_of_tracing_does_not_count(monkeypatch):
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: [9, 8])
+    start = time.monotonic()
+    for later, tracing, blamed in [(0, True, False), (20, True, False),
+                                   (21, False, False), (31, False, True)]:  # fmt: skip
+        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
+        there = position(8, tracing=tracing)
+        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+        assert (watch._blame(position(9, 8)) is not None) == blamed
+
+
 def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: [9, 9])
