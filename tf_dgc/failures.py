@@ -40,6 +40,8 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     names = " and ".join(workers.full_name(strategy, name) for name in others)
     if "stopped sending heartbeats" in message or "heartbeat timeout" in message:
         what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
+    elif "Barrier timed out" in message:
+        return None  # all are there, and somebody does not come: `cluster.rendezvous`
     elif "CoordinationService" in message:
         first = next(iter(workers.addresses(strategy.cluster_resolver.cluster_spec())))
         name = workers.full_name(strategy, first)

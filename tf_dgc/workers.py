@@ -45,12 +45,12 @@ def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
 def timeout_seconds() -> float:
     """Return how long to wait for a worker that does not come, in seconds.
 
-    45, or the environment variable `TF_DGC_TIMEOUT`.
+    40, or the environment variable `TF_DGC_TIMEOUT`.
 
     Raises:
         ValueError: if the variable is not a positive number.
     """
-    return _seconds(TIMEOUT_VARIABLE, 45)
+    return _seconds(TIMEOUT_VARIABLE, 40)
 
 
 def start_timeout_seconds() -> float:
