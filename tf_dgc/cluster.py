@@ -92,9 +92,15 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
     seconds = timeout_seconds()
     name = f"tf_dgc/{next(_numbers)}"
     try:
-        with failures.named(strategy):
-            _internals.wait_at_barrier(name, seconds)
+        _internals.wait_at_barrier(name, seconds)
     except tf.errors.OpError as error:
+        reason = failures.explain(strategy, str(error.message))
+        if reason is not None:
+            raise failures.give_up(
+                strategy,
+                f"{reason}. Meanwhile {me(strategy)} waited for the others to {purpose}, "
+                "which has to be called on every worker, not on the chief alone",
+            ) from error
         missing = _missing(strategy, name)
         raise failure(
             strategy,

@@ -128,7 +128,7 @@ def prepare(strategy: Strategy) -> Strategy:
     >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 
     From here on a worker that waits for another one in a collective for more than
-    `TF_DGC_TIMEOUT` seconds (environment variable, default 45) ends with an error that
+    `TF_DGC_TIMEOUT` seconds (environment variable, default 40) ends with an error that
     names it, and so do all others. A worker that traces a `tf.function` is waited for
     longer, `TF_DGC_TRACING_TIMEOUT` (1200).
 

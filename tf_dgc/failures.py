@@ -18,7 +18,7 @@ ADVICE = (
     "the end of what that worker printed."
 )
 
-told = threading.Event()  # whether this process has told the others why it ends
+told = threading.Event()  # the workers have been told, by whichever, why they end
 
 
 def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
@@ -33,12 +33,15 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     """
     reason = _TOLD.search(message)
     if reason:
+        told.set()
         return reason.group(1).strip()
     tasks = [f"{job} {index}" for job, index in _TASK.findall(message)]
     others = dict.fromkeys(t for t in tasks if t != workers.me(strategy))
     names = " and ".join(workers.full_name(strategy, name) for name in others)
     if "stopped sending heartbeats" in message or "heartbeat timeout" in message:
         what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
+    elif "Barrier timed out" in message:
+        return None  # all are there, and somebody does not come: `cluster.rendezvous`
     elif "CoordinationService" in message:
         first = next(iter(workers.addresses(strategy.cluster_resolver.cluster_spec())))
         name = workers.full_name(strategy, first)
@@ -83,6 +86,8 @@ def tell(reason: str) -> None:
     All then name the worker that was at the start of it, not one that fails because
     another did.
     """
+    if told.is_set():
+        return
     told.set()
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
         _internals.report_error_to_cluster(f"tf_dgc: {reason}")

@@ -24,9 +24,9 @@ def multi_worker_strategy(
 
     TensorFlow's own constructor waits up to an hour for a worker that died while it
     started. This function first waits for all workers that `TF_CONFIG` names, on the
-    ports they have there, for `TF_DGC_TIMEOUT` seconds at most (environment variable,
-    default 45). It also passes `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to TensorFlow:
-    the seconds without a heartbeat after which a worker counts as gone.
+    ports they have there, for `TF_DGC_START_TIMEOUT` seconds at most (environment
+    variable, default 45). It also passes `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to
+    TensorFlow: the seconds without a heartbeat after which a worker counts as gone.
 
     All workers must call it alike:
 
@@ -46,7 +46,7 @@ def multi_worker_strategy(
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     addresses = workers.addresses(resolver.cluster_spec())
     me = f"{resolver.task_type} {resolver.task_id}"
-    limit = workers.timeout_seconds()
+    limit = workers.start_timeout_seconds()
     if len(addresses) > 1 and me in addresses:
         meet(addresses, me, limit)
         _internals.configure_coordination(
@@ -89,7 +89,7 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
             f"{' and '.join(missing)} to start, in vain. Look at the end of what that "
             "worker printed; check that it was started, with the same cluster in "
             "TF_CONFIG, and that its port can be reached. If it only starts slowly, "
-            f"set {workers.TIMEOUT_VARIABLE} to more seconds."
+            f"set {workers.START_TIMEOUT_VARIABLE} to more seconds."
         )
 
 

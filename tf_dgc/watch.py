@@ -55,7 +55,7 @@ class Watch:
         self._started = self._finished = 0  # waits outside of collectives
         self._published: Position | None = None
         self._seen = (0, 0)
-        self._since = time.monotonic()
+        self._since = self._excused = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tf_dgc", daemon=True)
 
@@ -119,11 +119,13 @@ class Watch:
         if seen != self._seen or position["finished"] == position["started"]:
             self._seen, self._since = seen, now
         waited = now - self._since
-        if waited < self._limit:
+        if waited < self._limit / 2:
             return None
         others = {peer: self._lookup(peer) for peer in workers.peers(self._strategy)}
         behind = {p: o for p, o in others.items() if o and o["started"] < seen[0]}
         if any(o["tracing"] for o in behind.values()) and waited < self._tracing_limit:
+            self._excused = now
+        if now - max(self._since, self._excused) < self._limit:
             return None
         return (
             f"{self._name(workers.me(self._strategy))} has waited {waited:.0f} s in "

@@ -6,6 +6,7 @@ import os
 import tensorflow as tf
 
 TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
+START_TIMEOUT_VARIABLE = "TF_DGC_START_TIMEOUT"
 TRACING_TIMEOUT_VARIABLE = "TF_DGC_TRACING_TIMEOUT"
 HEARTBEAT_TIMEOUT_VARIABLE = "TF_DGC_HEARTBEAT_TIMEOUT"
 
@@ -48,12 +49,20 @@ def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
 def timeout_seconds() -> float:
     """Return how long to wait for a worker that does not come, in seconds.
 
-    45, or the environment variable `TF_DGC_TIMEOUT`.
+    40, or the environment variable `TF_DGC_TIMEOUT`.
 
     Raises:
         ValueError: if the variable is not a positive number.
     """
-    return _seconds(TIMEOUT_VARIABLE, 45)
+    return _seconds(TIMEOUT_VARIABLE, 40)
+
+
+def start_timeout_seconds() -> float:
+    """Return how long to wait for a worker to start, in seconds.
+
+    45, or the environment variable `TF_DGC_START_TIMEOUT`.
+    """
+    return _seconds(START_TIMEOUT_VARIABLE, 45)
 
 
 def tracing_timeout_seconds() -> float:

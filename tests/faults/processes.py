@@ -128,7 +128,13 @@ class Ended:
 def _short(text):
     """Return what the message says happened, without addresses, paths and advice."""
     text = text.partition("cannot go on: ")[2] or text
-    for end in (" (TensorFlow says", ". If it is", ". Training cannot", ". Look at"):
+    for end in (
+        " (TensorFlow says",
+        ". If it is",
+        ". Meanwhile",
+        ". Training cannot",
+        ". Look at",
+    ):
         text = text.partition(end)[0]
     text = re.sub(r" \([\w.]+:\d+\)", "", text)
     return re.sub(r"at \S*/([\w.]+:\d+)", r"at \1", text)

@@ -11,7 +11,11 @@ from processes import Cluster, Ended, on_loopback
 
 pytestmark = [pytest.mark.faults, pytest.mark.workers]
 
-QUICK = {"TF_DGC_TIMEOUT": "8", "TF_DGC_HEARTBEAT_TIMEOUT": "6"}
+QUICK = {
+    "TF_DGC_TIMEOUT": "8",
+    "TF_DGC_HEARTBEAT_TIMEOUT": "6",
+    "TF_DGC_START_TIMEOUT": "60",  # two processes import TensorFlow on a busy machine
+}
 MARGIN = 15  # s, for processes to end on a busy machine
 LIMIT = 8 + MARGIN
 
@@ -55,6 +59,8 @@ OWN_FAULTS = {
 def test_victim(tmp_path, record, fault):
     what, told = OWN_FAULTS[fault]
     settings = {**QUICK, "FAULT_UNITS": "100000" if fault == "collective" else "64"}
+    if fault.endswith("start"):
+        settings["TF_DGC_START_TIMEOUT"] = "8"
     with Cluster(fault, tmp_path, on_loopback(2), **settings) as cluster:
         since = cluster.workers[1].wait_for("FAULT", 120)
         if fault.endswith("start"):  # from when the others wait

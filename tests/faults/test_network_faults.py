@@ -145,5 +145,5 @@ def test_slow_link(namespaces, tmp_path, record):
             namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
         )
         expect_both_to_name_each_other(
-            cluster, since, 16 + MARGIN, record, "a link of 500 kbit/s, dense step"
+            cluster, since, 12 + MARGIN, record, "a link of 500 kbit/s, dense step"
         )

@@ -1,0 +1,65 @@
+"""Trains for some epochs with a backup per epoch; started once per worker.
+
+    python restart_worker.py DIRECTORY SPARSITY
+
+In the first attempt the last worker kills itself in the middle, if RESTART_KILL is set.
+The last line it prints has what the training ended with.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+
+import tf_dgc
+
+TASK = json.loads(os.environ["TF_CONFIG"])["task"]
+KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"
+DIRECTORY = pathlib.Path(sys.argv[1])
+
+
+class Killed(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations.numpy())
+        if KILL and os.environ["TF_DGC_ATTEMPT"] == "1" and step == 25:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Epochs(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+
+
+def main():
+    keras.utils.set_random_seed(0)
+    strategy = tf_dgc.multi_worker_strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
+        model.add(keras.layers.Dense(1))
+        rate = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
+        sgd = keras.optimizers.SGD(rate, momentum=0.9)
+        model.compile(tf_dgc.DGCOptimizer(sgd, float(sys.argv[2])), "mse")
+    x = np.random.default_rng(0).normal(size=(320, 64)).astype("float32")
+    backup = keras.callbacks.BackupAndRestore(str(DIRECTORY / str(TASK["index"])))
+    model.fit(
+        x,
+        x.sum(axis=1, keepdims=True),
+        batch_size=32,
+        epochs=5,
+        shuffle=False,
+        verbose=0,
+        callbacks=[backup, Epochs(), Killed()],
+    )
+    digest = hashlib.sha256()
+    for variable in model.variables + model.optimizer.variables:
+        digest.update(np.ascontiguousarray(variable.numpy()).data)
+    print("digest", digest.hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
