@@ -92,7 +92,8 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
             raise failures.give_up(
                 strategy,
                 f"{reason}. Meanwhile {me(strategy)} waited for the others to "
-                f"{purpose}, which has to be called on every worker, not on the chief alone",
+                f"{purpose}, which has to be called "
+                "on every worker, not on the chief alone",
             ) from error
         missing = _missing(strategy, name)
         raise failure(
