@@ -98,8 +98,9 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
         if reason is not None:
             raise failures.give_up(
                 strategy,
-                f"{reason}. Meanwhile {me(strategy)} waited for the others to {purpose}, "
-                "which has to be called on every worker, not on the chief alone",
+                f"{reason}. Meanwhile {me(strategy)} waited for the others to "
+                f"{purpose}, which has to be called "
+                "on every worker, not on the chief alone",
             ) from error
         missing = _missing(strategy, name)
         raise failure(
