@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 import tf_dgc
+from tf_dgc import state
 
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
 KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"
@@ -45,7 +46,7 @@ def main():
         sgd = keras.optimizers.SGD(rate, momentum=0.9)
         model.compile(tf_dgc.DGCOptimizer(sgd, float(sys.argv[2])), "mse")
     x = np.random.default_rng(0).normal(size=(320, 64)).astype("float32")
-    backup = keras.callbacks.BackupAndRestore(str(DIRECTORY / str(TASK["index"])))
+    backup = tf_dgc.callbacks.BackupAndRestore(DIRECTORY / "backup")
     model.fit(
         x,
         x.sum(axis=1, keepdims=True),
@@ -57,7 +58,9 @@ def main():
     )
     digest = hashlib.sha256()
     for variable in model.variables + model.optimizer.variables:
-        digest.update(np.ascontiguousarray(variable.numpy()).data)
+        per_worker = isinstance(variable, state.PerWorkerVariable)
+        values = variable.gather() if per_worker else variable.numpy()
+        digest.update(np.ascontiguousarray(values).data)
     print("digest", digest.hexdigest(), flush=True)
 
 
