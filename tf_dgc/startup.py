@@ -23,10 +23,11 @@ def multi_worker_strategy(
     """Return a prepared `MultiWorkerMirroredStrategy`, or say which worker is missing.
 
     TensorFlow's own constructor waits very long for a worker that died while it
-    started, and cannot be interrupted. This function first waits for all workers that `TF_CONFIG` names, on the
-    ports they have there, for `TF_DGC_START_TIMEOUT` seconds at most (environment
-    variable, default 45). It also passes `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to
-    TensorFlow: the seconds without a heartbeat after which a worker counts as gone.
+    started, and cannot be interrupted. This function first waits for all workers that
+    `TF_CONFIG` names, on the ports they have there, for `TF_DGC_START_TIMEOUT` seconds
+    at most (environment variable, default 45). It also passes
+    `TF_DGC_HEARTBEAT_TIMEOUT` (default 10) to TensorFlow: the seconds without a
+    heartbeat after which a worker counts as gone.
 
     All workers must call it alike:
 

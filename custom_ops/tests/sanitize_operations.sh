@@ -35,9 +35,10 @@ PYTHON
 )
 
 cd "$root"
-export PYTHONPATH=$copy PYTHONDONTWRITEBYTECODE=1 TF_DGC_NATIVE=1
+export PYTHONPATH=$copy PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 TF_DGC_NATIVE=1
 export ASAN_OPTIONS=detect_leaks=0  # Python and TensorFlow never free all
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1
 export UBSAN_OPTIONS=print_stacktrace=1
-LD_PRELOAD="$(g++ -print-file-name=$library) $(g++ -print-file-name=libstdc++.so)" \
-  python -m pytest -p no:cacheprovider --timeout 1200 tests/test_native.py "$@"
+export LD_PRELOAD="$(g++ -print-file-name=$library) $(g++ -print-file-name=libstdc++.so)"
+python -c "import tf_dgc; assert tf_dgc.__file__.startswith('$copy'), tf_dgc.__file__"
+python -m pytest -p no:cacheprovider --timeout 1200 tests/test_native.py "$@"
