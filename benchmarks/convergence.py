@@ -208,9 +208,9 @@ def read(paths):
     for path in paths:
         for key, group in _by_method(json.loads(pathlib.Path(path).read_text())):
             found[key] = list(group)
-    # Stable: what was run first is first, but for the ablation, which is last.
-    methods = {*compressors.METHODS, "dense", "dgc"}
-    order = sorted(found, key=lambda key: (key[0], key[1] not in methods))
+    names = ["dense", *compressors.METHODS, "dgc"]  # then the ablation, as it was run
+    rank = {name: i for i, name in enumerate(names)}
+    order = sorted(found, key=lambda key: (key[0], rank.get(key[1], len(names))))
     return [row for key in order for row in found[key]]
 
 
