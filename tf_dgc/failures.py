@@ -4,6 +4,7 @@ import contextlib
 import re
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,8 @@ ADVICE = (
     "the end of what that worker printed."
 )
 
+_ANSWER_KEY = f"tf_dgc/answer/{uuid.uuid4().hex}"  # of this process alone
+_ANSWER_SECONDS = 2.0
 told = threading.Event()  # the workers have been told, by whichever, why they end
 
 
@@ -90,7 +93,16 @@ def tell(reason: str) -> None:
         return
     told.set()
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
+        # To a first worker that is stopped a report never ends, with Python's lock
+        # held; a question has a time limit.
+        _internals.lookup(_ANSWER_KEY, _ANSWER_SECONDS)
         _internals.report_error_to_cluster(f"tf_dgc: {reason}")
+
+
+def prepare_to_tell() -> None:
+    """Publish what the first worker is asked for, before it is told anything."""
+    with contextlib.suppress(tf.errors.AlreadyExistsError):  # a second strategy
+        _internals.publish(_ANSWER_KEY, "")
 
 
 def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
