@@ -139,8 +139,7 @@ def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
         what: what happened, to follow the worker's name.
     """
     message = f"tf_dgc: {full_name(strategy, me(strategy))} {what}"
-    with contextlib.suppress(tf.errors.OpError):  # they may have failed already
-        _internals.report_error_to_cluster(message)
+    failures.report(message)
     return RuntimeError(message)
 
 

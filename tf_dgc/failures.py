@@ -92,11 +92,16 @@ def tell(reason: str) -> None:
     if told.is_set():
         return
     told.set()
+    report(f"tf_dgc: {reason}")
+
+
+def report(message: str) -> None:
+    """End the collectives of all workers with this message, if that is possible."""
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
         # To a first worker that is stopped a report never ends, with Python's lock
         # held; a question has a time limit.
         _internals.lookup(_ANSWER_KEY, _ANSWER_SECONDS)
-        _internals.report_error_to_cluster(f"tf_dgc: {reason}")
+        _internals.report_error_to_cluster(message)
 
 
 def prepare_to_tell() -> None:
