@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import _internals, cluster, saving
+from tf_dgc import cluster, coordination, saving
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def model(strategies, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(type(strategies[2]), "cluster_resolver", resolver)
     monkeypatch.setattr(cluster, "is_multi_worker", lambda strategy: True)
-    monkeypatch.setattr(_internals, "publish", lambda key, value: None)
-    monkeypatch.setattr(_internals, "lookup", nobody)
-    monkeypatch.setattr(_internals, "report_error_to_cluster", lambda message: None)
-    monkeypatch.setattr(_internals, "wait_at_barrier", nobody)
+    monkeypatch.setattr(coordination, "publish", lambda key, value, seconds: None)
+    monkeypatch.setattr(coordination, "lookup", nobody)
+    monkeypatch.setattr(coordination, "report_error", lambda message, seconds: None)
+    monkeypatch.setattr(coordination, "wait_at_barrier", nobody)
     return model
 
 

@@ -238,47 +238,16 @@ def has_coordination_service() -> bool:
     return eager_context.context().coordination_service is not None
 
 
-def publish(key: str, value: str) -> None:
-    """Set a key that every worker can read."""
-    eager_context.context().set_config_key_value(key, value)
-
-
-def lookup(key: str, timeout_seconds: float) -> str:
-    """Return the value of a key that some worker published."""
-    return eager_context.context().get_config_key_value(
-        key, timeout_in_ms=int(1000 * timeout_seconds)
-    )
-
-
-def wait_at_barrier(name: str, timeout_seconds: float) -> None:
-    """Wait until every worker waits at this barrier.
-
-    Raises:
-        tf.errors.DeadlineExceededError: if one does not arrive in time.
-    """
-    eager_context.context().wait_at_barrier(name, int(1000 * timeout_seconds))
-
-
-def report_error_to_cluster(message: str) -> None:
-    """Make pending collectives of all workers fail with this message."""
-    eager_context.context().report_error_to_cluster(
-        tf.errors.FAILED_PRECONDITION, message
-    )
+def eager_context_capsule() -> Any:
+    """Return the capsule with the process's `TFE_Context` (`Context._context_handle`)."""
+    context = eager_context.context()
+    context.ensure_initialized()
+    return context._context_handle
 
 
 def num_functions() -> int:
     """Return how many graph functions the runtime knows (`context.Context`)."""
     return len(eager_context.context().list_function_names())
-
-
-def abort_collectives(message: str) -> None:
-    """Make pending collectives of this worker alone fail with the message."""
-    eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
-
-
-def unpublish(key: str) -> None:
-    """Remove a key, so that it can be published again."""
-    eager_context.context().delete_config_key_value(key)
 
 
 def configure_coordination(

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc import _internals, failures
+from tf_dgc import _internals, coordination, failures
 from tf_dgc.workers import (
     TIMEOUT_VARIABLE,
     everyone,
@@ -92,7 +92,7 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
     seconds = timeout_seconds()
     name = f"tf_dgc/{next(_numbers)}"
     try:
-        _internals.wait_at_barrier(name, seconds)
+        coordination.wait_at_barrier(name, seconds)
     except tf.errors.OpError as error:
         reason = failures.explain(strategy, str(error.message))
         if reason is not None:
@@ -119,12 +119,13 @@ def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
 
     def came(name: str) -> bool:
         try:
-            return bool(_internals.lookup(f"{barrier}/{name}", _ROLL_CALL_SECONDS))
+            return bool(coordination.lookup(f"{barrier}/{name}", _ROLL_CALL_SECONDS))
         except tf.errors.OpError:
             return False
 
     with contextlib.suppress(tf.errors.OpError):
-        _internals.publish(f"{barrier}/{me(strategy)}", "here")
+        key = f"{barrier}/{me(strategy)}"
+        coordination.publish(key, "here", _ROLL_CALL_SECONDS)
     missing = [full_name(strategy, name) for name in peers(strategy) if not came(name)]
     return missing or ["the others"]
 
@@ -200,10 +201,11 @@ def exchange_notes(
     if not is_multi_worker(strategy):
         return {"": note}
     number = next(_numbers)
-    _internals.publish(f"tf_dgc/{number}/{me(strategy)}", note)
+    key = f"tf_dgc/{number}/{me(strategy)}"
+    coordination.publish(key, note, timeout_seconds())
     rendezvous(strategy, purpose)
     notes = {
-        peer: _internals.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+        peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
         for peer in everyone(strategy)
     }
     # Nobody goes on, or dies, before all have read.

@@ -160,7 +160,6 @@ def prepare(strategy: Strategy) -> Strategy:
 def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Let this worker and the others end with the name of one that fails."""
     watch = Watch(strategy, cross_device_ops(strategy).count)
-    failures.prepare_to_tell()
     failures.name_in_training_loops(strategy)
     failures.tell_what_ends_this_worker(strategy)
     _report_failed_variables(strategy, watch)

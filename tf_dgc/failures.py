@@ -4,14 +4,13 @@ import contextlib
 import re
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc import _internals, workers
+from tf_dgc import _internals, coordination, workers
 
 ADVICE = (
     "Training cannot go on without it: end all workers and start all of them again "
@@ -19,8 +18,7 @@ ADVICE = (
     "the end of what that worker printed."
 )
 
-_ANSWER_KEY = f"tf_dgc/answer/{uuid.uuid4().hex}"  # of this process alone
-_ANSWER_SECONDS = 2.0
+_REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
 told = threading.Event()  # the workers have been told, by whichever, why they end
 
 
@@ -98,16 +96,7 @@ def tell(reason: str) -> None:
 def report(message: str) -> None:
     """End the collectives of all workers with this message, if that is possible."""
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
-        # To a first worker that is stopped a report never ends, with Python's lock
-        # held; a question has a time limit.
-        _internals.lookup(_ANSWER_KEY, _ANSWER_SECONDS)
-        _internals.report_error_to_cluster(message)
-
-
-def prepare_to_tell() -> None:
-    """Publish what the first worker is asked for, before it is told anything."""
-    with contextlib.suppress(tf.errors.AlreadyExistsError):  # a second strategy
-        _internals.publish(_ANSWER_KEY, "")
+        coordination.report_error(message, _REPORT_SECONDS)
 
 
 def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import _internals, failures, workers
+from tf_dgc import _internals, coordination, failures, workers
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
 _STUCK_SECONDS = 8.0
@@ -51,6 +51,7 @@ class Watch:
         self._limit = workers.timeout_seconds()
         self._tracing_limit = workers.tracing_timeout_seconds()
         self._interval = min(2.0, self._limit / 10)
+        self._patience = 2 * self._interval  # with who coordinates
         self._key = f"tf_dgc/watch/{next(_numbers)}"
         self._started = self._finished = 0  # waits outside of collectives
         self._published: Position | None = None
@@ -108,8 +109,8 @@ class Watch:
             return
         key = f"{self._key}/{workers.me(self._strategy)}"
         with contextlib.suppress(tf.errors.NotFoundError):
-            _internals.unpublish(key)
-        _internals.publish(key, json.dumps(position))
+            coordination.unpublish(key, self._patience)
+        coordination.publish(key, json.dumps(position), self._patience)
         self._published = position
 
     def _blame(self, position: Position) -> str | None:
@@ -152,7 +153,7 @@ class Watch:
 
     def _lookup(self, peer: str) -> Position | None:
         try:
-            text = _internals.lookup(f"{self._key}/{peer}", 2 * self._interval)
+            text = coordination.lookup(f"{self._key}/{peer}", self._patience)
         except tf.errors.DeadlineExceededError:
             return None
         return json.loads(text)
@@ -176,7 +177,7 @@ class Watch:
 
 
 def _fail(reason: str) -> None:
-    _internals.abort_collectives(f"tf_dgc: {reason}")  # even if nobody can be told
+    coordination.abort_collectives(f"tf_dgc: {reason}")  # even if nobody can be told
     failures.tell(reason)
 
 

@@ -28,8 +28,16 @@ FAULT_STEP = 10
 
 
 def die():
+    send_myself(signal.SIGKILL)
+
+
+def stop():
+    send_myself(signal.SIGSTOP)
+
+
+def send_myself(number):
     print("FAULT", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), number)
 
 
 class Steps(keras.callbacks.Callback):
@@ -40,7 +48,7 @@ class Steps(keras.callbacks.Callback):
         print("step", step, flush=True)
         if step == FAULT_STEP:
             self.fault()
-        if EVERYWHERE == "save" and step == FAULT_STEP:
+        if EVERYWHERE in ("save", "stopped_save") and step == FAULT_STEP:
             self.model.save_weights(f"{sys.argv[2]}/{RANK}.weights.h5")
         if EVERYWHERE in ("below", "tracing") and step == FAULT_STEP + 5:
             self.model.stop_training = True
@@ -57,6 +65,8 @@ class Steps(keras.callbacks.Callback):
             raise ValueError("the disk of this worker is full")
         if FAULT == "save":
             state.PerWorkerVariable.gather = lambda self: die()
+        if FAULT == "stopped_save":
+            state.PerWorkerVariable.gather = lambda self: stop()
         if FAULT == "collective":
             strategy = self.model.distribute_strategy
             count = tf_dgc.distribute.cross_device_ops(strategy).count
@@ -84,8 +94,7 @@ def main():
     if FAULT == "start":
         die()
     if FAULT == "stopped_start":
-        print("FAULT", flush=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop()
     strategy = tf_dgc.multi_worker_strategy()
     if FAULT == "variables":
         die()

@@ -69,6 +69,15 @@ def test_victim(tmp_path, record, fault):
         assert all(told in text for text in texts)
 
 
+def test_first_worker_is_stopped_while_all_save(tmp_path, record):
+    """Nobody answers the others, who meet before they collect the state."""
+    settings = {**QUICK, "FAULT_VICTIM": "0"}
+    with Cluster("stopped_save", tmp_path, on_loopback(3), **settings) as cluster:
+        since = cluster.workers[0].wait_for("FAULT", 120)
+        fault = "worker 0 is stopped while all save"
+        expect_all_to_name(cluster, 0, since, LIMIT, record, fault)
+
+
 def test_slow_above_the_limit(tmp_path, record):
     settings = {**QUICK, "FAULT_SECONDS": "40"}
     with Cluster("above", tmp_path, on_loopback(3), **settings) as cluster:
