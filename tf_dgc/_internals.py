@@ -239,7 +239,7 @@ def has_coordination_service() -> bool:
 
 
 def eager_context_capsule() -> Any:
-    """Return the capsule with the process's `TFE_Context` (`Context._context_handle`)."""
+    """Return the capsule of the `TFE_Context` (`Context._context_handle`)."""
     context = eager_context.context()
     context.ensure_initialized()
     return context._context_handle

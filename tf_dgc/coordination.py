@@ -1,10 +1,10 @@
 """TensorFlow's coordination of workers, by calls that end and let other threads run.
 
 TensorFlow's own Python wrappers (`context.Context`) hold Python's lock while they wait
-for the worker that coordinates, and most have no time limit: if that worker is stopped,
-nothing in this process runs any more. The functions here call the same C API
-(tensorflow/c/eager/c_api_experimental.h) without the lock, each in a thread that is left
-behind when there is no answer in time.
+for the worker that coordinates, and most have no time limit: if it is stopped, nothing
+in this process runs any more. The functions here call the same C API
+(tensorflow/c/eager/c_api_experimental.h) without the lock, each in a thread that is
+left behind when there is no answer in time.
 """
 
 import ctypes
@@ -96,12 +96,13 @@ def abort_collectives(message: str) -> None:
 
 
 def _within(seconds: float, function: str, *arguments: Any) -> None:
-    """Call a function of the C API; raise what its status says, or when it takes long."""
+    """Call a function of the C API; raise what its status says, or if it is slow."""
     answer: futures.Future[None] = futures.Future()
 
     def call() -> None:
         try:
-            answer.set_result(_call(function, *arguments))
+            _call(function, *arguments)
+            answer.set_result(None)
         except BaseException as error:
             answer.set_exception(error)
 
@@ -150,7 +151,7 @@ def _context() -> ctypes.c_void_p:
 class _Buffer(ctypes.Structure):
     """What TensorFlow's `TF_Buffer` is (tensorflow/c/tf_buffer.h)."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("data", ctypes.c_void_p),
         ("length", ctypes.c_size_t),
         ("data_deallocator", ctypes.c_void_p),
