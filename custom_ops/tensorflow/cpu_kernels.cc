@@ -1,9 +1,11 @@
 // TensorFlow's side of the CPU kernels: tensors, variables and threads in, errors out.
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "border.h"
 #include "compress.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -27,7 +29,12 @@ class TensorFlowThreads : public Threads {
 
   int count() const override { return workers_->num_threads; }
   void Schedule(std::function<void()> work) override {
-    workers_->workers->Schedule(std::move(work));
+    std::function<void()> taken = [work = std::move(work)] {
+      TakeFromTensorFlow();
+      work();
+    };
+    GiveToTensorFlow();
+    workers_->workers->Schedule(std::move(taken));
   }
 
  private:
@@ -42,8 +49,10 @@ absl::Status Copy(void* to, const void* from, size_t bytes) {
 class CompressKernel : public CompressBase {
  public:
   using CompressBase::CompressBase;
+  ~CompressKernel() override { TakeFromTensorFlow(); }
 
   void Compute(OpKernelContext* context) override {
+    const Called called;
     CompressInputs inputs;
     OP_REQUIRES_OK(context, Collect(context, Copy, &inputs));
     const int64_t num = num_tensors();
@@ -62,21 +71,21 @@ class CompressKernel : public CompressBase {
     Compress(inputs.tensors,
              {inputs.rule, inputs.momentum, factor_masking_, fingerprint_, CurrentLevel()},
              threads, hints, reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()));
-    const tensorflow::mutex_lock lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     hints_ = std::move(hints);
   }
 
  private:
   // Steps of a parallel loop may run at once; one of them gets the hints.
   std::vector<Hint> TakeHints(int64_t num) {
-    const tensorflow::mutex_lock lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Hint> taken = std::move(hints_);
     hints_.clear();
     taken.resize(num);
     return taken;
   }
 
-  tensorflow::mutex mutex_;
+  std::mutex mutex_;
   std::vector<Hint> hints_;
 };
 
@@ -102,9 +111,12 @@ class SumKernel : public DecodeKernel {
  public:
   explicit SumKernel(OpKernelConstruction* context) : DecodeKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
+    GiveToTensorFlow();
   }
+  ~SumKernel() override { TakeFromTensorFlow(); }
 
   void Compute(OpKernelContext* context) override {
+    const Called called;
     std::vector<Layout> layout;
     OP_REQUIRES_OK(context, MakeLayout(sizes_, context->input(1), &layout));
     TensorFlowThreads threads(context);
@@ -131,6 +143,7 @@ class DescendKernel : public DecodeKernel {
   using DecodeKernel::DecodeKernel;
 
   void Compute(OpKernelContext* context) override {
+    const Called called;
     OpInputList handles;
     OP_REQUIRES_OK(context, context->input_list("variables", &handles));
     const Values& rate = context->input(handles.size());

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "border.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -16,6 +17,8 @@ namespace tf_dgc {
 // their addresses, so that two operations never wait for each other.
 class LockedVariables {
  public:
+  ~LockedVariables() { GiveToTensorFlow(); }
+
   absl::Status Lock(tensorflow::OpKernelContext* context, const tensorflow::OpInputList& handles) {
     variables_.resize(handles.size());
     for (int i = 0; i < handles.size(); ++i) {
@@ -29,6 +32,7 @@ class LockedVariables {
       return absl::InvalidArgumentError("A variable was passed twice.");
     }
     for (auto* mutex : mutexes) locks_.push_back(std::make_unique<tensorflow::mutex_lock>(*mutex));
+    TakeFromTensorFlow();
     return absl::OkStatus();
   }
 

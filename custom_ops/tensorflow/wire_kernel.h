@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "border.h"
 #include "compress.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "variables.h"
@@ -48,6 +49,7 @@ class WireKernel : public Base {
     for (const std::string& name : value_types) value_types_.push_back(ValueTypeOf(name));
     OP_REQUIRES(context, types_.size() == value_types_.size(),
                 absl::InvalidArgumentError("There must be one value type per tensor."));
+    GiveToTensorFlow();
   }
 
  protected:
@@ -95,6 +97,7 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
   explicit CompressBase(tensorflow::OpKernelConstruction* context) : WireKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
+    GiveToTensorFlow();
   }
 
  protected:
