@@ -7,7 +7,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from tf_dgc import failures, startup, workers
+from tf_dgc import coordination, failures, startup, workers
 from tf_dgc.watch import Watch
 
 SPEC = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
@@ -153,3 +153,16 @@ def test_only_those_who_are_missing_are_named():
                 RuntimeError, match=r"for worker 1 \(\S*\) to start, in"
             ):
                 call.result()
+
+
+def test_no_answer_from_the_worker_that_coordinates(monkeypatch):
+    """What waits for it is left behind, and the error is one that names it."""
+    answer = threading.Event()
+    monkeypatch.setattr(coordination, "_call", lambda *_: answer.wait(20))
+    start = time.monotonic()
+    with pytest.raises(tf.errors.DeadlineExceededError) as caught:
+        coordination.report_error("it failed", 0.1)
+    answer.set()
+    assert time.monotonic() - start < 10
+    what = failures.explain(STRATEGY, caught.value.message)
+    assert what.startswith("worker 0 (a:1), which coordinates all, cannot be reached")

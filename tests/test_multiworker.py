@@ -198,3 +198,18 @@ def test_one_file_for_all_workers(tmp_path):
         assert "Several workers write to the same file" in found["shared"]
         assert "from the same checkpoint" in found["different"]
     assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_coordination(tmp_path):
+    """Who waits for others does not stop its own process, and hears why it ends."""
+    finished = run("coordination", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    for found in finished.findings:
+        assert found["notes"] == ["größe 0", "größe 1"]
+        assert found["again"] == "again"
+    first = finished.findings[0]
+    assert first["set twice"][1] == "AlreadyExistsError"
+    for waited in ("lookup", "barrier"):
+        standstill, error = first[waited]
+        assert error == "DeadlineExceededError"
+        assert standstill < 1.5  # of 3 s

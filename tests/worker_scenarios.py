@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import keras
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
+from tf_dgc import coordination
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
@@ -332,6 +334,44 @@ def scenario_mixed_precision(directory):
 def scenario_mixed_bfloat16(directory):
     keras.config.set_dtype_policy("mixed_bfloat16")
     return scenario_nan(directory)
+
+
+def longest_standstill(wait):
+    """Return how long another thread of Python stood still meanwhile, and the error."""
+    ended = threading.Event()
+    error = []
+
+    def run():
+        try:
+            wait()
+        except tf.errors.OpError as raised:
+            error.append(type(raised).__name__)
+        ended.set()
+
+    longest, last = 0.0, time.monotonic()
+    threading.Thread(target=run).start()
+    while not ended.wait(0.01):
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    return [max(longest, time.monotonic() - last), *error]
+
+
+def scenario_coordination(directory):
+    coordination.publish(f"note {RANK}", f"größe {RANK}", 20)
+    coordination.wait_at_barrier("all are here", 60)
+    found = {"notes": [coordination.lookup(f"note {rank}", 20) for rank in (0, 1)]}
+    if RANK == 0:
+        for name, wait in [
+            ("set twice", lambda: coordination.publish("note 0", "another", 20)),
+            ("lookup", lambda: coordination.lookup("nobody sets this", 3)),
+            ("barrier", lambda: coordination.wait_at_barrier("nobody comes", 3)),
+        ]:
+            found[name] = longest_standstill(wait)
+        coordination.unpublish("note 0", 20)
+        coordination.publish("note 0", "again", 20)
+    coordination.wait_at_barrier("end", 60)
+    found["again"] = coordination.lookup("note 0", 20)
+    coordination.wait_at_barrier("all have read", 60)
+    return found
 
 
 if __name__ == "__main__":
