@@ -20,7 +20,7 @@ from tf_dgc.workers import (
     timeout_seconds,
 )
 
-_ROLL_CALL_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 _numbers = itertools.count()  # equal on all workers, as all call the same functions
 
 
@@ -119,13 +119,13 @@ def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
 
     def came(name: str) -> bool:
         try:
-            return bool(coordination.lookup(f"{barrier}/{name}", _ROLL_CALL_SECONDS))
+            return bool(coordination.lookup(f"{barrier}/{name}", _ANSWER_SECONDS))
         except tf.errors.OpError:
             return False
 
     with contextlib.suppress(tf.errors.OpError):
         key = f"{barrier}/{me(strategy)}"
-        coordination.publish(key, "here", _ROLL_CALL_SECONDS)
+        coordination.publish(key, "here", _ANSWER_SECONDS)
     missing = [full_name(strategy, name) for name in peers(strategy) if not came(name)]
     return missing or ["the others"]
 
@@ -210,6 +210,8 @@ def exchange_notes(
     }
     # Nobody goes on, or dies, before all have read.
     rendezvous(strategy, purpose)
+    with contextlib.suppress(tf.errors.OpError):
+        coordination.unpublish(key, _ANSWER_SECONDS)
     return notes
 
 
