@@ -44,6 +44,16 @@ def _not_told(monkeypatch):
             "/tensorflow.WorkerService/RecvBuf:",
             "the connection to worker 0 (a:1) broke",
         ),
+        (  # what worker 0 heard of worker 2, and passed on
+            "Collective ops is aborted by: Collective ops is aborted by: "
+            "recvmsg:Connection reset by peer\nAdditional GRPC error information from "
+            "remote target /job:worker/replica:0/task:2 while calling "
+            "/tensorflow.WorkerService/RecvBuf:\nThe error could be from a previous "
+            "operation.\nAdditional GRPC error information from remote target "
+            "/job:worker/replica:0/task:0 while calling "
+            "/tensorflow.WorkerService/RecvBuf:",
+            "the connection to worker 2 (c:3) broke",
+        ),
         (
             "Collective ops is aborted by: Error reported from /job:worker/task:0: "
             "tf_dgc: worker 0 (a:1) ended with ValueError: no\n"

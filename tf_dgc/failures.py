@@ -49,7 +49,9 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
         what = f"{name}, which coordinates all, cannot be reached: killed, stopped or "
         what += "cut off"
     elif names and "while calling /tensorflow." in message:
-        what = f"the connection to {names} broke: it died or was cut off"
+        # A worker passes on what it heard, and its own name comes after that.
+        first = workers.full_name(strategy, next(iter(others)))
+        what = f"the connection to {first} broke: it died or was cut off"
     elif names and "Collective ops is aborted by" in message:
         what = f"{names} failed"
     else:
