@@ -2,7 +2,7 @@
 
 TensorFlow notices by itself, within seconds, when another process is gone, for its own
 threads send heartbeats. It never notices when a process lives but does not come to the
-collective that this worker waits in. That is for a thread here: every worker publishes
+collective that this worker waits in. That is for threads here: every worker publishes
 how many collectives it has started, and who waits too long looks who is behind.
 """
 
@@ -51,18 +51,22 @@ class Watch:
         self._limit = workers.timeout_seconds()
         self._tracing_limit = workers.tracing_timeout_seconds()
         self._interval = min(2.0, self._limit / 10)
-        self._patience = 2 * self._interval  # with who coordinates
         self._key = f"tf_dgc/watch/{next(_numbers)}"
         self._started = self._finished = 0  # waits outside of collectives
         self._published: Position | None = None
         self._seen = (0, 0)
         self._since = self._excused = time.monotonic()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tf_dgc", daemon=True)
+        # One may have to wait long for a slow network, which the other is to notice.
+        self._threads = [
+            threading.Thread(target=target, name="tf_dgc", daemon=True)
+            for target in (self._publish_often, self._blame_often)
+        ]
 
     def start(self) -> None:
-        """Start the thread; it ends before the interpreter does."""
-        self._thread.start()
+        """Start the threads; they end before the interpreter does."""
+        for thread in self._threads:
+            thread.start()
         atexit.register(self._end)
 
     @contextlib.contextmanager
@@ -74,7 +78,8 @@ class Watch:
 
     def _end(self) -> None:
         self._stop.set()
-        self._thread.join(1.0)  # it may wait for who coordinates, in vain
+        for thread in self._threads:
+            thread.join(1.0)  # it may wait for who coordinates, in vain
         if failures.told.is_set():
             # TensorFlow says goodbye to workers that are gone, for up to 20 s.
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -82,14 +87,18 @@ class Watch:
                 _TEARDOWN_SECONDS, exit=True, file=nowhere
             )
 
-    def _run(self) -> None:
+    # Without the coordination service there is nothing to watch with: the cluster has
+    # failed, and TensorFlow has ended its collectives.
+
+    def _publish_often(self) -> None:
         while not self._stop.wait(self._interval):
-            # Without the service there is nothing to watch with: the cluster has
-            # failed, and TensorFlow has ended its collectives.
             with contextlib.suppress(tf.errors.OpError):
-                position = self._look()
-                self._publish(position)
-                reason = self._blame(position)
+                self._publish(self._look())
+
+    def _blame_often(self) -> None:
+        while not self._stop.wait(self._interval):
+            with contextlib.suppress(tf.errors.OpError):
+                reason = self._blame(self._look())
                 if reason is not None:
                     return self._give_up(reason)
 
@@ -109,8 +118,8 @@ class Watch:
             return
         key = f"{self._key}/{workers.me(self._strategy)}"
         with contextlib.suppress(tf.errors.NotFoundError):
-            coordination.unpublish(key, self._patience)
-        coordination.publish(key, json.dumps(position), self._patience)
+            coordination.unpublish(key, self._limit)
+        coordination.publish(key, json.dumps(position), self._limit)
         self._published = position
 
     def _blame(self, position: Position) -> str | None:
@@ -153,7 +162,7 @@ class Watch:
 
     def _lookup(self, peer: str) -> Position | None:
         try:
-            text = coordination.lookup(f"{self._key}/{peer}", self._patience)
+            text = coordination.lookup(f"{self._key}/{peer}", 2 * self._interval)
         except tf.errors.DeadlineExceededError:
             return None
         return json.loads(text)
