@@ -1,5 +1,6 @@
 """What workers say of each other's failures."""
 
+import socket
 import threading
 import time
 import types
@@ -30,6 +31,15 @@ def _not_told(monkeypatch):
             "Collective ops is aborted by: Error reported from /job:worker/task:2: The "
             "following tasks are unhealthy (stopped sending heartbeats):\n"
             "/job:worker/replica:0/task:2\nThe tasks have crashed.",
+            "worker 2 (c:3) does not respond",
+        ),
+        (
+            "Collective ops is aborted by: Collective ops is aborted by: Error "
+            "reported from /job:worker/task:2: The following tasks are unhealthy "
+            "(stopped sending heartbeats):\n/job:worker/replica:0/task:2\n"
+            "Additional GRPC error information from remote target "
+            "/job:worker/replica:0/task:0 while calling "
+            "/tensorflow.WorkerService/CompleteGroup:\n",
             "worker 2 (c:3) does not respond",
         ),
         (
@@ -176,3 +186,13 @@ def test_no_answer_from_the_worker_that_coordinates(monkeypatch):
     assert time.monotonic() - start < 10
     what = failures.explain(STRATEGY, caught.value.message)
     assert what.startswith("worker 0 (a:1), which coordinates all, cannot be reached")
+
+
+def test_who_speaks():
+    """A server of TensorFlow does; a stopped process only lets others connect."""
+    server = tf.distribute.Server.create_local_server()
+    assert startup._speaks(server.target.removeprefix("grpc://"))
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        gone = f"127.0.0.1:{stopped.getsockname()[1]}"
+        assert not startup._speaks(gone)
+    assert not startup._speaks(gone)

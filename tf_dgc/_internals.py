@@ -1,17 +1,19 @@
 """Every private TensorFlow and Keras name this package touches, in one place.
 
 Each function says which private names it uses; all were seen in TensorFlow 2.21.0
-and Keras 3.12.4 to 3.15.1. Nothing here changes a class or a module: only instances
-that belong to the caller (a strategy in use, our own copy of an optimizer).
+and Keras 3.12.4 to 3.15.1. What is changed are instances that belong to the caller (a
+strategy in use, our own copy of an optimizer), no classes and no modules, but for one
+function while a strategy is being made (`enabling_collectives_by`).
 """
 
+import contextlib
 import copy
 import inspect
 import os
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,6 +23,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.saving import saving_lib
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.distribute import (
     cross_device_ops,
     distribute_utils,
@@ -248,6 +251,22 @@ def eager_context_capsule() -> Any:
 def num_functions() -> int:
     """Return how many graph functions the runtime knows (`context.Context`)."""
     return len(eager_context.context().list_function_names())
+
+
+@contextlib.contextmanager
+def enabling_collectives_by(enable: Callable[[Any, bytes], None]) -> Iterator[None]:
+    """Within, connect to the other workers by `enable(context_capsule, server_def)`.
+
+    In place of `pywrap_tfe.TFE_EnableCollectiveOps`, in which
+    `Context.ensure_initialized` keeps Python's lock until all are there. Of all
+    modules' names this alone is changed, and only until a strategy is made.
+    """
+    stock = pywrap_tfe.TFE_EnableCollectiveOps
+    pywrap_tfe.TFE_EnableCollectiveOps = enable
+    try:
+        yield
+    finally:
+        pywrap_tfe.TFE_EnableCollectiveOps = stock
 
 
 def configure_coordination(

@@ -22,6 +22,31 @@ from tf_dgc import _internals
 _GRACE_SECONDS = 2.0  # for the service to say itself that a time is over
 
 
+def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
+    """Start this worker's server, and connect it to the others'.
+
+    Args:
+        capsule: of the `TFE_Context`.
+        server_def: a serialized `ServerDef`.
+        seconds: how long to wait for the worker that coordinates.
+
+    Raises:
+        tf.errors.DeadlineExceededError: if that worker does not answer in time.
+    """
+    try:
+        _within(
+            seconds + _GRACE_SECONDS,
+            "TFE_EnableCollectiveOps",
+            server_def,
+            ctypes.c_size_t(len(server_def)),
+            context=_pointer(capsule),
+        )
+    except tf.errors.DeadlineExceededError:
+        # What was left behind uses the context: it must outlive everything.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
+        raise
+
+
 def publish(key: str, value: str, seconds: float) -> None:
     """Set a key that every worker can read.
 
@@ -95,13 +120,19 @@ def abort_collectives(message: str) -> None:
     _library().TF_DeleteStatus(status)
 
 
-def _within(seconds: float, function: str, *arguments: Any) -> None:
+def _within(
+    seconds: float,
+    function: str,
+    *arguments: Any,
+    context: ctypes.c_void_p | None = None,
+) -> None:
     """Call a function of the C API; raise what its status says, or if it is slow."""
+    context = context or _context()
     answer: futures.Future[None] = futures.Future()
 
     def call() -> None:
         try:
-            _call(function, *arguments)
+            _call(function, context, *arguments)
             answer.set_result(None)
         except BaseException as error:
             answer.set_exception(error)
@@ -121,7 +152,7 @@ def _call(function: str, *arguments: Any) -> None:
     library = _library()
     status = _new_status(tf.errors.OK, "")
     try:
-        getattr(library, function)(_context(), *arguments, status)
+        getattr(library, function)(*arguments, status)
         code = library.TF_GetCode(status)
         message = library.TF_Message(status).decode(errors="replace")
     finally:
@@ -142,10 +173,14 @@ def _milliseconds(seconds: float) -> ctypes.c_int64:
 
 
 def _context() -> ctypes.c_void_p:
+    return _pointer(_internals.eager_context_capsule())
+
+
+def _pointer(capsule: Any) -> ctypes.c_void_p:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p(pointer(_internals.eager_context_capsule(), None))
+    return ctypes.c_void_p(pointer(capsule, None))
 
 
 class _Buffer(ctypes.Structure):

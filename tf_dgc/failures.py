@@ -1,6 +1,8 @@
 """Failures: which other worker an error is about, said by all workers alike."""
 
 import contextlib
+import faulthandler
+import os
 import re
 import sys
 import threading
@@ -19,6 +21,7 @@ ADVICE = (
 )
 
 _REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
+_TEARDOWN_SECONDS = 5.0
 told = threading.Event()  # the workers have been told, by whichever, why they end
 
 
@@ -36,10 +39,12 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     if reason:
         told.set()
         return reason.group(1).strip()
-    tasks = [f"{job} {index}" for job, index in _TASK.findall(message)]
-    others = dict.fromkeys(t for t in tasks if t != workers.me(strategy))
+    silent = "stopped sending heartbeats" in message or "heartbeat timeout" in message
+    tasks = _TASK.findall(_PASSED_ON.sub("", message) if silent else message)
+    everyone = (f"{job} {index}" for job, index in tasks)
+    others = dict.fromkeys(t for t in everyone if t != workers.me(strategy))
     names = " and ".join(workers.full_name(strategy, name) for name in others)
-    if "stopped sending heartbeats" in message or "heartbeat timeout" in message:
+    if silent:
         what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
     elif "Barrier timed out" in message:
         return None  # all are there, and somebody does not come: `cluster.rendezvous`
@@ -60,6 +65,7 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
 
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?!/device)")
+_PASSED_ON = re.compile(r"remote target \S+ while calling")  # by that worker
 _TOLD = re.compile(
     r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\n\t \[\[|\Z)", re.S
 )
@@ -99,6 +105,13 @@ def report(message: str) -> None:
     """End the collectives of all workers with this message, if that is possible."""
     with contextlib.suppress(tf.errors.OpError):  # one may have been told already
         coordination.report_error(message, _REPORT_SECONDS)
+
+
+def limit_teardown() -> None:
+    """Let this process end soon, whatever TensorFlow's threads wait for."""
+    # It says goodbye to workers that are gone, for up to 20 s.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=nowhere)
 
 
 def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:

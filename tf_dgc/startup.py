@@ -1,7 +1,7 @@
 """Start-up: all workers meet before TensorFlow waits for them without a limit."""
 
+import atexit
 import contextlib
-import faulthandler
 import socket
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster, workers
+from tf_dgc import _internals, cluster, coordination, failures, workers
 from tf_dgc.distribute import prepare
 
 _RETRY_SECONDS = 0.2
@@ -53,7 +53,14 @@ def multi_worker_strategy(
         _internals.configure_coordination(
             resolver.cluster_spec(), workers.heartbeat_timeout_seconds(), limit
         )
-    with _ended_after(limit):
+    with (
+        _named(addresses, me, limit),
+        _internals.enabling_collectives_by(
+            lambda context, server: coordination.enable_collectives(
+                context, server, limit
+            )
+        ),
+    ):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=resolver, communication_options=communication_options
         )
@@ -75,7 +82,7 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
         RuntimeError: naming the workers that did not come, and were not reached.
     """
     deadline = time.monotonic() + seconds
-    peers = {name: address for name, address in addresses.items() if name != me}
+    peers = _without(addresses, me)
     with (
         _listen(addresses[me]) as listener,
         ThreadPoolExecutor(len(peers) + 1) as threads,
@@ -83,15 +90,25 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
         answered = threads.submit(_answer, listener, set(peers), deadline)
         calls = {n: threads.submit(_call, a, me, deadline) for n, a in peers.items()}
         met = {n for n in answered.result() if calls[n].result()}
-    missing = [f"{name} ({peers[name]})" for name in peers if name not in met]
-    if missing:
-        raise RuntimeError(
-            f"tf_dgc: {me} ({addresses[me]}) waited {seconds:g} s for "
-            f"{' and '.join(missing)} to start, in vain. Look at the end of what that "
-            "worker printed; check that it was started, with the same cluster in "
-            "TF_CONFIG, and that its port can be reached. If it only starts slowly, "
-            f"set {workers.START_TIMEOUT_VARIABLE} to more seconds."
-        )
+    if met < set(peers):
+        raise _in_vain(addresses, me, set(peers) - met, seconds)
+
+
+def _without(addresses: dict[str, str], me: str) -> dict[str, str]:
+    return {name: address for name, address in addresses.items() if name != me}
+
+
+def _in_vain(
+    addresses: dict[str, str], me: str, missing: set[str], seconds: float
+) -> RuntimeError:
+    names = [f"{name} ({addresses[name]})" for name in addresses if name in missing]
+    return RuntimeError(
+        f"tf_dgc: {me} ({addresses[me]}) waited {seconds:g} s for "
+        f"{' and '.join(names)} to start, in vain. Look at the end of what that "
+        "worker printed; check that it was started, with the same cluster in "
+        "TF_CONFIG, and that its port can be reached. If it only starts slowly, "
+        f"set {workers.START_TIMEOUT_VARIABLE} to more seconds."
+    )
 
 
 def _listen(address: str) -> socket.socket:
@@ -120,10 +137,9 @@ def _answer(listener: socket.socket, expected: set[str], deadline: float) -> set
 
 def _call(address: str, me: str, deadline: float) -> bool:
     """Say our name to a worker, and wait for the answer; return whether it came."""
-    host, _, port = address.rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), left) as peer:
+            with _connect(address, left) as peer:
                 peer.sendall(f"{me}\n".encode())
                 if peer.recv(1):
                     return True
@@ -134,14 +150,35 @@ def _call(address: str, me: str, deadline: float) -> bool:
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """End the process, saying where it is, if what is done within takes longer.
+def _named(addresses: dict[str, str], me: str, seconds: float) -> Iterator[None]:
+    """Name the workers that die or are stopped after all have met.
 
-    TensorFlow's constructor keeps Python from running meanwhile; a worker that dies
-    right after all have met could be waited for in no other way.
+    TensorFlow only says that it waited.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    except tf.errors.OpError as error:
+        peers = _without(addresses, me)
+        silent = {name for name, address in peers.items() if not _speaks(address)}
+        if not silent:
+            raise
+        time.sleep(_ANSWER_SECONDS)  # so that the others, who ask now, get an answer
+        failures.told.set()
+        atexit.register(failures.limit_teardown)
+        raise _in_vain(addresses, me, silent, seconds) from error
+
+
+def _speaks(address: str) -> bool:
+    """Whether a gRPC server greets there, as HTTP/2 wants (RFC 9113, section 3.4)."""
+    with contextlib.suppress(OSError), _connect(address, _ANSWER_SECONDS) as peer:
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS)
+        return bool(peer.recv(1))
+    return False
+
+
+def _connect(address: str, seconds: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), seconds)
+
+
+_EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"

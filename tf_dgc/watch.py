@@ -8,7 +8,6 @@ how many collectives it has started, and who waits too long looks who is behind.
 
 import atexit
 import contextlib
-import faulthandler
 import itertools
 import json
 import os
@@ -26,7 +25,6 @@ from tf_dgc import _internals, coordination, failures, workers
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
 _STUCK_SECONDS = 8.0
-_TEARDOWN_SECONDS = 5.0
 _numbers = itertools.count()  # equal on all workers, as strategies are
 
 Position: TypeAlias = dict[str, Any]  # where a worker is: see `_look`
@@ -81,11 +79,7 @@ class Watch:
         for thread in self._threads:
             thread.join(1.0)  # it may wait for who coordinates, in vain
         if failures.told.is_set():
-            # TensorFlow says goodbye to workers that are gone, for up to 20 s.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            faulthandler.dump_traceback_later(
-                _TEARDOWN_SECONDS, exit=True, file=nowhere
-            )
+            failures.limit_teardown()
 
     # Without the coordination service there is nothing to watch with: the cluster has
     # failed, and TensorFlow has ended its collectives.

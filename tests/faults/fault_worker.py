@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc import state
+from tf_dgc import startup, state
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 RANK = CONFIG["task"]["index"]
@@ -95,6 +95,9 @@ def main():
         die()
     if FAULT == "stopped_start":
         stop()
+    if FAULT == "met":
+        meet = startup.meet
+        startup.meet = lambda *arguments: (meet(*arguments), stop())
     strategy = tf_dgc.multi_worker_strategy()
     if FAULT == "variables":
         die()

@@ -78,6 +78,16 @@ def test_first_worker_is_stopped_while_all_save(tmp_path, record):
         expect_all_to_name(cluster, 0, since, LIMIT, record, fault)
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_stopped_between_meeting_and_connecting(tmp_path, record, victim):
+    """TensorFlow's constructor keeps Python's lock by itself."""
+    settings = {**QUICK, "FAULT_VICTIM": str(victim), "TF_DGC_START_TIMEOUT": "15"}
+    with Cluster("met", tmp_path, on_loopback(3), **settings) as cluster:
+        since = cluster.workers[victim].wait_for("FAULT", 120)
+        fault = f"worker {victim} is stopped when all have met"
+        expect_all_to_name(cluster, victim, since, 15 + MARGIN, record, fault)
+
+
 def test_slow_above_the_limit(tmp_path, record):
     settings = {**QUICK, "FAULT_SECONDS": "40"}
     with Cluster("above", tmp_path, on_loopback(3), **settings) as cluster:
