@@ -49,8 +49,7 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     elif "Barrier timed out" in message:
         return None  # all are there, and somebody does not come: `cluster.rendezvous`
     elif "CoordinationService" in message:
-        first = next(iter(workers.addresses(strategy.cluster_resolver.cluster_spec())))
-        name = workers.full_name(strategy, first)
+        name = workers.full_name(strategy, workers.everyone(strategy)[0])
         what = f"{name}, which coordinates all, cannot be reached: killed, stopped or "
         what += "cut off"
     elif names and "while calling /tensorflow." in message:

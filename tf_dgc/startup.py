@@ -90,8 +90,9 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
         answered = threads.submit(_answer, listener, set(peers), deadline)
         calls = {n: threads.submit(_call, a, me, deadline) for n, a in peers.items()}
         met = {n for n in answered.result() if calls[n].result()}
-    if met < set(peers):
-        raise _in_vain(addresses, me, set(peers) - met, seconds)
+    missing = [name for name in peers if name not in met]
+    if missing:
+        raise _in_vain(addresses, me, missing, seconds)
 
 
 def _without(addresses: dict[str, str], me: str) -> dict[str, str]:
@@ -99,9 +100,9 @@ def _without(addresses: dict[str, str], me: str) -> dict[str, str]:
 
 
 def _in_vain(
-    addresses: dict[str, str], me: str, missing: set[str], seconds: float
+    addresses: dict[str, str], me: str, missing: list[str], seconds: float
 ) -> RuntimeError:
-    names = [f"{name} ({addresses[name]})" for name in addresses if name in missing]
+    names = [f"{name} ({addresses[name]})" for name in missing]
     return RuntimeError(
         f"tf_dgc: {me} ({addresses[me]}) waited {seconds:g} s for "
         f"{' and '.join(names)} to start, in vain. Look at the end of what that "
@@ -158,8 +159,12 @@ def _named(addresses: dict[str, str], me: str, seconds: float) -> Iterator[None]
     try:
         yield
     except tf.errors.OpError as error:
+        if me not in addresses:  # it connects to nobody
+            raise
         peers = _without(addresses, me)
-        silent = {name for name, address in peers.items() if not _speaks(address)}
+        with ThreadPoolExecutor(len(addresses)) as threads:
+            speak = list(threads.map(_speaks, peers.values()))
+        silent = [n for n, speaks in zip(peers, speak, strict=True) if not speaks]
         if not silent:
             raise
         time.sleep(_ANSWER_SECONDS)  # so that the others, who ask now, get an answer
