@@ -16,14 +16,14 @@ _STEP, _GRADIENTS = "whole_step", "gradients_only"
 _LAUNCH, _DONE = "CollectiveOpV2Kernel::Run", "CollectiveExecutor::ExecuteAsync::Done"
 
 
-def measure(step, gradients, count, rank):
+def measure(run_steps, gradients, count, rank):
     """Run `count` steps, each after a forward and backward pass alone; trace worker 0.
 
     Worker 0 alone: at the end of a trace of any other worker, TensorFlow 2.21 now and
     then aborts with corrupted memory, in its `SplitEventTracker`.
 
     Args:
-        step: does a whole training step.
+        run_steps: does training steps, each within a context; see `step_worker.py`.
         gradients: does the forward and backward pass of a step only.
         count: how many of each.
         rank: of this worker.
@@ -35,13 +35,17 @@ def measure(step, gradients, count, rank):
         and `outside_ms`, what remains of a step without its collective and without the
         forward and backward pass before it.
     """
+
+    @contextlib.contextmanager
+    def traced(i):
+        with tf.profiler.experimental.Trace(_GRADIENTS, step_num=i):
+            gradients()
+        with tf.profiler.experimental.Trace(_STEP, step_num=i):
+            yield
+
     with tempfile.TemporaryDirectory() as directory:
         with _trace(directory) if rank == 0 else contextlib.nullcontext():
-            for i in range(count):
-                with tf.profiler.experimental.Trace(_GRADIENTS, step_num=i):
-                    gradients()
-                with tf.profiler.experimental.Trace(_STEP, step_num=i):
-                    step()
+            run_steps(count, traced)
         return _summary(_events(directory)) if rank == 0 else {}
 
 

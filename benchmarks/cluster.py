@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from tf_dgc import launcher
+from tf_dgc import worker_processes
 
 _FOLDER = pathlib.Path(__file__).parent
 _LINES_OF_LOG = 30
@@ -141,7 +141,7 @@ class Cluster:
         return environment
 
     def _end(self):
-        launcher._end(self._workers)
+        worker_processes.end(self._workers)
         for worker in self._workers:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.close()

@@ -218,16 +218,18 @@ def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
     rows = read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    # Rows that are read say of themselves where they come from.
+    origin = {} if _FROM_JSON.value else reporting.provenance()
     tables = []
     for name, group in itertools.groupby(rows, lambda row: row["task"]):
         shown = summaries(group)
         first = shown[0]
         title = f"{name}: {first['metric']} after {first['steps']} steps, "
         title += f"{first['workers']} workers"
-        reporting.report(shown, COLUMNS, title)
+        reporting.report(shown, COLUMNS, title, origin=origin)
         tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
+        tables += [reporting.setting(shown, origin)]
     if _JSON.value:
-        origin = {} if _FROM_JSON.value else None  # they say it of themselves
         reporting.write(rows, _JSON.value, origin)
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")

@@ -6,6 +6,7 @@ and the CPU operations (`Cpu`), which take tensors in the same form.
 """
 
 import ctypes
+import math
 import os
 import pathlib
 import shutil
@@ -41,6 +42,7 @@ class Tensor(ctypes.Structure):
         ("residual", _POINTER),
         ("gradient_type", _I32),
         ("value_type", _I32),
+        ("largest", ctypes.c_float),
     )
 
 
@@ -56,8 +58,14 @@ class Settings(ctypes.Structure):
 
 
 def tensors(descriptions):
-    """Return a C array of tensors from dictionaries of the fields of `Tensor`."""
-    return (Tensor * len(descriptions))(*(Tensor(**d) for d in descriptions))
+    """Return a C array of tensors from dictionaries of the fields of `Tensor`.
+
+    Without `largest`, what is sent of an entry is not bounded.
+    """
+    unbounded = {"largest": math.inf}
+    return (Tensor * len(descriptions))(
+        *(Tensor(**{**unbounded, **d}) for d in descriptions)
+    )
 
 
 def build(kind):

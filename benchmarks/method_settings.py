@@ -72,7 +72,7 @@ class _Dgc:
 
     def __call__(self, inner, steps):
         sparsity = 0.999
-        if self._warms_up:
+        if self._warms_up and steps >= 5:
             sparsity = tf_dgc.schedules.WarmupSparsity(steps // 5, sparsity)
         return tf_dgc.DGCOptimizer(inner, sparsity, **self._options)
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 BATCH_SIZE = 16  # per worker
+BATCH_SIZES = {"resnet50": 8}
 
 
 def mlp():
@@ -40,14 +41,21 @@ def cnn():
     return keras.Sequential(layers)
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "tiny": tiny}
+def resnet50():
+    """Return ResNet-50 of `keras.applications`, for images of 64 pixels square."""
+    return keras.applications.ResNet50(
+        weights=None, input_shape=(64, 64, 3), classifier_activation=None
+    )
 
 
-def data(model, seed):
+MODELS = {"mlp": mlp, "cnn": cnn, "tiny": tiny, "resnet50": resnet50}
+
+
+def data(model, seed, batch_size):
     """Return one batch, the same at every step: images or vectors, and classes."""
     random = np.random.default_rng(seed)
-    x = random.standard_normal((BATCH_SIZE, *model.input_shape[1:]), np.float32)
-    return x, random.integers(0, model.output_shape[1], BATCH_SIZE)
+    x = random.standard_normal((batch_size, *model.input_shape[1:]), np.float32)
+    return x, random.integers(0, model.output_shape[1], batch_size)
 
 
 def _mlp(inputs, units, classes):

@@ -20,7 +20,9 @@ from rich.table import Table
 
 
 def report(rows, columns, title, json_path=None, origin=None):
-    """Print the rows as a table, and write all of them as JSON if a path is given.
+    """Print the rows as a table, and below it in which setting they were measured.
+
+    All of it is written as JSON if a path is given.
 
     Args:
         rows: dictionaries; what a row lacks, or is None, is left blank in the table.
@@ -29,9 +31,33 @@ def report(rows, columns, title, json_path=None, origin=None):
         json_path: a file for the rows with all their keys, and versions and commit.
         origin: a dictionary of the latter; that of `provenance` if it is None.
     """
+    origin = provenance() if origin is None else origin
     _print(_table(rows, columns, title=title), Console())
+    print(setting(rows, origin))
     if json_path:
         write(rows, json_path, origin)
+
+
+def setting(rows, origin):
+    """Return the processor, and whether TensorFlow used oneDNN, of all rows.
+
+    Times of different settings do not compare: if rows differ, the text says so.
+
+    Args:
+        rows: dictionaries; what they say of themselves goes before `origin`.
+        origin: a dictionary, as of `provenance`.
+    """
+    found = dict.fromkeys(_setting({**origin, **row}) for row in rows)
+    if len(found) == 1:
+        return next(iter(found))
+    return "Times do not compare, for settings differ: " + "; ".join(found)
+
+
+def _setting(row):
+    if "card" in row:
+        return row["card"]
+    onednn = {True: "on", False: "off"}.get(row.get("onednn"), "unknown")
+    return f"Processor: {row.get('processor', 'unknown')}, oneDNN {onednn}"
 
 
 def markdown(rows, columns):
@@ -47,15 +73,16 @@ def write(rows, path, origin=None):
     Args:
         rows: dictionaries.
         path: of the file.
-        origin: what else to say of every row; None for `provenance()`.
+        origin: what else to say of every row, where it does not itself; None for
+            `provenance()`.
     """
     origin = provenance() if origin is None else origin
-    text = json.dumps([{**row, **origin} for row in rows], indent=2)
+    text = json.dumps([{**origin, **row} for row in rows], indent=2)
     pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def provenance():
-    """Return versions, commit and processors.
+    """Return versions, commit, processor, and whether TensorFlow uses oneDNN.
 
     The commit is the benchmark's, with "-dirty" if files differ from it. It is also
     that of the package where this was imported from the same checkout.
@@ -64,6 +91,7 @@ def provenance():
     import tensorflow as tf
 
     import tf_dgc
+    from tf_dgc import _internals, onednn
 
     checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
@@ -74,6 +102,8 @@ def provenance():
         "commit": commit(),
         "package_from_checkout": package.parents[1] == checkout.parents[1],
         "cpus": os.cpu_count(),
+        "processor": onednn.processor(),
+        "onednn": _internals.uses_onednn(),
     }
 
 

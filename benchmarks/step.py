@@ -2,6 +2,7 @@
 
     python benchmarks/step.py --workers 2
     sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json
+    python benchmarks/step.py --model resnet50 --loop fit     # and --loop custom
 
 Modes take turns within one run, so that all of them meet the same machine:
 
@@ -40,9 +41,12 @@ COLUMNS = [
 ]
 
 # What a worker takes, from the largest resident size of one in mode dgc.
-_GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "tiny": 0.8}
+_GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "tiny": 0.8, "resnet50": 2.0}
 
 _MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "What is trained.")
+_LOOP = flags.DEFINE_enum(
+    "loop", "custom", ["custom", "fit"], "Whose: `strategy.run`, or Keras's."
+)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2)
 _RATE = flags.DEFINE_list(
     "rate", ["loopback"], f"Of the links: {', '.join(network.RATES)}; or all."
@@ -75,14 +79,22 @@ def main(_):
         sys.exit(f"step.py: {error}")
     except KeyboardInterrupt:
         sys.exit("step.py: interrupted")
-    title = f"One training step: {_MODEL.value}, {_WORKERS.value} workers"
+    title = (
+        f"One training step: {_MODEL.value}, {_WORKERS.value} workers, "
+        f"{_LOOP.value} loop"
+    )
     reporting.report(rows, COLUMNS, title, _JSON.value)
 
 
 def measure(rate, modes):
     """Return one row per mode."""
     options = {"value_dtype": _VALUE_DTYPE.value} if _VALUE_DTYPE.value else {}
-    about = {"model": _MODEL.value, "threads": _THREADS.value, "options": options}
+    about = {
+        "model": _MODEL.value,
+        "loop": _LOOP.value,
+        "threads": _THREADS.value,
+        "options": options,
+    }
     fresh = _FRESH.value
     if fresh is None:
         gigabytes = _GIGABYTES[_MODEL.value]

@@ -6,7 +6,9 @@ SETTINGS are JSON. Every line of standard input is a request, and is answered by
 line on standard output; waiting for a request takes no processor time.
 """
 
+import contextlib
 import faulthandler
+import itertools
 import json
 import sys
 import time
@@ -14,11 +16,13 @@ import time
 import breakdown
 import keras
 import models
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from replies import reply, take_standard_output
 
 import tf_dgc
+from tf_dgc import _internals
 
 WARMUP_STEPS = 3
 
@@ -29,32 +33,35 @@ def main(settings):
     replies = take_standard_output()
     logging.set_verbosity(logging.WARNING)
     tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
-    step, gradients, model = make_step(settings)
+    run_steps, gradients, model = make_steps(settings)
+    _times(run_steps, WARMUP_STEPS)
     for _ in range(WARMUP_STEPS):
-        step()
         gradients()
     reply(
         replies,
         variables=len(model.trainable_variables),
         parameters=model.count_params(),
+        onednn=_internals.uses_onednn(),
     )
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "steps":
             cpu = time.process_time()
-            times = [_timed(step) for _ in range(request["count"])]
+            times = _times(run_steps, request["count"])
             reply(replies, times=times, cpu=1000 * (time.process_time() - cpu))
         else:
             parts = breakdown.measure(
-                step, gradients, request["count"], settings["rank"]
+                run_steps, gradients, request["count"], settings["rank"]
             )
             reply(replies, **parts)
 
 
-def make_step(settings):
-    """Return a function that does one step, one for its gradients only, and the model.
+def make_steps(settings):
+    """Return a function that does steps, one for the gradients only, and the model.
 
-    Both functions return after all work is done, with the loss.
+    The first gets how many steps to do, and a function of the step's number that
+    returns a context to do it in. Each step ends after all work is done, with the loss
+    of this worker.
     """
     strategy = _strategy(settings)
     keras.utils.set_random_seed(0)
@@ -63,7 +70,9 @@ def make_step(settings):
         optimizer = _optimizer(settings)
         optimizer.build(model.trainable_variables)
     variables = model.trainable_variables
-    batch = [tf.constant(a) for a in models.data(model, seed=settings["rank"])]
+    size = models.BATCH_SIZES.get(settings["model"], models.BATCH_SIZE)
+    arrays = models.data(model, settings["rank"], size)
+    batch = [tf.constant(a) for a in arrays]
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def compute(x, y):
@@ -91,7 +100,49 @@ def make_step(settings):
 
         return run
 
-    return runner(train), runner(compute_only), model
+    gradients = runner(compute_only)
+    if settings["loop"] == "fit":
+        model.compile(optimizer, loss_of, metrics=["accuracy"])
+        return _fit(model, arrays, strategy), gradients, model
+    return _own_loop(runner(train)), gradients, model
+
+
+def _own_loop(step):
+    def run_steps(count, context):
+        for i in range(count):
+            with context(i):
+                step()
+
+    return run_steps
+
+
+def _fit(model, arrays, strategy):
+    """Return what does the same steps in one epoch of `model.fit`."""
+    # Keras divides a batch among the workers.
+    batch = tuple(np.concatenate([a] * strategy.num_replicas_in_sync) for a in arrays)
+
+    def run_steps(count, context):
+        data = tf.data.Dataset.from_tensors(batch).repeat(count)
+        model.fit(data, verbose=0, callbacks=[Within(context)])
+
+    return run_steps
+
+
+class Within(keras.callbacks.Callback):
+    """Does every step of `fit` in a context, and asks for its loss."""
+
+    def __init__(self, context):
+        super().__init__()
+        self._context = context
+        self._stack = contextlib.ExitStack()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Enter."""
+        self._stack.enter_context(self._context(batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Leave."""
+        self._stack.close()
 
 
 def _strategy(settings):
@@ -107,10 +158,17 @@ def _optimizer(settings):
     return tf_dgc.DGCOptimizer(sgd, sparsity=0.999, **settings["options"])
 
 
-def _timed(step):
-    start = time.perf_counter()
-    step()
-    return 1000 * (time.perf_counter() - start)
+def _times(run_steps, count):
+    """Return the times of steps in ms, each from the end of the one before."""
+    ends = [time.perf_counter()]
+
+    @contextlib.contextmanager
+    def timed(_):
+        yield
+        ends.append(time.perf_counter())
+
+    run_steps(count, timed)
+    return [1000 * (b - a) for a, b in itertools.pairwise(ends)]
 
 
 if __name__ == "__main__":

@@ -59,8 +59,11 @@ def build_requirements():
 
 
 def compiler():
-    """Return the C++ compiler as a list of arguments, or None."""
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    """Return the C++ compiler as a list of arguments, or None.
+
+    It is what CXX says, and g++ if CXX is not set or empty.
+    """
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     return command if shutil.which(command[0]) else None
 
 
@@ -80,6 +83,16 @@ def find_tensorflow():
             if found.version in supported and (directory / "include").is_dir():
                 return directory, found.version
     return None
+
+
+def tensorflow_flags(directory):
+    """Return the compiler flags for the headers of the TensorFlow in `directory`."""
+    return [
+        *("-isystem", str(directory / "include")),
+        "-D_GLIBCXX_USE_CXX11_ABI=1",
+        "-DEIGEN_MAX_ALIGN_BYTES=64",
+        "-Wno-deprecated-declarations",  # its own mutex
+    ]
 
 
 def sources(cuda):
@@ -160,18 +173,16 @@ def build(library, work):
 
 def _compile_and_link(command, found, toolkit, library, work):
     directory, _ = found
-    includes = [f"-I{SOURCE / 'cpu'}", f"-I{SOURCE / 'cuda'}"]
-    includes += ["-isystem", str(directory / "include")]
-    includes += toolkit.includes() if toolkit else []
-    abi = ["-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64"]
-    flags = [*FLAGS, "-Wno-deprecated-declarations"]  # TensorFlow's own mutex
+    flags = [*FLAGS, f"-I{SOURCE / 'cpu'}", f"-I{SOURCE / 'cuda'}"]
+    flags += tensorflow_flags(directory)
+    flags += toolkit.includes() if toolkit else []
 
     def compile_one(source):
         target = work / f"{source.parent.name}_{source.stem}.o"
         if source.suffix == ".cu":
-            _run(toolkit.compile_command(command[0], source, target))
+            _run(toolkit.compile_command(command, source, target))
         else:
-            _run([*command, *flags, *abi, *includes, "-c", source, "-o", target])
+            _run([*command, *flags, "-c", source, "-o", target])
         return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

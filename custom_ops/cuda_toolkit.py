@@ -6,6 +6,7 @@ names the architectures, "80 90" by default; of the last one there is also PTX, 
 newer GPUs compile when the library is loaded.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -28,14 +29,24 @@ class Toolkit:
         self.architectures = architectures
         self._root = pathlib.Path(nvcc).resolve().parents[1]
 
-    def compile_command(self, host_compiler, source, target):
-        """Return the command that compiles one .cu file into an object file."""
+    def compile_command(self, host_command, source, target):
+        """Return the command that compiles one .cu file into an object file.
+
+        Args:
+            host_command: the C++ compiler for the host's part, as a list of arguments;
+                it may begin with a launcher, as in `ccache g++ -m64`.
+            source: the file.
+            target: the object file.
+        """
         codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in self.architectures]
         last = self.architectures[-1]
         codes.append(f"-gencode=arch=compute_{last},code=compute_{last}")
         # No fused multiply-add, and denormals are zero: the CPU operations' bits.
         flags = ["-std=c++17", "-O3", "-fmad=false", "-ftz=true"]
-        host = ["-ccbin", host_compiler, "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        programs = list(itertools.takewhile(lambda w: w[0] != "-", host_command))
+        options = [*host_command[len(programs) :], "-fPIC", "-fvisibility=hidden"]
+        # nvcc takes a compiler, and cannot call one through another program.
+        host = ["-ccbin", programs[-1], *(f"-Xcompiler={o}" for o in options)]
         includes = [f"-I{source.parents[1] / 'cpu'}", f"-I{source.parent}"]
         return [self.nvcc, *flags, *codes, *host, *includes, "-c", source, "-o", target]
 

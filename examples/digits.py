@@ -47,7 +47,9 @@ def make_optimizer(method):
     sgd = keras.optimizers.SGD(_LEARNING_RATE.value, momentum=0.9)
     if method == "dense":
         return sgd
-    sparsity = tf_dgc.schedules.WarmupSparsity(_WARMUP.value, _SPARSITY.value)
+    sparsity = _SPARSITY.value
+    if _WARMUP.value:
+        sparsity = tf_dgc.schedules.WarmupSparsity(_WARMUP.value, sparsity)
     return tf_dgc.DGCOptimizer(sgd, sparsity)  # the one line
 
 

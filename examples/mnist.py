@@ -73,7 +73,9 @@ def make_optimizer(method, steps_per_epoch):
     if method == "dense":
         return sgd
     warmup_steps = int(_WARMUP_EPOCHS.value * steps_per_epoch)
-    sparsity = tf_dgc.schedules.WarmupSparsity(warmup_steps, _SPARSITY.value)
+    sparsity = _SPARSITY.value
+    if warmup_steps:
+        sparsity = tf_dgc.schedules.WarmupSparsity(warmup_steps, sparsity)
     return tf_dgc.DGCOptimizer(sgd, sparsity)
 
 

@@ -19,7 +19,7 @@ def model(strategies, tmp_path, monkeypatch):
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(60)])
         inner = keras.optimizers.SGD(0.1, momentum=0.9)
-        model.compile(tf_dgc.DGCOptimizer(inner, 0.9), "mse")
+        model.compile(tf_dgc.DGCOptimizer(inner, 0.9, track_staleness=True), "mse")
         model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
@@ -91,3 +91,14 @@ WAYS = {
 def test_alone(model, tmp_path, way):
     with pytest.raises((RuntimeError, ValueError), match="not on the chief alone"):
         WAYS[way](model, tmp_path)
+
+
+def test_what_is_local(model):
+    """It is about this worker, or known to all: nobody has to take part."""
+    fit(model, tf_dgc.callbacks.CompressionMonitor())
+    assert model.optimizer.staleness.max == 0
+    assert model.optimizer.stats.steps == 1
+    assert model.optimizer.iterations.numpy() == 1
+    assert "residual" in repr(model.optimizer.residual[0])
+    for variable in model.variables + model.optimizer.inner_optimizer.variables:
+        assert np.all(np.isfinite(variable.numpy()))

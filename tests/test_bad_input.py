@@ -10,7 +10,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import _versions, schedules, workers
+from tf_dgc import _versions, cluster, schedules, workers
 
 O = keras.optimizers  # noqa: E741
 
@@ -67,7 +67,13 @@ def test_piecewise_schedule(boundaries, values):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"warmup_steps": -1}, {"warmup_steps": 1.5}, {"final_sparsity": 1.0}],
+    [
+        {"warmup_steps": -1},
+        {"warmup_steps": 0},
+        {"warmup_steps": 1.5},
+        {"stages": []},
+        {"final_sparsity": 1.0},
+    ],
 )
 def test_warmup_schedule(settings):
     with pytest.raises(ValueError, match="Received"):
@@ -80,7 +86,6 @@ def test_warmup_reaches_its_stages():
     assert (
         values == [0.75] * 2 + [0.9375] * 2 + [0.984375] * 2 + [0.996] * 2 + [0.999] * 2
     )
-    assert float(schedules.WarmupSparsity(0)(tf.constant(0))) == 0.999
 
 
 @pytest.mark.parametrize("momentum", [1.0])
@@ -89,10 +94,29 @@ def test_momentum(momentum):
         tf_dgc.DGCOptimizer(O.SGD(0.1, momentum=momentum))
 
 
-@pytest.mark.parametrize("inner", ["sgd", None, 0.1, O.SGD, keras.layers.Dense(1)])
+@pytest.mark.parametrize("inner", [None, 0.1, O.SGD, keras.layers.Dense(1)])
 def test_inner_that_is_no_optimizer(inner):
     with pytest.raises(ValueError, match="must be a Keras optimizer"):
         tf_dgc.DGCOptimizer(inner)
+
+
+@pytest.mark.parametrize("inner", ["sdg", "", {"class_name": "Dense"}, {}])
+def test_inner_that_keras_does_not_know(inner):
+    with pytest.raises(ValueError, match="not the name or config of an optimizer"):
+        tf_dgc.DGCOptimizer(inner)
+
+
+def test_inner_of_several_optimizers():
+    several = O.MultiOptimizer(O.OptimizerMap(O.SGD(0.1)))
+    for wrap in (tf_dgc.DGCOptimizer, tf_dgc.CompressedOptimizer):
+        with pytest.raises(ValueError, match="`MultiOptimizer` cannot be wrapped"):
+            wrap(several)
+
+
+@pytest.mark.parametrize("strategy", [None, "mirrored", tf.distribute.MirroredStrategy])
+def test_prepare_without_a_strategy(strategy):
+    with pytest.raises(ValueError, match=r"`prepare` needs a strategy.*Received"):
+        tf_dgc.prepare(strategy)
 
 
 def test_inner_that_is_a_dgc_optimizer():
@@ -208,9 +232,11 @@ CLUSTER = {"worker": ["a:1", "b:2"]}
             "names a task not in its cluster",
         ),
         (
-            json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": "0"}}),
-            "names a task not in its cluster",
+            json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": "b"}}),
+            "cannot be read",
         ),
+        (json.dumps({"cluster": {"worker": "a:1"}}), "cannot be read"),
+        (json.dumps({"cluster": CLUSTER, "task": "type"}), "cannot be read"),
         (json.dumps({"cluster": CLUSTER}), "names a task not in its cluster"),
     ],
 )
@@ -221,15 +247,43 @@ def test_tf_config(monkeypatch, text, message):
     assert text in str(error.value)
 
 
+@pytest.mark.parametrize("index", [1, "1", 1.0])
+@pytest.mark.parametrize("hosts", [["a:1", "b:2"], {"0": "a:1", "1": "b:2"}])
+def test_tf_config_may_be_what_tensorflow_takes(monkeypatch, hosts, index):
+    config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    assert resolver.task_id == 1
+    cluster.check_tf_config()
+
+
 def test_tf_config_without_a_strategy(monkeypatch):
     task = {"type": "worker", "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task}))
-    with pytest.warns(UserWarning, match="trains alone"):
+    with pytest.raises(ValueError, match=r"`with strategy.scope\(\):`.*Received"):
         tf_dgc.DGCOptimizer(O.SGD(0.1))
+    with pytest.raises(ValueError, match="each of them trains alone"):
+        tf_dgc.prepare(tf.distribute.get_strategy())
+    monkeypatch.setenv("TF_DGC_ALONE", "1")
+    config = tf_dgc.DGCOptimizer(O.SGD(0.1)).get_config()
+    monkeypatch.delenv("TF_DGC_ALONE")
+    with pytest.warns(UserWarning, match="each of them trains alone"):
+        tf_dgc.DGCOptimizer.from_config(config)  # as to load a model and predict
     evaluator = {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
     for alone in ({}, evaluator):
         monkeypatch.setenv("TF_CONFIG", json.dumps(alone))
         tf_dgc.DGCOptimizer(O.SGD(0.1))
+
+
+def test_a_strategy_after_tensorflow_was_used(monkeypatch):
+    """Other than TensorFlow's error, ours says what to do, and nobody is waited for."""
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task}))
+    tf.constant(1.0)
+    with pytest.raises(RuntimeError, match="at program startup"):
+        tf.distribute.MultiWorkerMirroredStrategy()
+    with pytest.raises(RuntimeError, match=r"Move `strategy = .*top of the program"):
+        tf_dgc.multi_worker_strategy()
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon"])

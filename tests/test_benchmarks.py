@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from tf_dgc import ops
+from tf_dgc import _internals, ops
 
 STEP = pathlib.Path(__file__).parents[1] / "benchmarks" / "step.py"
 KEYS = {
@@ -33,6 +33,8 @@ KEYS = {
     "tf_dgc",
     "python",
     "commit",
+    "processor",
+    "onednn",
 }
 
 
@@ -41,10 +43,13 @@ def command(*flags):
 
 
 @pytest.mark.workers
-def test_step(tmp_path):
+@pytest.mark.parametrize("loop", ["custom", "fit"])
+def test_step(tmp_path, loop):
+    """A step is one collective, also in Keras's loop, which asks one more per epoch."""
     path = tmp_path / "step.json"
+    flags = "--modes=none,dense,dgc", "--steps=5", "--rounds=2", f"--loop={loop}"
     finished = subprocess.run(
-        command("--modes=none,dense,dgc", "--steps=5", "--rounds=2", f"--json={path}"),
+        command(*flags, f"--json={path}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -54,6 +59,8 @@ def test_step(tmp_path):
     print(finished.stdout[-5000:])
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
+    onednn = "on" if _internals.uses_onednn() else "off"
+    assert f"Processor: {rows[0]['processor']}, oneDNN {onednn}" in finished.stdout
     for row in rows:
         assert set(row) >= KEYS
         assert (row["model"], row["workers"], row["rate"]) == ("tiny", 2, "loopback")
@@ -63,7 +70,8 @@ def test_step(tmp_path):
         )
     none, dense, dgc = rows
     assert [row["mode"] for row in rows] == ["none", "dense", "dgc"]
-    assert [row["collectives_per_step"] for row in rows] == [0, 1, 1]
+    collectives = 1.2 if loop == "fit" else 1
+    assert [r["collectives_per_step"] for r in rows] == [0, collectives, collectives]
     # What else this machine sends to itself is counted too.
     assert none["bytes_per_step"] < dense["bytes_per_step"] / 10
     assert dgc["bytes_per_step"] < dense["bytes_per_step"] / 10
@@ -173,6 +181,21 @@ def test_gpu_compress_without_a_gpu():
     assert finished.returncode == 1
     (sentence,) = finished.stderr.splitlines()
     assert sentence.startswith("gpu_compress.py needs ")
+
+
+def test_the_setting_of_rows_that_differ(monkeypatch):
+    monkeypatch.syspath_prepend(STEP.parent)
+    import reporting
+
+    origin = {"processor": "P", "onednn": True}
+    rows = [{"mode": "none"}, {"mode": "dgc", "onednn": True}]
+    assert reporting.setting(rows, origin) == "Processor: P, oneDNN on"
+    assert reporting.setting(rows, {"card": "C"}) == "C"
+    assert reporting.setting([{}], {}) == "Processor: unknown, oneDNN unknown"
+    for different in ({"onednn": False}, {"processor": "Q"}):
+        text = reporting.setting([*rows, different], origin)
+        assert text.startswith("Times do not compare, for settings differ: ")
+        assert text.endswith("oneDNN off" if "onednn" in different else "Q, oneDNN on")
 
 
 @pytest.mark.workers

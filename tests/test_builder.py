@@ -36,6 +36,13 @@ def test_whether_it_is_built(builder, monkeypatch, wish, compiler, builds):
     assert bool(builder.extensions()) == builds
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_variable_names_no_compiler(builder, monkeypatch, empty):
+    monkeypatch.setattr(builder.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setenv("CXX", empty)
+    assert builder.compiler() == ["g++"]
+
+
 def test_another_value_of_the_variable(builder, monkeypatch):
     monkeypatch.setenv("TF_DGC_NATIVE", "maybe")
     with pytest.raises(ValueError, match="TF_DGC_NATIVE=maybe"):
@@ -95,11 +102,28 @@ def test_cuda_kernels_are_compiled_where_there_is_nvcc(toolkit, nvcc, monkeypatc
     found = toolkit.find()
     assert found.describe() == "12.9 (sm_80, sm_90, PTX 90)"
     source = SOURCES / "cuda" / "kernels.cu"
-    command = [str(c) for c in found.compile_command("g++", source, "x.o")]
+    command = [str(c) for c in found.compile_command(["g++"], source, "x.o")]
     assert command[0] == str(nvcc)
     assert "-gencode=arch=compute_80,code=sm_80" in command
     assert "-gencode=arch=compute_90,code=compute_90" in command
     assert found.libraries()[:2] == [f"-L{nvcc.parents[1]}/lib64", "-lcudart_static"]
+
+
+@pytest.mark.parametrize(
+    ("host", "program", "options"),
+    [
+        (["g++"], "g++", []),
+        (["ccache", "g++"], "g++", []),
+        (["env", "CCACHE_DIR=/tmp", "ccache", "clang++", "-m64"], "clang++", ["-m64"]),
+    ],
+)
+def test_nvcc_gets_the_compiler_itself(toolkit, nvcc, host, program, options):
+    command = toolkit.find().compile_command(host, SOURCES / "cuda" / "x.cu", "x.o")
+    assert command[command.index("-ccbin") + 1] == program
+    passed_on = [
+        c.split("=", 1)[1] for c in command if str(c).startswith("-Xcompiler=")
+    ]
+    assert passed_on == [*options, "-fPIC", "-fvisibility=hidden"]
 
 
 def test_cuda_architectures_can_be_chosen(toolkit, nvcc, monkeypatch):

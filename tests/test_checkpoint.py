@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import saving
+from tf_dgc import cluster, saving
 from tf_dgc.state import PerWorkerVariable
 
 SGD = keras.optimizers.SGD
@@ -288,6 +288,18 @@ def test_interrupted_twice(strategies, undisturbed, tmp_path):
     assert_same(model, undisturbed[1][0])
 
 
+def test_an_error_after_a_resume_is_not_left_to_the_next_fit(strategies, tmp_path):
+    """Whoever catches it and calls `fit` again, without a backup, trains it all."""
+    model = make_model(strategies[1])
+    for steps in (6, 1):  # the second time while batches are left out
+        backup = tf_dgc.callbacks.BackupAndRestore(tmp_path, 1)
+        with pytest.raises(Stop):
+            fit(model, epochs=3, callbacks=[backup, StopAfter(steps)])
+    before = int(model.optimizer.iterations.numpy())
+    assert len(fit(model, epochs=3)["loss"]) == 3
+    assert int(model.optimizer.iterations.numpy()) == before + 3 * STEPS
+
+
 def test_the_backup_before_the_last_one(strategies, tmp_path):
     model = make_model(strategies[1])
     with pytest.raises(Stop):
@@ -329,3 +341,22 @@ def test_stock_backup_and_restore_on_one_worker(strategies, tmp_path):
     resumed = make_model(strategies[1], seed=5)
     fit(resumed, epochs=2, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
     assert_same(resumed, everything(model))
+
+
+def test_workers_that_load_a_schedule_compare_equal(tmp_path, monkeypatch):
+    """Keras writes addresses of objects into configs while it loads."""
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.5, 0.9])
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(), schedule), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    compared = []
+
+    def agree(strategy, describe, otherwise=None):
+        if otherwise is None:  # else it is about what is restored
+            compared.append(describe())
+
+    monkeypatch.setattr(cluster, "agree", agree)
+    loaded = [keras.models.load_model(tmp_path / "model.keras") for _ in range(2)]
+    assert len(loaded) == len(compared) == 2
+    assert compared[0] == compared[1]

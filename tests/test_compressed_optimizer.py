@@ -183,6 +183,7 @@ def test_factor_masking_clears_what_was_sent():
 # --- in Keras -------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker")
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("name", ["diana", "power_sgd"])
 def test_state_survives_saving(strategies, tmp_path, name, num_workers):

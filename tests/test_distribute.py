@@ -174,17 +174,18 @@ def test_more_steps_need_no_more_keys(strategies, monkeypatch):
     monkeypatch.setattr(_internals, "collective_key", key_of)
     trainer = Trainer(
         strategies[2],
-        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97),
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97, check_every=2),
         initial_weights("float32"),
     )
-    first, *others = make_gradients(2, 5, "float32")
-    trainer.step(first)
-    (key,) = set(used)
+    with_checksums, without, *others = make_gradients(2, 6, "float32")
+    trainer.step(with_checksums)
+    trainer.step(without)
+    assert len(set(used)) == 2
     hook = distribute.cross_device_ops(strategies[2])
     num_keys = hook.num_keys
     for gradients in others:
         trainer.step(gradients)
-    assert used == [key] * 2 * 5
+    assert used == used[:4] * 3  # of two replicas
     assert hook.num_keys == num_keys
 
 

@@ -1,5 +1,7 @@
 """What workers say of each other's failures."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -8,7 +10,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from tf_dgc import coordination, failures, startup, workers
+from tf_dgc import _internals, coordination, failures, loopback, startup, workers
 from tf_dgc.watch import Watch
 
 SPEC = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
@@ -17,6 +19,11 @@ STRATEGY = types.SimpleNamespace(
         task_type="worker", task_id=1, cluster_spec=lambda: SPEC
     )
 )
+
+
+NOT_CONNECTED = "Agent must be in CONNECTED state. It is currently in ERROR."
+GONE = "failed to connect to all addresses\n... /tensorflow.CoordinationService/Barrier"
+TOLD = "Collective ops is aborted by: tf_dgc: worker 0 (a:1) ended with ValueError: no"
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +77,40 @@ def _not_told(monkeypatch):
             "The error could be from a previous operation.",
             "worker 0 (a:1) ended with ValueError: no",
         ),
+        (
+            "tf_dgc: worker 2 (c:3) ended with ValueError: no [type.googleapis.com/"
+            "tensorflow.CoordinationServiceError='x']. Barrier Id: tf_dgc/43::0",
+            "worker 2 (c:3) ended with ValueError: no",
+        ),
         ("Barrier failed because: task is set to ERROR: UNAVAILABLE: Task "
          "/job:worker/replica:0/task:2 heartbeat timeout.",
          "worker 2 (c:3) does not respond"),
     ],
 )  # fmt: skip
 def test_errors_about_other_workers(message, named):
-    assert failures.explain(STRATEGY, message).startswith(named)
+    found = failures.explain(STRATEGY, message)
+    assert found.startswith(named)
+    assert "googleapis" not in found
+
+
+@pytest.mark.parametrize(
+    ("message", "first", "named"),
+    [
+        (NOT_CONNECTED, TOLD, "worker 0 (a:1) ended with ValueError: no"),
+        (GONE, TOLD, "worker 0 (a:1) ended with ValueError: no"),
+        (GONE, "", "worker 0 (a:1), which coordinates all, cannot be reached"),
+        (GONE, "timed out", "worker 0 (a:1), which coordinates all, cannot be reached"),
+        (NOT_CONNECTED, "", None),
+        ("Barrier timed out. Id: tf_dgc/3::0.", TOLD, None),
+    ],
+)
+def test_the_first_reason_is_asked_for(monkeypatch, message, first, named):
+    """Later errors of TensorFlow are about where this worker is now."""
+    hook = types.SimpleNamespace(abort_message=lambda seconds: first)
+    monkeypatch.setattr(_internals, "get_cross_device_ops", lambda strategy: hook)
+    found = failures.find_reason(STRATEGY, message)
+    assert (found or "").startswith(named or "")
+    assert (found is None) == (named is None)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +126,10 @@ def test_errors_that_are_about_no_other_worker(message):
     assert failures.explain(STRATEGY, message) is None
 
 
-def position(started, finished=0, tracing=False):
+def position(started, finished=None, tracing=False):
     return {
         "started": started,
-        "finished": finished,
+        "finished": started if finished is None else finished,
         "tracing": tracing,
         "place": "f.py:3",
     }
@@ -109,7 +143,10 @@ def position(started, finished=0, tracing=False):
         ([position(9), position(8, tracing=True)], 11, None),
         ([position(9), position(8, tracing=True)], 31, "for worker 2 (c:3)"),
         ([position(9), None], 11, "for worker 2 (c:3), of which nothing"),
-        ([position(9), position(9)], 11, "for data from worker 0 (a:1) and worker 2"),
+        # They wait as well, for the network: TCP's next attempt takes twice as long.
+        ([position(9, 8), position(9, 8)], 19, None),
+        ([position(9, 8), position(9, 8)], 21, "for data from worker 0 (a:1) and wor"),
+        ([position(10, 9), position(8, 7)], 19, None),
     ],
 )
 def test_who_is_waited_for(monkeypatch, others, waited, said):
@@ -124,6 +161,33 @@ def test_who_is_waited_for(monkeypatch, others, waited, said):
     now += waited
     reason = watch._blame(position(9, 8))
     assert (said in reason) if said else (reason is None)
+
+
+def test_progress_of_anyone_counts(monkeypatch):
+    """While two workers wait for a third, pieces may go between these two."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: [9, 8])
+    start = time.monotonic()
+    for later in range(0, 60, 5):
+        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
+        there = position(20 + later, 19 + later)
+        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+        assert watch._blame(position(9, 8)) is None
+    monkeypatch.setattr(time, "monotonic", lambda: start + 76)
+    assert "the network is too slow" in watch._blame(position(9, 8))
+
+
+def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
+    """A lookup that takes too long says something about the network only."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: [9, 8])
+    start = time.monotonic()
+    for later, heard, blamed in [(0, True, False), (6, True, False), (11, False, False),
+                                 (19, False, False), (21, False, True)]:  # fmt: skip
+        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
+        there = position(9, 8) if heard else None
+        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+        assert (watch._blame(position(9, 8)) is not None) == blamed
 
 
 def test_time_of_tracing_does_not_count(monkeypatch):
@@ -148,9 +212,7 @@ def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
 
 
 def free_addresses(number):
-    from tf_dgc import launcher
-
-    ports = launcher._free_ports(number)
+    ports = loopback.free_ports(number)
     return {f"worker {i}": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
 
 
@@ -173,6 +235,36 @@ def test_only_those_who_are_missing_are_named():
                 RuntimeError, match=r"for worker 1 \(\S*\) to start, in"
             ):
                 call.result()
+
+
+def test_an_interrupt_ends_waiting_for_others():
+    start = time.monotonic()
+    timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        startup.meet(free_addresses(2), "worker 0", 30.0)
+    timer.join()
+    assert time.monotonic() - start < 15
+
+
+def test_a_port_that_is_busy_at_first_is_waited_for():
+    addresses = free_addresses(2)
+    port = int(addresses["worker 1"].rpartition(":")[2])
+    with startup.ThreadPoolExecutor(2) as threads:
+        with startup._server(port):
+            calls = [threads.submit(startup.meet, addresses, n, 20) for n in addresses]
+            time.sleep(0.5)
+        assert [call.result() for call in calls] == [None] * 2
+
+
+def test_a_port_that_stays_busy_is_named():
+    addresses = free_addresses(2)
+    port = int(addresses["worker 1"].rpartition(":")[2])
+    with (
+        startup._server(port),
+        pytest.raises(RuntimeError, match=rf"0.3 s for port {port}, in vain: another"),
+    ):
+        startup.meet(addresses, "worker 1", 0.3)
 
 
 def test_no_answer_from_the_worker_that_coordinates(monkeypatch):

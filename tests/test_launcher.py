@@ -1,18 +1,31 @@
 """`tf-dgc run`."""
 
+import fcntl
 import io
 import json
 import os
+import pathlib
 import re
 import signal
-import subprocess
+import socket
+import struct
 import sys
+import tempfile
+import termios
 import time
 
 import psutil
 import pytest
+import tensorflow as tf
 
-from tf_dgc import cli, launcher
+from tf_dgc import cli, launcher, loopback, startup
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.setattr(launcher.onednn, "advice", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
 
 HEAD = "import json, os, subprocess, sys, time\n"
 HEAD += "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
@@ -26,7 +39,8 @@ def write(tmp_path, body):
 
 def launch(script, num_workers, *args):
     output = io.StringIO()
-    code = launcher.launch([sys.executable, script, *args], num_workers, output)
+    command = [sys.executable, script, *args]
+    code = launcher.launch(command, num_workers, output, show_all=True)
     return code, output.getvalue()
 
 
@@ -82,10 +96,11 @@ def test_a_worker_that_is_killed(tmp_path):
 
 
 def test_a_worker_that_ignores_termination_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "_SURVIVOR_SECONDS", 0.5)
     script = write(
         tmp_path,
         "import signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "time.sleep(0.5)\n"
         "sys.exit(3) if task['index'] == 0 else time.sleep(600)\n",
@@ -102,7 +117,7 @@ def test_restarts_until_no_worker_fails(tmp_path):
     )
     output = io.StringIO()
     command = [sys.executable, script]
-    assert launcher.launch(command, 2, output, max_restarts=4) == 0
+    assert launcher.launch(command, 2, output, max_restarts=4, show_all=True) == 0
     lines = output.getvalue().splitlines()
     assert lines.count("[tf-dgc] attempt 2 of 5: starting all 2 workers again") == 1
     for attempt in (1, 2, 3):
@@ -118,31 +133,170 @@ def test_restarts_are_limited(tmp_path):
     assert output.getvalue().count("failed with exit code") == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_ends_all_workers(tmp_path, number):
-    script = write(tmp_path, "print('child', os.getpid(), flush=True)\ntime.sleep(600)")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tf_dgc", "run", "--workers", "2", script],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+def test_the_end_of_what_a_failed_worker_printed(tmp_path):
+    script = write(
+        tmp_path,
+        "if task['index'] == 1:\n"
+        "    print(*range(100), sep='\\n')\n"
+        "    sys.exit('the disk is full')\n"
+        "time.sleep(600)\n",
     )
-    try:
-        lines = [process.stdout.readline() for _ in range(2)]
-        process.send_signal(number)
-        rest, _ = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130
-    assert "interrupted" in rest
-    assert_gone("".join(lines))
+    output = io.StringIO()
+    assert launcher.launch([sys.executable, script], 2, output) == 1
+    lines = output.getvalue().splitlines()
+    assert lines[0].startswith("[tf-dgc] worker 1 failed with exit code 1; ending")
+    said = [line for line in lines if line.startswith("[1] ")]
+    assert said == [*(f"[1] {i}" for i in range(81, 100)), "[1] the disk is full"]
+    directory = pathlib.Path(lines[-1].rpartition(" ")[2])
+    log = (directory / "worker-1.log").read_text().splitlines()
+    assert log == [*map(str, range(100)), "the disk is full"]
+
+
+def test_the_first_workers_lines_alone(tmp_path):
+    """Without TensorFlow's log; all is in the files."""
+    head = "I0000 00:00:1795338391.161147    7485 coordination_service.cc:502] "
+    script = write(
+        tmp_path,
+        f"head = {head!r}\n"
+        "print('rank', task['index'])\n"
+        "os.write(2, (head + 'Waiting for 1/2 tasks\\n').encode())\n"
+        "print('1/2 \u2501', end='', flush=True)\n"
+        "os.write(2, (head + 'Barrier passed\\n').encode())\n"
+        "print('\\b' * 5 + '\\r\\x1b[1m2/2\\x1b[0m \u2501')\n"
+        "print('a warning', file=sys.stderr)\n",
+    )
+    output = io.StringIO()
+    logs = tmp_path / "logs"
+    command = [sys.executable, script]
+    assert launcher.launch(command, 2, output, log_dir=str(logs)) == 0
+    assert output.getvalue() == "rank 0\n2/2 \u2501\na warning\n"
+    for rank in (0, 1):
+        assert (logs / f"worker-{rank}.log").read_text().splitlines() == [
+            f"rank {rank}",
+            f"{head}Waiting for 1/2 tasks",
+            f"{head}Barrier passed",
+            "2/2 \u2501",
+            "a warning",
+        ]
+    assert launcher.launch(command, 2, output) == 0
+    assert not list(tmp_path.glob("tf-dgc-*"))
+
+
+def test_variables_that_the_user_has_set(tmp_path, monkeypatch):
+    names = ("PYTHONUNBUFFERED", "PYTHONIOENCODING", "TF_CPP_MIN_LOG_LEVEL", "COLUMNS")
+    script = write(tmp_path, f"print([os.environ.get(n) for n in {names}])")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert launch(script, 1)[1] == "[0] ['1', 'utf-8', None, None]\n"
+    for name, value in zip(names, ("", "latin-1", "0", "70"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert launch(script, 1)[1] == "[0] ['', 'latin-1', '0', '70']\n"
+
+
+def test_output_that_is_not_utf_8_ends_no_worker(tmp_path):
+    script = write(tmp_path, "for i in range(2): print(i, '\u2501')")
+    received = io.BytesIO()
+    output = io.TextIOWrapper(received, "ascii")
+    assert launcher.launch([sys.executable, script], 1, output) == 0
+    assert received.getvalue() == b"0 ?\n1 ?\n"
+
+
+def test_output_that_nobody_reads_ends_no_worker(tmp_path):
+    done = tmp_path / "done"
+    script = write(
+        tmp_path,
+        "print('x' * 1000000, flush=True)\n"
+        f"print('y', flush=True); open({str(done)!r}, 'w')\n",
+    )
+    read, written = os.pipe()
+    os.close(read)
+    with open(written, "w") as output:
+        assert launcher.launch([sys.executable, script], 1, output) == 0
+    assert done.exists()
+
+
+def test_a_terminal_is_passed_on(tmp_path):
+    """The first worker draws on one of the same size; the others do not draw."""
+    script = write(
+        tmp_path,
+        "size = os.get_terminal_size(1) if sys.stdout.isatty() else None\n"
+        "sys.stdout.write(f'{task[\"index\"]} {size}\\r\\x1b[1mbar')\n",
+    )
+    seen, terminal = os.openpty()
+    size = struct.pack("HHHH", 20, 70, 0, 0)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+    with open(terminal, "w") as output:
+        assert launcher.launch([sys.executable, script], 2, output) == 0
+        drawn = os.read(seen, 10000).decode()
+    os.close(seen)
+    assert drawn == "0 os.terminal_size(columns=70, lines=20)\r\x1b[1mbar"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_all_workers_on_a_terminal(tmp_path, monkeypatch, no_color):
+    """Their ranks are coloured, and what they print, unless that is not wanted."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    script = write(
+        tmp_path, "print('\\x1b[32mgreen\\x1b[0m\\x1b[2K', sys.stdout.isatty())"
+    )
+    seen, terminal = os.openpty()
+    with open(terminal, "w") as output:
+        code = launcher.launch([sys.executable, script], 1, output, show_all=True)
+        shown = os.read(seen, 10000).decode()
+    os.close(seen)
+    assert code == 0
+    colored = "\x1b[36m[0]\x1b[0m \x1b[32mgreen\x1b[0m False\r\n"
+    assert shown == ("[0] green False\r\n" if no_color else colored)
+
+
+def test_a_background_process_that_keeps_the_output_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "_READ_SECONDS", 0.2)
+    script = write(
+        tmp_path,
+        "p = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print('child', p.pid)\n",
+    )
+    start = time.monotonic()
+    code, output = launch(script, 1)
+    assert code == 0
+    assert time.monotonic() - start < 20
+    os.kill(int(output.split()[-1]), signal.SIGKILL)
 
 
 def test_command_line_runs_a_script(tmp_path, capfd):
     script = write(tmp_path, "print('hello', *sys.argv[1:])")
     assert cli.main(["run", "--workers", "1", script, "--help"]) == 0
-    assert "[0] hello --help" in capfd.readouterr().out
+    assert capfd.readouterr().out == "hello --help\n"
+    logs = ["--log-dir", str(tmp_path / "logs")]
+    options = ["--workers", "2", "--output", "all", *logs]
+    assert cli.main(["run", *options, script, "--output"]) == 0
+    out = capfd.readouterr().out
+    assert sorted(out.splitlines()) == ["[0] hello --output", "[1] hello --output"]
+    assert (tmp_path / "logs" / "worker-1.log").read_text() == "hello --output\n"
+
+
+def test_the_advice_is_given_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher.onednn, "advice", lambda: "set it to 1")
+    output = io.StringIO()
+    script = write(tmp_path, "sys.exit(os.environ['TF_DGC_ATTEMPT'] < '2')")
+    assert launcher.launch([sys.executable, script], 2, output, max_restarts=1) == 0
+    assert output.getvalue().startswith("[tf-dgc] set it to 1\n")
+    assert output.getvalue().count("set it to 1") == 1
+
+
+def test_ports_are_held_until_workers_listen():
+    with loopback.held_ports(2) as ports:
+        for port in ports:
+            with pytest.raises(OSError, match="in use"), socket.socket() as other:
+                other.bind(("", port))
+        address = f"127.0.0.1:{ports[0]}"
+        server = tf.distribute.Server({"local": [address]}, "local", 0)
+        assert startup._speaks(address)
+        assert server.target.endswith(address)
+        with startup._server(ports[1]):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -152,6 +306,8 @@ def test_command_line_runs_a_script(tmp_path, capfd):
         (["run", "--workers", "0", __file__], "1 or more; received: 0"),
         (["run", "--workers", "two", __file__], "1 or more; received: two"),
         (["run", __file__], "--workers"),
+        (["run", "--workers", "1", "--output", "1", __file__], "--output"),
+        (["run", "--workers", "1", "--log-dir", __file__, __file__], "--log-dir"),
         (["run", "--workers", "1", "--max-restarts", "-1", __file__], "--max-restarts"),
         ([], "COMMAND"),
     ],

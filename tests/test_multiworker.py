@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tf_dgc import launcher
+from tf_dgc import loopback, worker_processes
 
 pytestmark = pytest.mark.workers
 SCRIPT = pathlib.Path(__file__).with_name("worker_scenarios.py")
@@ -25,21 +26,28 @@ class Finished:
         self.findings, self.seconds = findings, seconds
 
 
-def run(scenario, num_workers, directory, timeout=150, last=None, **environment):
+def run(
+    scenario,
+    num_workers,
+    directory,
+    timeout=150,
+    last=None,
+    script=SCRIPT,
+    **environment,
+):
     """Run a scenario; until `timeout`, every worker has to end by itself.
 
     `last` holds environment variables of the last worker alone.
     """
     environment = {"CUDA_VISIBLE_DEVICES": "-1", **environment}
-    command = [sys.executable, str(SCRIPT), scenario, str(directory)]
+    command = [sys.executable, str(script), scenario, str(directory)]
     logs = [
         open(directory / f"{rank}.log", "w+")  # noqa: SIM115
         for rank in range(num_workers)
     ]
     start = time.monotonic()
-    environments = [
-        {**env, **environment} for env in launcher._environments(num_workers)
-    ]
+    ports = loopback.free_ports(num_workers)
+    environments = [{**env, **environment} for env in loopback.environments(ports)]
     environments[-1].update(last or {})
     workers = [
         subprocess.Popen(
@@ -50,7 +58,7 @@ def run(scenario, num_workers, directory, timeout=150, last=None, **environment)
     try:
         codes = [w.wait(max(1, timeout - (time.monotonic() - start))) for w in workers]
     finally:
-        launcher._end(workers)
+        worker_processes.end(workers)
         outputs = []
         for log in logs:
             log.seek(0)
@@ -70,6 +78,10 @@ def test_fit_evaluate_predict_save_load(tmp_path, num_workers):
     finished = run("fit", num_workers, tmp_path)
     assert finished.codes == [0] * num_workers
     first = finished.findings[0]
+    assert first["staleness"] > 0
+    for found in finished.findings:  # differs between workers
+        for name in ("staleness_mean", "staleness_p99", "staleness_max"):
+            assert found["history"].pop(name)[-1] >= 0
     for other in finished.findings[1:]:
         for key in ("weights", "residual", "history", "evaluate"):
             assert other[key] == first[key], key
@@ -159,12 +171,40 @@ def test_different_models(tmp_path, scenario, shapes):
     assert finished.seconds < 60
 
 
+def test_what_is_equal_is_not_sent_at_the_start(tmp_path):
+    """Both count what crossed the loopback, which others may have used as well."""
+    finished = run("start", 2, tmp_path)
+    assert finished.codes == [0, 0]
+    one, other = finished.findings
+    for seeds, share in [("equal", 0.05), ("different", 1.05)]:
+        assert one[seeds]["digest"] == other[seeds]["digest"]
+        sent = min(one[seeds]["sent"], other[seeds]["sent"])
+        assert sent < share * one[seeds]["weights"], seeds
+    assert one["different"]["digest"] != one["equal"]["digest"]
+    assert one["others"] == other["others"]
+
+
 @pytest.mark.parametrize("scenario", ["chief_saves_alone", "chief_checkpoints_alone"])
 def test_reading_the_state_on_one_worker(tmp_path, scenario):
     finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="8")
     assert finished.codes[0]
     assert "not on the chief alone" in finished.outputs[0]
     assert finished.seconds < 90
+
+
+@pytest.mark.parametrize(("victim", "seconds"), [(1, 0), (0, 5)])
+def test_a_peer_that_ends_by_its_own_error(tmp_path, victim, seconds):
+    """Its reason is what all say, also when it coordinated and is long gone."""
+    environment = {"PEER_VICTIM": str(victim), "PEER_SECONDS": str(seconds)}
+    finished = run("peer_ends", 2, tmp_path, TF_DGC_TIMEOUT="30", **environment)
+    (found,) = finished.findings
+    reason = "ended with ValueError: the disk of this worker is full. Training cannot"
+    for way, (kind, text, waited) in found.items():
+        # Keras collects what it cannot load in an error of its own.
+        assert kind == ("ValueError" if way == "load weights" else "RuntimeError"), way
+        assert f"cannot go on: worker {victim} (" in text, way
+        assert reason in text, way
+        assert waited < 15, way
 
 
 def test_killed_while_it_saves_and_resumed(tmp_path):
@@ -188,16 +228,14 @@ def test_killed_while_it_saves_and_resumed(tmp_path):
     assert all(found["weights"] == first["weights"] for found in elsewhere.findings)
 
 
-def test_one_file_for_all_workers(tmp_path):
-    finished = run("shared_paths", 2, tmp_path)
+def test_divergence(tmp_path):
+    finished = run("divergence", 2, tmp_path)
     assert finished.codes == [0, 0]
-    for found in finished.findings:
-        assert found["keras"]
-        assert found["weights"]
-        assert found["checkpoint"]
-        assert "Several workers write to the same file" in found["shared"]
-        assert "from the same checkpoint" in found["different"]
-    assert not list(tmp_path.glob(".unfinished*"))
+    for found, output in zip(finished.findings, finished.outputs, strict=True):
+        said = r"iteration 4: worker 1 \(.*\) from worker 0 \(.*\) in dense_\d/kernel, "
+        assert re.search(f"WARNING: tf_dgc: Workers differ at {said}", output)
+        assert re.search(said, found["raise"])
+        assert "warn" not in found
 
 
 def test_coordination(tmp_path):

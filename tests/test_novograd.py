@@ -117,7 +117,8 @@ def test_config_round_trip():
     again = round_trip(optimizer)
     assert isinstance(again, NovoGrad)
     assert again.get_config() == optimizer.get_config()
-    assert again.decay == 0.01
+    assert again.weight_decay == 0.01
+    assert tf_dgc.DGCOptimizer(again).weight_decay == 0.01
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import warnings
+from unittest.mock import ANY
 
 import keras
 import pytest
@@ -37,7 +38,7 @@ def write(directory, content=b"library", **changes):
     fields = {
         "tensorflow": tf.__version__,
         "compiler": "g++",
-        "sources": ops._source_hash(),
+        "sources": ops._hash(SOURCES),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
     stamp.write_text(json.dumps({**fields, **changes}))
@@ -60,8 +61,27 @@ def test_good_stamp(tmp_path):
     ],
 )
 def test_stamp_that_does_not_fit(monkeypatch, tmp_path, changes, what):
-    monkeypatch.setattr(ops, "_SOURCES", SOURCES)  # as in an editable installation
+    monkeypatch.setattr(ops, "_sources", lambda: SOURCES)  # as in a source tree
     assert what in ops.check(*write(tmp_path, **changes))[1]
+
+
+def test_which_folder_holds_the_sources(monkeypatch, tmp_path):
+    monkeypatch.setattr(ops, "_DIRECTORY", SOURCES.parent / "tf_dgc" / "_native")
+    assert ops._sources() == SOURCES
+    # Somebody else's folder beside an installed package, then somebody else's project.
+    monkeypatch.setattr(ops, "_DIRECTORY", tmp_path / "tf_dgc" / "_native")
+    operations = tmp_path / "custom_ops"
+    (operations / "cpu").mkdir(parents=True)
+    (operations / "cpu" / "theirs.cc").write_text("int main() {}")
+    assert ops._sources() is None
+    assert ops.check(*write(tmp_path)) == (ANY, "")
+    (operations / "builder.py").touch()
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\nname = "theirs"\n')
+    assert ops._sources() is None
+    project.write_text('[project]\nname = "tf_dgc"\n')
+    assert ops._sources() == operations
+    assert "changed since" in ops.check(*write(tmp_path))[1]
 
 
 def test_a_file_that_is_not_ours(tmp_path):
@@ -122,6 +142,17 @@ def test_another_value_of_the_variable(fresh, monkeypatch):
     monkeypatch.setenv("TF_DGC_NATIVE", "yes")
     with pytest.raises(ValueError, match="TF_DGC_NATIVE=yes"):
         ops.native()
+
+
+@pytest.mark.parametrize("wish", ["", " ", 'g++ "', "/etc/passwd", "no-such-compiler"])
+def test_doctor_survives_any_compiler(monkeypatch, wish):
+    monkeypatch.setenv("CXX", wish)
+    compiler = dict(doctor.report(ops.native()))["compiler here"]
+    if wish.strip():
+        assert compiler.startswith("none (")
+    else:
+        monkeypatch.delenv("CXX")
+        assert compiler == dict(doctor.report(ops.native()))["compiler here"]
 
 
 @pytest.mark.skipif(not BUILT, reason=ops.native().reason)

@@ -123,6 +123,7 @@ def test_is_not_tracked_by_default_and_never_saved(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:XLA compiles this step")
+@pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker")
 @pytest.mark.parametrize(
     "settings",
     [{}, {"run_eagerly": True}, {"jit_compile": True}],

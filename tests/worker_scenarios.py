@@ -24,10 +24,12 @@ from tf_dgc import coordination
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
 SGD = keras.optimizers.SGD
+LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
-def dgc(sparsity=0.9, **settings):
-    return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9, **settings), sparsity)
+def dgc(sparsity=0.9, track_staleness=False, **settings):
+    inner = SGD(0.05, momentum=0.9, **settings)
+    return tf_dgc.DGCOptimizer(inner, sparsity, track_staleness=track_staleness)
 
 
 def make_model(optimizer, units=40, layers=1, **settings):
@@ -86,7 +88,9 @@ def fit(directory, optimizer=dgc, **settings):
 
 
 def scenario_fit(directory):
-    model, result = fit(directory)
+    model, result = fit(directory, lambda: dgc(track_staleness=True))
+    if RANK == 0:  # of this worker alone: nobody else has to ask
+        result["staleness"] = model.optimizer.staleness.mean
     result["stats"] = model.optimizer.stats.bytes_per_step
     saved = [v.numpy() for v in model.optimizer.variables]
     model.save(directory / f"{RANK}.keras")
@@ -172,6 +176,46 @@ def scenario_more_layers(directory):
     fit(directory, layers=1 if RANK == 0 else 2)
 
 
+def scenario_start(directory):
+    """Variables of equal and of different values; what that costs, on all workers."""
+    tf_dgc.prepare(STRATEGY)
+    found = {"equal": start_bytes(0), "different": start_bytes(1 + RANK)}
+    with STRATEGY.scope():
+        made = [
+            tf.Variable(np.full(shape, RANK, dtype), trainable=False)
+            for dtype in ("float16", "bool", "int64", "complex64")
+            for shape in ((), (3,), (5, 7), (0, 2))
+        ]
+        made.append(tf.Variable(tf.cast(tf.fill([3, 3], RANK), tf.bfloat16)))
+
+        @tf.function
+        def create_in_graph():
+            if len(made) == 17:
+                made.append(tf.Variable(tf.random.normal([9], seed=RANK)))
+            return made[-1].read_value()
+
+        STRATEGY.run(create_in_graph)
+    found["others"] = str([STRATEGY.experimental_local_results(v)[0] for v in made])
+    return found
+
+
+def start_bytes(seed):
+    """Return what crossed the loopback meanwhile, the weights' size, and them."""
+    keras.utils.set_random_seed(seed)
+    tf_dgc.cluster.rendezvous(STRATEGY, "start")
+    before = LOOPBACK_SENT.read_text()
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((700,)), keras.layers.Dense(3000)])
+        optimizer = dgc()
+        optimizer.build(model.trainable_variables)
+    tf_dgc.cluster.rendezvous(STRATEGY, "end")
+    return {
+        "sent": int(LOOPBACK_SENT.read_text()) - int(before),
+        "weights": 4 * model.count_params(),
+        "digest": digest(model.get_weights()),
+    }
+
+
 def scenario_chief_saves_alone(directory):
     model = make_model(dgc)
     x, y = make_data(64)
@@ -247,53 +291,6 @@ def scenario_resume_elsewhere(directory):
     }
 
 
-def scenario_shared_paths(directory):
-    """All ways to save and restore, with the same arguments on all workers."""
-    model = make_model(dgc)
-    x, y = make_data(64)
-    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
-    checkpoint = tf_dgc.callbacks.ModelCheckpoint
-    callbacks = [
-        checkpoint(directory / "c-{epoch}.keras"),
-        checkpoint(directory / "c-{epoch}.weights.h5", save_weights_only=True),
-    ]
-    model.fit(x, y, epochs=2, callbacks=callbacks, **data)
-    expected = copies_of_this_worker(model)
-    with STRATEGY.scope():
-        loaded = keras.models.load_model(directory / "c-2.keras")
-    found = {"keras": copies_of_this_worker(loaded) == expected}
-
-    def another():
-        other = make_model(dgc)
-        with STRATEGY.scope():
-            other.optimizer.build(other.trainable_variables)
-        return other
-
-    other = another()
-    other.load_weights(directory / "c-2.weights.h5")
-    found["weights"] = copies_of_this_worker(other) == expected
-
-    checkpoints = directory / "checkpoints"
-    with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as mine:
-        saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        tf.train.CheckpointManager(saved, mine, 1).save()
-    tf_dgc.cluster.rendezvous(STRATEGY, "save")
-    other = another()
-    target = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
-    target.restore(tf.train.latest_checkpoint(checkpoints))
-    found["checkpoint"] = copies_of_this_worker(other) == expected
-
-    try:
-        model.save(directory / "shared.keras")
-    except ValueError as error:
-        found["shared"] = str(error)
-    try:
-        other.load_weights(directory / f"c-{RANK % 2 + 1}.weights.h5")
-    except ValueError as error:
-        found["different"] = str(error)
-    return found
-
-
 class Scales(keras.callbacks.Callback):
     """Records loss scale and step count after every step."""
 
@@ -336,6 +333,83 @@ def scenario_mixed_bfloat16(directory):
     return scenario_nan(directory)
 
 
+def scenario_peer_ends(directory):
+    """One worker ends by an error of its own; the others meet it in every way."""
+    victim, late = (int(os.environ[f"PEER_{name}"]) for name in ("VICTIM", "SECONDS"))
+    model = make_model(dgc)
+    x, y = make_data(64)
+    optimizer = model.optimizer
+
+    def train():
+        model.fit(x, y, batch_size=16, verbose=0)
+
+    def load():
+        with STRATEGY.scope():
+            keras.models.load_model(path)
+
+    def make_variable():
+        with STRATEGY.scope():
+            keras.Variable(1.0)
+
+    train()
+    path, weights = directory / f"{RANK}.keras", directory / f"{RANK}.weights.h5"
+    model.save(path)
+    model.save_weights(weights)
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer)
+    saved = checkpoint.write(str(directory / f"c-{RANK}"))
+    tf_dgc.cluster.rendezvous(STRATEGY, "begin")
+    if victim == RANK:
+        time.sleep(0 if late else 2)  # later than the others, who wait already
+        raise ValueError("the disk of this worker is full")
+    time.sleep(late)
+    ways = {
+        "save": lambda: model.save(path),
+        "save to one path": lambda: tf_dgc.saving.save_model(
+            model, directory / ".keras"
+        ),
+        "load weights": lambda: model.load_weights(weights),
+        "load": load,
+        "read": lambda: optimizer.residual[0].numpy(),
+        "agree": lambda: tf_dgc.cluster.agree(STRATEGY, dict),
+        "write": lambda: checkpoint.write(str(directory / f"d-{RANK}")),
+        "restore": lambda: checkpoint.read(saved),
+        "fit": train,
+        "make a variable": make_variable,
+    }
+    return {name: what_it_raises(way) for name, way in ways.items()}
+
+
+def what_it_raises(way):
+    """Return the kind of error, its text, and after how many seconds it came."""
+    start = time.monotonic()
+    try:
+        way()
+    except Exception as error:
+        return [type(error).__name__, str(error), time.monotonic() - start]
+
+
+def scenario_divergence(directory):
+    """The last worker changes a weight by itself: first with a warning, then not."""
+    x, y = make_data(64)
+    found = {}
+    for choice in ("warn", "raise"):
+        model = make_model(
+            lambda choice=choice: tf_dgc.DGCOptimizer(
+                SGD(0.01), 0.9, check_every=2, on_divergence=choice
+            )
+        )
+        data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+        model.fit(x, y, **data)
+        if RANK == 1:
+            kernel = model.layers[-1].kernel.value
+            STRATEGY.experimental_local_results(kernel)[0].assign_add([[1.0]] * 40)
+        try:
+            model.fit(x, y, **data)
+        except (tf.errors.OpError, RuntimeError) as error:
+            found[choice] = str(error)
+    return found
+
+
 def longest_standstill(wait):
     """Return how long another thread of Python stood still meanwhile, and the error."""
     ended = threading.Event()
@@ -374,7 +448,11 @@ def scenario_coordination(directory):
     return found
 
 
-if __name__ == "__main__":
+def main(scenarios):
     folder = pathlib.Path(sys.argv[2])
-    findings = globals()[f"scenario_{sys.argv[1]}"](folder)
+    findings = scenarios[f"scenario_{sys.argv[1]}"](folder)
     (folder / f"{RANK}.json").write_text(json.dumps(findings))
+
+
+if __name__ == "__main__":
+    main(globals())

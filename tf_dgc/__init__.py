@@ -6,28 +6,10 @@ Importing has no effect on other programs' TensorFlow: nothing is patched, no de
 is initialized, no setting is changed.
 """
 
-import keras
-import tensorflow as tf
-
-from tf_dgc import _versions
-
-_versions.check_supported(
-    {
-        "python": _versions.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-    }
-)
-
-from tf_dgc import callbacks, compressors, saving, schedules  # noqa: E402
-from tf_dgc.dgc import DGCOptimizer  # noqa: E402
-from tf_dgc.distribute import CompressedCrossDeviceOps, prepare  # noqa: E402
-from tf_dgc.monitor import CompressionStats  # noqa: E402
-from tf_dgc.novograd import NovoGrad  # noqa: E402
-from tf_dgc.optimizer import CompressedOptimizer  # noqa: E402
-from tf_dgc.startup import multi_worker_strategy  # noqa: E402
-
-__version__ = _versions.tf_dgc_version()
+import importlib
+import os
+import sys
+from typing import Any
 
 __all__ = [
     "CompressedCrossDeviceOps",
@@ -35,6 +17,7 @@ __all__ = [
     "CompressionStats",
     "DGCOptimizer",
     "NovoGrad",
+    "average_statistics",
     "callbacks",
     "compressors",
     "multi_worker_strategy",
@@ -42,3 +25,45 @@ __all__ = [
     "saving",
     "schedules",
 ]
+
+
+def _is_command_line() -> bool:
+    """Whether this process is `tf-dgc` or `python -m tf_dgc`.
+
+    While Python looks for the module that `-m` names, `sys.argv[0]` is "-m".
+    """
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":
+        return sys.orig_argv[-len(sys.argv)] in ("tf_dgc", "-mtf_dgc")
+    return os.path.basename(program) == "tf-dgc"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("tf_dgc._versions").tf_dgc_version()
+    if name in __all__:
+        return getattr(importlib.import_module("tf_dgc._everything"), name)
+    raise AttributeError(f"module 'tf_dgc' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__version__"]
+
+
+# Whoever imports the package can load its models. Our own command line is to answer
+# before TensorFlow is loaded, and gets these when it asks for them.
+if not _is_command_line():
+    from tf_dgc._everything import (
+        CompressedCrossDeviceOps,
+        CompressedOptimizer,
+        CompressionStats,
+        DGCOptimizer,
+        NovoGrad,
+        average_statistics,
+        callbacks,
+        compressors,
+        multi_worker_strategy,
+        prepare,
+        saving,
+        schedules,
+    )

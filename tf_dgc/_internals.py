@@ -8,20 +8,22 @@ function while a strategy is being made (`enabling_collectives_by`).
 
 import contextlib
 import copy
+import functools
 import inspect
 import os
+import threading
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.saving import saving_lib
+from keras.src.utils import tracking
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.distribute import (
@@ -33,6 +35,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.training.saving import saveable_object
+from tensorflow.python.util import _pywrap_util_port
 
 CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
 
@@ -69,6 +72,11 @@ def launchers(collective_ops: Any) -> list[Any]:
     return collective_ops._launchers
 
 
+def group_size(launcher: Any) -> int:
+    """Return how many replicas, of all workers, a launcher's collectives have."""
+    return launcher._group_size
+
+
 def launch_lock(collective_ops: Any) -> Any:
     """Return the lock under which TensorFlow launches its own collectives."""
     return collective_ops._lock
@@ -82,6 +90,28 @@ def launch_all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
 def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
     """Launch one `CollectiveReduceV2` that sums."""
     return launcher.all_reduce(tensor)
+
+
+def abort_message(collective_ops: Any, seconds: float) -> str:
+    """Return why TensorFlow ends the collectives of this worker, or "" if it does not.
+
+    The first reason stays, whatever fails later, and every collective fails with it.
+    One that does not fail is given up after so many seconds, and ends all others.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+    found = []
+
+    def launch() -> None:
+        try:
+            launchers(collective_ops)[0].all_reduce(tf.zeros([]), options=options)
+        except tf.errors.OpError as error:
+            found.append(str(error.message))
+
+    # A thread, as the time-out of a collective is TensorFlow's own.
+    thread = threading.Thread(target=launch, daemon=True)
+    thread.start()
+    thread.join(2 * seconds)
+    return "".join(found)
 
 
 def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
@@ -121,7 +151,7 @@ def _count_collectives(launcher: Any) -> tuple[Any, Any]:
             tensor = tf.convert_to_tensor(tensor)
             launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
             launcher._next_instance_key = lambda: _after(
-                started, [], collective_key(kind, tensor)
+                started, [tensor], collective_key(kind, tensor)
             )
             result = launch(tensor, *args, **kwargs)
             return _after(finished, [result], result)
@@ -132,6 +162,41 @@ def _count_collectives(launcher: Any) -> tuple[Any, Any]:
     for kind in ("all_reduce", "_all_gather"):
         setattr(launcher, kind, counted(kind))
     return started, finished
+
+
+def wrap_launches(
+    collective_ops: Any, all_reduce: Callable[..., Any], all_gather: Callable[..., Any]
+) -> None:
+    """Launch every collective between processors by these functions.
+
+    Not between GPUs, which have connections of their own (`_device`).
+
+    Args:
+        collective_ops: a `CollectiveAllReduce`.
+        all_reduce: gets the function that launches one collective, and the tensor.
+        all_gather: gets both, and the number of replicas (`_group_size`).
+    """
+    for launcher in launchers(collective_ops):
+        if "GPU" not in launcher._device:
+            _wrap_launches(launcher, all_reduce, all_gather)
+
+
+def _wrap_launches(launcher: Any, all_reduce: Callable, all_gather: Callable) -> None:
+    reduce_one, gather_one = launcher.all_reduce, launcher._all_gather
+
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        launch = functools.partial(_launch, reduce_one, args, kwargs)
+        return all_reduce(launch, tf.convert_to_tensor(tensor))
+
+    def gather(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        launch = functools.partial(_launch, gather_one, args, kwargs)
+        return all_gather(launch, tf.convert_to_tensor(tensor), launcher._group_size)
+
+    launcher.all_reduce, launcher._all_gather = reduce, gather
+
+
+def _launch(one: Callable, args: Any, kwargs: Any, tensor: tf.Tensor) -> tf.Tensor:
+    return one(tensor, *args, **kwargs)
 
 
 def _after(counter: Any, inputs: list[tf.Tensor], value: tf.Tensor) -> tf.Tensor:
@@ -189,56 +254,22 @@ def per_replica(values: Sequence[Any]) -> Any:
     return distribute_utils.regroup(tuple(values))
 
 
-def called_by_symbolic_build() -> bool:
-    """Whether our caller's caller is Keras's `Trainer._maybe_symbolic_build`."""
-    frame = inspect.currentframe()
-    for _ in range(2):
-        frame = frame.f_back if frame is not None else None
-    build = TensorFlowTrainer._maybe_symbolic_build
-    return frame is not None and frame.f_code is build.__code__
-
-
-def calling_trainer() -> Any | None:
-    """Return the Keras model whose `fit`, `evaluate` or `predict` calls us, if any."""
-    for frame, _ in traceback.walk_stack(inspect.currentframe()):
-        if frame.f_code in _TRAINER_LOOPS:
-            return frame.f_locals["self"]
-    return None
-
-
-_TRAINER_LOOPS = tuple(
-    inspect.unwrap(getattr(TensorFlowTrainer, name)).__code__
-    for name in ("fit", "evaluate", "predict")
-)
-
-
-def wrap_trainer_functions(model: Any, wrap: Callable[[Callable], Callable]) -> None:
-    """Wrap what this model instance calls for every execution of its loops."""
-    for kind in ("train", "test", "predict"):
-        _wrap_made(model, f"make_{kind}_function", f"{kind}_function", wrap)
-
-
-def _wrap_made(model: Any, maker: str, name: str, wrap: Callable) -> None:
-    if maker in vars(model):
-        return
-    stock = getattr(model, maker)
-
-    def make(force: bool = False) -> Any:
-        before = getattr(model, name)
-        stock(force)
-        if getattr(model, name) is not before:
-            setattr(model, name, wrap(getattr(model, name)))
-        return getattr(model, name)
-
-    setattr(model, maker, make)
-
-
 # --- the coordination service (context.Context) ------------------------------------
 
 
 def has_coordination_service() -> bool:
     """Whether this process takes part in TensorFlow's coordination service."""
     return eager_context.context().coordination_service is not None
+
+
+def is_too_late_for_a_cluster() -> bool:
+    """Whether TensorFlow's runtime has started, by itself (`Context`).
+
+    `configure_collective_ops` then raises "Collective ops must be configured at program
+    startup".
+    """
+    context = eager_context.context()
+    return context._context_handle is not None and context._collective_leader is None
 
 
 def eager_context_capsule() -> Any:
@@ -308,7 +339,26 @@ def is_tracing(frame: FrameType | None) -> bool:
 _TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python function
 
 
+def is_executing(frames: Iterable[FrameType]) -> bool:
+    """Whether one of these stacks may be within TensorFlow's runtime.
+
+    A call of it returns when the operation, or the function, has ended.
+
+    Args:
+        frames: the innermost ones of threads.
+    """
+    return any(f.f_code.co_filename.startswith(_TENSORFLOW) for f in frames)
+
+
+_TENSORFLOW = os.path.join(os.path.dirname(tf.__file__), "")
+
+
 # --- graphs -------------------------------------------------------------------------
+
+
+def uses_onednn() -> bool:
+    """Whether TensorFlow's kernels for CPUs are those of oneDNN (`IsMklEnabled`)."""
+    return _pywrap_util_port.IsMklEnabled()
 
 
 def in_xla_context() -> bool:
@@ -409,7 +459,8 @@ def settings_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        config = optimizer.get_config()
+        with tf.init_scope():  # it reads the learning rate, also while a step is traced
+            config = optimizer.get_config()
     if not isinstance(optimizer._learning_rate, keras.Variable):
         config["learning_rate"] = optimizer._learning_rate
     return config
@@ -429,6 +480,42 @@ def copy_optimizer(
     return twin
 
 
+def methods_of_instance(optimizer: keras.optimizers.Optimizer) -> set[str]:
+    """Return the methods that were replaced on the object, not in its class."""
+    kind = type(optimizer)
+    return {n for n in vars(optimizer) if callable(getattr(kind, n, None))}
+
+
+def behaves_as(
+    optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
+) -> bool:
+    """Whether a step is that of `kind`, though the class may be a subclass.
+
+    None of what `kind` consists of, or takes as an argument, may be replaced in a
+    subclass or on the object, but for how it is made and `replace_all_reduce`.
+    """
+    subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
+    replaced = methods_of_instance(optimizer).union(*map(vars, subclasses))
+    consists_of = {*dir(kind), *inspect.signature(kind).parameters}
+    changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
+    return isinstance(optimizer, kind) and not changed
+
+
+def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the class overrides `_clip_gradients` or `_clip_by_norm`."""
+    kind, stock = type(optimizer), keras.optimizers.Optimizer
+    return (
+        kind._clip_gradients is not stock._clip_gradients
+        or kind._clip_by_norm is not stock._clip_by_norm
+    )
+
+
+_HOW_IT_IS_MADE = {
+    *("__init__", "get_config", "from_config", "__doc__", "__module__"),
+    *("__annotations__", "__firstlineno__", "__static_attributes__"),
+}
+
+
 def share_iterations(
     optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
 ) -> None:
@@ -439,6 +526,69 @@ def share_iterations(
     """
     optimizer._unused_iterations = optimizer._iterations
     optimizer._iterations = other._iterations
+
+
+class _Adopted(keras.Variable):
+    """A `tf.Variable` as a Keras variable: the same memory.
+
+    Keras's optimizers take both (`_initialize_with_initializer`, `_path`).
+    """
+
+    def __init__(self, variable: tf.Variable):
+        self._adopted = variable
+        name = variable.name.split(":")[0]
+        super().__init__(
+            initializer="zeros",  # is not asked
+            shape=variable.shape,
+            dtype=variable.dtype.name,
+            trainable=variable.trainable,
+            name=name.replace("/", "_"),
+        )
+        self._path = name
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        self._initialize(self._adopted)
+
+
+def as_keras_variable(variable: Any) -> keras.Variable:
+    """Return a `tf.Variable` as a `keras.Variable`, and that as it is."""
+    return variable if isinstance(variable, keras.Variable) else _Adopted(variable)
+
+
+class _Scalar(keras.Variable):
+    """A variable that `float` and `int` take under every strategy.
+
+    `tf.distribute`'s variables cannot be converted, `keras.Variable` tries to.
+    """
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+
+def make_scalars_readable(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let `float` and `int` take the optimizer's learning rate and iterations."""
+    for variable in (optimizer._iterations, optimizer._learning_rate):
+        if type(variable) is keras.Variable:
+            variable.__class__ = _Scalar
+
+
+@tracking.no_automatic_dependency_tracking
+def remember_variables(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> None:
+    """Build an optimizer, without moving averages (`Optimizer.build`).
+
+    Its indices count variables that are trained; those that gradients overwrite follow.
+    """
+    trained_first = sorted(variables, key=overwrites_with_gradient)
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(v): i for i, v in enumerate(trained_first)
+    }
+    optimizer._trainable_variables = variables[:]
+    optimizer.built = True
 
 
 def replace_all_reduce(
@@ -470,6 +620,17 @@ def check_known(optimizer: keras.optimizers.Optimizer, variables: Any) -> None:
     optimizer._check_variables_are_known(variables)
 
 
+def known_variables(
+    optimizer: keras.optimizers.Optimizer, variables: Any
+) -> list[keras.Variable]:
+    """Return, for each variable, the object that the optimizer was built with.
+
+    All replicas then have the same one, which is how TensorFlow knows that it is one.
+    """
+    known = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
+    return [known[optimizer._var_key(v)] for v in variables]
+
+
 def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     """Return the position of `variable` among those the optimizer was built with."""
     return optimizer._get_variable_index(variable)
@@ -478,6 +639,16 @@ def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Whether `exclude_from_weight_decay` leaves the variable in."""
     return optimizer._use_weight_decay(variable)
+
+
+class CoupledDecay(keras.optimizers.Optimizer):
+    """An optimizer that applies `weight_decay` in `update_step`.
+
+    Keras does it apart from the gradient, in `_apply_weight_decay`.
+    """
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        pass
 
 
 def overwrites_with_gradient(variable: Any) -> bool:

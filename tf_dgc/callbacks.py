@@ -1,9 +1,12 @@
 """Keras callbacks."""
 
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 
+from tf_dgc import hints
 from tf_dgc.optimizer import CompressedOptimizer
 from tf_dgc.resuming import BackupAndRestore, ModelCheckpoint
 
@@ -29,34 +32,85 @@ class CompressionMonitor(keras.callbacks.Callback):
     differ between workers, so nothing that all must decide alike (such as
     `EarlyStopping`) may depend on them.
 
+    Where compressing does not pay (one worker, or more bytes than without), one warning
+    says so, and what to do.
+
+    Args:
+        optimizer: a `CompressedOptimizer`, for a model that holds it elsewhere than in
+            `model.optimizer`; or several, as a dictionary by name or as a list, whose
+            names are those of the optimizers. Of several, every log is preceded by
+            the name, as in `generator_bytes_per_step`. None for the model's.
+
     Raises:
-        ValueError: when training begins, if the model's optimizer is not a
-            `CompressedOptimizer`.
+        ValueError: for anything else, and for two optimizers of one name; when training
+            begins, if the model's optimizer is not a `CompressedOptimizer`.
 
     Example:
         >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
+        >>> both = {"generator": gan.g_optimizer, "discriminator": gan.d_optimizer}
+        >>> gan.fit(x, callbacks=[CompressionMonitor(optimizer=both)])
     """
 
+    def __init__(self, optimizer: Any = None):
+        super().__init__()
+        self._given = None if optimizer is None else _by_prefix(optimizer)
+        self._hinted = False
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check the optimizer."""
-        find_compressed_optimizer(self.model.optimizer)
+        """Check the optimizers."""
+        self._hint()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the counters to the logs."""
-        optimizer = find_compressed_optimizer(self.model.optimizer)
-        stats, staleness = optimizer.stats, optimizer.staleness
+        self._hint()
         if logs is None:
             return
-        logs["bytes_per_step"] = stats.bytes_per_step
-        logs["dense_bytes_per_step"] = stats.dense_bytes_per_step
-        logs["entries_per_step"] = stats.entries_per_step
-        logs["compression_ratio"] = stats.ratio
-        logs["total_compression_ratio"] = stats.total_ratio
-        logs["nonfinite_gradients"] = stats.nonfinite
-        if staleness is not None:
-            logs["staleness_mean"] = staleness.mean
-            logs["staleness_p99"] = staleness.p99
-            logs["staleness_max"] = staleness.max
+        for prefix, optimizer in self._optimizers().items():
+            logs.update({prefix + key: value for key, value in _logs(optimizer)})
+
+    def _optimizers(self) -> dict[str, CompressedOptimizer]:
+        if self._given is not None:
+            return self._given
+        return _by_prefix(getattr(self.model, "optimizer", None))
+
+    def _hint(self) -> None:
+        found = map(hints.hint, self._optimizers().values())
+        text = next(filter(None, found), None)
+        if text and not self._hinted:
+            self._hinted = True
+            warnings.warn(f"tf_dgc: {text}.", stacklevel=2)
+
+
+def _by_prefix(optimizer: Any) -> dict[str, CompressedOptimizer]:
+    """Return optimizers by what their logs begin with."""
+    if isinstance(optimizer, dict):
+        return {f"{n}_": find_compressed_optimizer(o) for n, o in optimizer.items()}
+    if not isinstance(optimizer, Iterable):
+        return {"": find_compressed_optimizer(optimizer)}
+    optimizer = list(optimizer)
+    found = {f"{o.name}_": o for o in map(find_compressed_optimizer, optimizer)}
+    if len(found) < len(optimizer):
+        raise ValueError(
+            "Optimizers of one name cannot be told apart in the logs. Pass a "
+            "dictionary of optimizers by name, or make them with names of their own "
+            "(`name=`). "
+            f"Received: optimizers named {[o.name for o in optimizer]}"
+        )
+    return found
+
+
+def _logs(optimizer: CompressedOptimizer) -> Iterator[tuple[str, float]]:
+    stats, staleness = optimizer.stats, optimizer.staleness
+    yield "bytes_per_step", stats.bytes_per_step
+    yield "dense_bytes_per_step", stats.dense_bytes_per_step
+    yield "entries_per_step", stats.entries_per_step
+    yield "compression_ratio", stats.ratio
+    yield "total_compression_ratio", stats.total_ratio
+    yield "nonfinite_gradients", stats.nonfinite
+    if staleness is not None:
+        yield "staleness_mean", staleness.mean
+        yield "staleness_p99", staleness.p99
+        yield "staleness_max", staleness.max
 
 
 def find_compressed_optimizer(optimizer: Any) -> CompressedOptimizer:
@@ -71,6 +125,7 @@ def find_compressed_optimizer(optimizer: Any) -> CompressedOptimizer:
         return optimizer
     raise ValueError(
         "The model's optimizer must be a `tf_dgc.CompressedOptimizer`, such as "
-        "`tf_dgc.DGCOptimizer`. "
+        "`tf_dgc.DGCOptimizer`. If the model holds it elsewhere, or several, pass "
+        "`CompressionMonitor(optimizer=...)`. "
         f"Received: optimizer={optimizer!r}"
     )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_dgc import _internals
+from tf_dgc import _internals, clipping
 
 _DAMAGED = (
     "The buffer was damaged on its way or built wrongly; restart from a checkpoint."
@@ -69,6 +69,54 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
     with tf.control_dependencies([verdict]):
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.identity(x), results
+        )
+
+
+def finite_sums(
+    sums: Sequence[tf.Tensor],
+    narrow: Sequence[tf.DType | None],
+    labels: Sequence[str],
+    results: Any,
+) -> Any:
+    """Return `results`, to be had only if no sum overflowed.
+
+    Args:
+        sums: over workers.
+        narrow: the dtype that each is going to be cast to; None if it stays as it is.
+        labels: of each, for the error.
+        results: nested structure of tensors, and of what else there is.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run, on all workers alike. Not within XLA,
+            which drops assertions.
+    """
+    if _internals.in_xla_context():
+        return results
+    held = [
+        s if dtype is None else tf.cast(s, dtype)
+        for s, dtype in zip(sums, narrow, strict=True)
+    ]
+    finite = tf.cond(
+        clipping.all_finite(held),
+        lambda: tf.fill([len(held)], True),
+        lambda: tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in held]),
+    )
+    types = ", ".join(sorted({s.dtype.name for s in held}))
+    verdict = tf.debugging.Assert(
+        tf.reduce_all(finite),
+        [
+            "The sum over workers of what was sent is not finite, or too large for the "
+            f"variable's dtype ({types}). Clip gradients (`clipnorm` of the inner "
+            "optimizer), lower the learning rate, or use variables of a wider dtype. "
+            "Received of the tensors, finite or not:",
+            finite,
+            tf.constant(list(labels)),
+        ],
+        summarize=len(labels),
+    )
+    with tf.control_dependencies([] if verdict is None else [verdict]):
+        return tf.nest.map_structure(
+            lambda x: tf.identity(x) if tf.is_tensor(x) else x, results
         )
 
 

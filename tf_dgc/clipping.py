@@ -36,7 +36,8 @@ def clip(
 
     Returns:
         Gradients, and what each is to be multiplied by: a float, or a scalar float64
-        tensor that is NaN if the step's gradients must be left out.
+        tensor that is NaN or Inf if the step's gradients must be left out. No constant
+        is: `tf.debugging.enable_check_numerics` looks at constants too.
     """
     unit = 1.0 / loss_scale if loss_scale else 1.0
     limit = 1.0 / math.sqrt(num_workers)
@@ -50,7 +51,7 @@ def clip(
     if clipvalue:
         # An infinite entry would be clipped to an ordinary one.
         gradients, finite = multiply(gradients, [unit] * len(gradients))
-        kept = tf.where(finite, tf.constant(1.0, tf.float64), math.nan)
+        kept = 1.0 / tf.cast(finite, tf.float64)
         clipped = [tf.clip_by_value(g, -clipvalue, clipvalue) for g in gradients]
         return clipped, [kept] * len(clipped)
     return list(gradients), [unit] * len(gradients)
@@ -75,8 +76,50 @@ def multiply(
         g if isinstance(s, float) and s == 1.0 else g * tf.cast(s, g.dtype)
         for g, s in zip(gradients, scales, strict=True)
     ]
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(p)) for p in products])
+    finite = all_finite(products)
     return [tf.where(finite, p, tf.zeros_like(p)) for p in products], finite
+
+
+def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Tensor]:
+    """Return the scales; all NaN, if one gradient is not finite when multiplied.
+
+    What `multiply` does, for a pass that multiplies on the way and would notice too
+    late: what was there before cannot be had back from a sum.
+
+    Args:
+        gradients: as for `multiply`.
+        scales: as `clip` returns them. Where one is a tensor, `clip` has looked at all
+            entries to make it.
+
+    Returns:
+        Scalar float64 tensors.
+    """
+    pairs = list(zip(gradients, scales, strict=True))
+    seen = [tf.math.is_finite(s) for _, s in pairs if not isinstance(s, float)]
+    unseen = [
+        g if s <= 1 else g * tf.cast(s, g.dtype)
+        for g, s in pairs
+        if isinstance(s, float)
+    ]
+    finite = tf.reduce_all([*seen, all_finite(unseen)])
+    # 0 or NaN; a constant NaN would be found by `tf.debugging.enable_check_numerics`.
+    missing = tf.sqrt(tf.cast(finite, tf.float64) - 1.0)
+    return [tf.cast(s, tf.float64) + missing for s in scales]
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return whether no entry is NaN or Inf, scalar bool.
+
+    A sum is finite only if all that was added is, and adding reads memory once. Only
+    where finite numbers overflow does each entry have to be looked at.
+    """
+    sums = [tf.reduce_sum(_wide(t)) for t in tensors]
+
+    def each() -> tf.Tensor:
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+
+    none = tf.reduce_all([tf.math.is_finite(s) for s in sums])
+    return tf.cond(none, lambda: tf.constant(True), each) if sums else none
 
 
 def _bounding(gradients: Sequence[tf.Tensor], limit: float, unit: float) -> tf.Tensor:
@@ -84,9 +127,13 @@ def _bounding(gradients: Sequence[tf.Tensor], limit: float, unit: float) -> tf.T
     squares = [2.0 * _half_square(g) for g in gradients]
     norm = unit * tf.sqrt(tf.add_n(squares))
     scale = unit * limit / tf.maximum(norm, limit)
-    return tf.where(tf.math.is_finite(norm), scale, math.nan)
+    return tf.where(tf.math.is_finite(norm), scale, norm)
 
 
 def _half_square(gradient: tf.Tensor) -> tf.Tensor:
-    wide = tf.float64 if gradient.dtype == tf.float64 else tf.float32
-    return tf.cast(tf.nn.l2_loss(tf.cast(gradient, wide)), tf.float64)
+    return tf.cast(tf.nn.l2_loss(_wide(gradient)), tf.float64)
+
+
+def _wide(values: tf.Tensor) -> tf.Tensor:
+    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+    return tf.cast(values, wide)

@@ -1,6 +1,7 @@
 """The cluster: what `TF_CONFIG` says, and whether all workers agree."""
 
 import contextlib
+import contextvars
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tf_dgc import _internals, coordination, failures
 from tf_dgc.workers import (
+    ALONE_VARIABLE,
     TIMEOUT_VARIABLE,
     everyone,
     full_name,
@@ -27,7 +29,8 @@ _numbers = itertools.count()  # equal on all workers, as all call the same funct
 def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     """Raise `ValueError` if `TF_CONFIG` is set but cannot be what was meant.
 
-    TensorFlow itself trains alone, silently, when the cluster is missing.
+    TensorFlow itself trains alone, silently, when the cluster, or its strategy, is
+    missing.
 
     Args:
         strategy: what the cluster is used by, if it is there already.
@@ -43,27 +46,57 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
         raise ValueError(_wrong("must be a JSON object", text))
     if not config:
         return
-    hosts = config.get("cluster")
-    if not isinstance(hosts, dict) or not hosts:
+    if not isinstance(config.get("cluster"), dict) or not config["cluster"]:
         raise ValueError(_wrong("lacks a `cluster`", text))
-    task = config.get("task") or {}
-    if task.get("type") == "evaluator":  # stands beside the cluster
+    # Read as TensorFlow does, which takes numbers in quotes, and jobs as dictionaries.
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        cluster = resolver.cluster_spec()
+        task_type, task_id = resolver.task_type, resolver.task_id
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(_wrong(f"cannot be read ({error})", text)) from error
+    if task_type == "evaluator":  # stands beside the cluster
         return
-    addresses = hosts.get(task.get("type"), ())
-    index = task.get("index")
-    if not isinstance(index, int) or not 0 <= index < len(addresses):
+    jobs = {job: cluster.num_tasks(job) for job in cluster.jobs}
+    if task_id is None or not 0 <= task_id < jobs.get(task_type, 0):
         raise ValueError(
             _wrong("names a task not in its cluster (index out of range?)", text)
         )
-    num_workers = len(hosts.get("chief", ())) + len(hosts.get("worker", ()))
+    num_workers = jobs.get("chief", 0) + jobs.get("worker", 0)
+    if strategy is not None and num_workers > 1:
+        _check_takes_part(strategy, num_workers)
+
+
+def _check_takes_part(strategy: tf.distribute.Strategy, num_workers: int) -> None:
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if strategy is not None and num_workers > 1 and not multi_worker:
-        warnings.warn(
-            f"TF_CONFIG names {num_workers} workers, but there is no "
-            "`MultiWorkerMirroredStrategy` in scope here, so each of them trains "
-            "alone.",
-            stacklevel=2,
-        )
+    if multi_worker or os.environ.get(ALONE_VARIABLE) == "1":
+        return
+    what = (
+        f"TF_CONFIG names {num_workers} workers, but there is no "
+        "`MultiWorkerMirroredStrategy` in scope here, so each of them trains alone. "
+        "Begin with `strategy = tf_dgc.multi_worker_strategy()`, and make or load "
+        "model and optimizer `with strategy.scope():`. If each is to train alone, set "
+        f"the environment variable {ALONE_VARIABLE}=1. Received: strategy={strategy!r}"
+    )
+    if not _loading.get():
+        raise ValueError(what)
+    warnings.warn(what, stacklevel=2)
+
+
+_loading = contextvars.ContextVar("loading", default=False)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Within, an optimizer that takes part in no cluster is only warned of.
+
+    Who loads a model may want to look at it, or to predict.
+    """
+    token = _loading.set(True)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
 
 
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
@@ -94,24 +127,38 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
     try:
         coordination.wait_at_barrier(name, seconds)
     except tf.errors.OpError as error:
-        reason = failures.explain(strategy, str(error.message))
-        if reason is not None:
-            raise failures.give_up(
-                strategy,
-                f"{reason}. Meanwhile {me(strategy)} waited for the others to "
-                f"{purpose}, which has to be called "
-                "on every worker, not on the chief alone",
-            ) from error
-        missing = _missing(strategy, name)
-        raise failure(
+        raise _in_vain(strategy, name, purpose, seconds, error) from error
+
+
+def _in_vain(
+    strategy: tf.distribute.Strategy,
+    barrier: str,
+    purpose: str,
+    seconds: float,
+    error: tf.errors.OpError,
+) -> RuntimeError:
+    """Return the error to raise when the workers have not met."""
+    reason = failures.find_reason(strategy, str(error.message))
+    if reason is not None and failures.told.is_set():
+        return failures.give_up(strategy, reason)
+    if reason is not None:
+        return failures.give_up(
             strategy,
-            f"waited {seconds:g} s for {' and '.join(missing)} to {purpose}, in vain. "
-            "All workers must run the same program: the same model, the same "
-            "optimizer, and calls that involve the optimizer's state (such as "
-            "`model.save`) on every worker, not on the chief alone. If a worker is "
-            f"only slow, set {TIMEOUT_VARIABLE} to more seconds. "
-            f"TensorFlow says: {error.message}",
-        ) from error
+            f"{reason}. Meanwhile {me(strategy)} waited for the others to {purpose}, "
+            "which has to be called on every worker, not on the chief alone",
+        )
+    if not isinstance(error, tf.errors.DeadlineExceededError):
+        what = f"could not meet the others to {purpose}"
+        return failure(strategy, f"{what}. TensorFlow says: {error.message}")
+    missing = " and ".join(_missing(strategy, barrier))
+    return failure(
+        strategy,
+        f"waited {seconds:g} s for {missing} to {purpose}, in vain. All workers must "
+        "run the same program: the same model, the same optimizer, and calls that "
+        "involve the optimizer's state (such as `model.save`) on every worker, not on "
+        f"the chief alone. If a worker is only slow, set {TIMEOUT_VARIABLE} to more "
+        f"seconds. TensorFlow says: {error.message}",
+    )
 
 
 def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
@@ -202,12 +249,14 @@ def exchange_notes(
         return {"": note}
     number = next(_numbers)
     key = f"tf_dgc/{number}/{me(strategy)}"
-    coordination.publish(key, note, timeout_seconds())
+    with failures.named(strategy):
+        coordination.publish(key, note, timeout_seconds())
     rendezvous(strategy, purpose)
-    notes = {
-        peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
-        for peer in everyone(strategy)
-    }
+    with failures.named(strategy):
+        notes = {
+            peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+            for peer in everyone(strategy)
+        }
     # Nobody goes on, or dies, before all have read.
     rendezvous(strategy, purpose)
     with contextlib.suppress(tf.errors.OpError):
@@ -218,37 +267,6 @@ def exchange_notes(
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this worker does what is to be done once; true without other workers."""
     return not is_multi_worker(strategy) or me(strategy) == everyone(strategy)[0]
-
-
-def check_own_file(strategy: tf.distribute.Strategy, path: str | None) -> None:
-    """Raise on all workers if two of them write to the same file.
-
-    Args:
-        strategy: the strategy whose workers save.
-        path: that this worker writes to; None if it writes nothing.
-
-    Raises:
-        ValueError: naming the workers and the file.
-        RuntimeError: if a worker does not save.
-    """
-    if not is_multi_worker(strategy):
-        return
-    note = json.dumps(path and [os.path.realpath(path), _inode(path)])
-    notes = exchange_notes(strategy, note, "save")
-    writers = {peer: text for peer, text in notes.items() if text != "null"}
-    if len(set(writers.values())) < len(writers):
-        raise ValueError(
-            "Several workers write to the same file at once, which would destroy it. "
-            "Save by `tf_dgc.saving.save_model` or `save_weights`, by `tf_dgc.callbacks"
-            ".ModelCheckpoint` or `BackupAndRestore`, by which one worker writes and "
-            "all take part; or give every worker a path of its own. "
-            f"Received: {writers}"
-        )
-
-
-def _inode(path: str) -> int | None:
-    """Return what tells two files of the same path on two machines apart."""
-    return os.stat(path).st_ino if os.path.exists(path) else None
 
 
 def _wrong(what: str, text: str) -> str:

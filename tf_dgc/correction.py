@@ -40,12 +40,39 @@ def correct(
     return velocity, residual + velocity
 
 
-def mask(buffer: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+def correct_within_range(
+    gradient: tf.Tensor,
+    velocity: tf.Tensor | None,
+    residual: tf.Tensor,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[tf.Tensor | None, tf.Tensor]:
+    """Do what `correct` does, where the residual does not overflow by it.
+
+    An entry that would overflow gets no gradient; one that would by its momentum alone
+    keeps its residual. So nothing that overflows is ever sent.
+    """
+    wanted = correct(gradient, velocity, residual, momentum, nesterov)
+    without = correct(tf.zeros_like(gradient), velocity, residual, momentum, nesterov)
+    fits = tf.math.is_finite(wanted[1])
+    kept = tf.where(tf.math.is_finite(without[1]), without[1], residual)
+    new_velocity = velocity
+    if velocity is not None:
+        new_velocity = tf.where(fits, wanted[0], without[0])
+    return new_velocity, tf.where(fits, wanted[1], kept)
+
+
+def mask(
+    buffer: tf.Tensor, sent: tf.Tensor, taken: tf.Tensor | bool = True
+) -> tf.Tensor:
     """Return `buffer` with zeros at the positions that were sent (algorithm 4).
 
     Args:
         buffer: velocity or residual, `[n]`.
         sent: int32 `[k]`, distinct positions.
+        taken: bool `[k]`, where only some of them were.
     """
     zeros = tf.zeros_like(sent, buffer.dtype)
+    if taken is not True:
+        zeros = tf.where(taken, zeros, tf.gather(buffer, sent))
     return tf.tensor_scatter_nd_update(buffer, sent[:, tf.newaxis], zeros)

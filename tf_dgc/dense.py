@@ -12,7 +12,12 @@ from tf_dgc.wire import TensorLayout
 
 def num_words(layout: Sequence[TensorLayout]) -> int:
     """Return the length of the vector, in words of 32 bits."""
-    return (1 + sum(t.size for t in layout)) * widest(layout).size // 4
+    return num_entries(layout) * widest(layout).size // 4
+
+
+def num_entries(layout: Sequence[TensorLayout]) -> int:
+    """Return the length of the vector."""
+    return 1 + sum(t.size for t in layout)
 
 
 def encode(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import (
+    _internals,
+    checks,
+    dense,
     local,
     monitor,
     native,
@@ -20,6 +23,7 @@ from tf_dgc import (
 from tf_dgc.choice import choose
 from tf_dgc.compressors import NoCompression, TopK, tie_offsets
 from tf_dgc.optimizer import CompressedOptimizer
+from tf_dgc.packs import num_bytes
 from tf_dgc.wire import TensorLayout
 
 
@@ -45,7 +49,8 @@ class DGCOptimizer(CompressedOptimizer):
     what the inner optimizer does alone.
 
     Args:
-        inner: a `keras.optimizers.Optimizer`, not yet built. It is copied.
+        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
+            or config, as `keras.optimizers.get` takes them.
         sparsity: share of entries NOT sent, in [0, 1); or a schedule of the iteration
             such as `tf_dgc.schedules.WarmupSparsity`.
         momentum_correction: accumulate the local velocity instead of the gradient
@@ -60,7 +65,9 @@ class DGCOptimizer(CompressedOptimizer):
             stays in `residual`. Exempt tensors and dense steps are not coded.
         seed: of the order in which equal magnitudes are chosen.
         name: of the optimizer.
-        track_staleness: as `CompressedOptimizer`'s.
+        track_staleness: as `CompressedOptimizer`'s, and so are the following.
+        check_every: steps between looks whether workers differ, or None.
+        on_divergence: "raise" or "warn".
 
     Attributes:
         inner_optimizer: the copy of `inner` that applies the update, without what was
@@ -79,7 +86,7 @@ class DGCOptimizer(CompressedOptimizer):
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer,
+        inner: keras.optimizers.Optimizer | str | dict,
         sparsity: float | Callable = 0.999,
         *,
         momentum_correction: bool = True,
@@ -89,8 +96,10 @@ class DGCOptimizer(CompressedOptimizer):
         seed: int = 0,
         name: str = "dgc_optimizer",
         track_staleness: bool = False,
+        check_every: int | None = 1000,
+        on_divergence: str = "raise",
     ):
-        takeover.check_inner(inner)
+        inner = takeover.get_inner(inner)
         sparsity = schedules.get(sparsity)
         values.check_choice(value_dtype)
         compresses = sparsity != 0
@@ -103,6 +112,8 @@ class DGCOptimizer(CompressedOptimizer):
             seed=seed,
             name=name,
             track_staleness=track_staleness,
+            check_every=check_every,
+            on_divergence=on_divergence,
         )
         self.sparsity = sparsity
         self.value_dtype = value_dtype
@@ -115,27 +126,57 @@ class DGCOptimizer(CompressedOptimizer):
         See `CompressedOptimizer.apply`. Where gathering would cost more than summing
         everything, the step goes dense.
         """
-        grads, variables, indices = self._match(grads, trainable_variables)
+        grads, variables, indices, extra = self._match(grads, trainable_variables)
         layout = [self._layout[i] for i in indices]
         sparsity = schedules.current(self.sparsity, self.iterations.value)
         plan = payload.plan(layout, sparsity, self.num_workers)
-        path = native if native.is_live(variables) else local
         with tf.name_scope(self.name):
             step = self._local_step(plan, grads, variables, indices)
-            # clip, correct, compress, mask, encode
-            vector, words, finite = path.compress(step)
-            monitor.warn_at_first(self._counters, finite, self.iterations.value)
-            self._record_sent(plan, words, indices)
-            total, buffers = self._exchange(plan.dense, vector, words)
-            # decode, sum, update
-            nonfinite = self._decode(plan, total, buffers, variables)
-            monitor.count_step(
-                self._counters,
-                entries=plan.entries,
-                sent_bytes=tf.size(vector) * vector.dtype.size + 4 * tf.size(words),
-                dense_bytes=monitor.dense_bytes(variables),
-                nonfinite=nonfinite,
-            )
+            if _internals.in_xla_context() and not isinstance(plan.dense, bool):
+                return self._compiled_step(step, variables, indices, extra)
+            self._step(step, variables, indices, extra)
+
+    def _step(
+        self, step: local.LocalStep, variables: list, indices: list[int], extra: int
+    ) -> None:
+        """Do a step, from the clipped gradients on."""
+        plan = step.plan
+        path = native if native.is_live(variables) else local
+        # correct, compress, mask, encode
+        vector, words, finite = path.compress(step)
+        monitor.warn_at_first(self._counters, finite, self.iterations.value)
+        self._record_sent(plan, words, indices)
+        check = self._check(variables)
+        total, buffers = self._exchange(
+            plan.dense, vector, words, check, plan.dense_entries
+        )
+        asking = check.num_bytes(plan.dense, vector.dtype) if check else 0
+        # decode, sum, update
+        nonfinite = self._decode(plan, total, buffers, variables)
+        monitor.count_step(
+            self._counters,
+            entries=plan.entries,
+            sent_bytes=num_bytes(vector) + num_bytes(words) + asking + extra,
+            dense_bytes=monitor.dense_bytes(variables) + extra,
+            nonfinite=nonfinite,
+        )
+
+    def _compiled_step(
+        self, step: local.LocalStep, variables: list, indices: list[int], extra: int
+    ) -> None:
+        """Do a step in XLA, which needs all shapes to be known beforehand.
+
+        There is room for the most that the schedule ever sends.
+        """
+        plan = step.plan
+        whole = step._replace(plan=plan._replace(dense=True))
+        room = payload.in_fixed_shapes(plan, schedules.smallest(self.sparsity))
+        chosen = step._replace(plan=room)
+        tf.cond(
+            plan.dense,
+            lambda: self._step(whole, variables, indices, extra),
+            lambda: self._step(chosen, variables, indices, extra),
+        )
 
     def _local_step(
         self, plan: payload.Plan, grads: list, variables: list, indices: list[int]
@@ -161,6 +202,8 @@ class DGCOptimizer(CompressedOptimizer):
         """Decode, sum and update the model; return the workers that were not finite."""
         rule = self.inner_optimizer
         path = native if native.is_live(variables) else payload
+        if not self.residual:
+            total = self._checked(plan, total, variables)
         if path is native and takeover.is_plain_descent(rule, variables):
             nonfinite = native.descend(
                 plan, total, buffers, variables, rule.learning_rate
@@ -171,6 +214,18 @@ class DGCOptimizer(CompressedOptimizer):
         self._update(sums, variables)
         return nonfinite
 
+    def _checked(
+        self, plan: payload.Plan, total: tf.Tensor, variables: list
+    ) -> tf.Tensor:
+        """Return the vector of a dense step, refused if sums overflow.
+
+        With nothing kept back, what each worker sends is not bounded.
+        """
+        sums, _ = dense.decode(total, plan.layout)
+        narrow = [tf.as_dtype(v.dtype) for v in variables]
+        labels = [v.path for v in variables]
+        return checks.finite_sums(sums, narrow, labels, total)
+
     def _record_sent(
         self, plan: payload.Plan, words: tf.Tensor, indices: list[int]
     ) -> None:
@@ -179,6 +234,9 @@ class DGCOptimizer(CompressedOptimizer):
         if last is None:
             return
         last.count_step()
+        if plan.taken is not None:
+            mine, _ = payload.unpack(plan, words, words[tf.newaxis])
+            return last.record_chosen(indices, [m != 0 for m in mine])
 
         def chosen() -> None:
             positions = wire.positions(words, plan.layout, plan.counts)
@@ -189,7 +247,13 @@ class DGCOptimizer(CompressedOptimizer):
     @property
     def _layout(self) -> Sequence[TensorLayout]:
         return [
-            TensorLayout(t.size, t.dtype, t.exempt, self.value_dtype or t.dtype.name)
+            TensorLayout(
+                t.size,
+                t.dtype,
+                t.exempt,
+                self.value_dtype or t.dtype.name,
+                t.largest,
+            )
             for t in self._tensors
         ]
 

@@ -3,16 +3,29 @@
 Both act on one strategy instance; no class or module is changed.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, cluster, failures
+from tf_dgc import (
+    _internals,
+    cluster,
+    failures,
+    keras_saving,
+    pieces,
+    worker_interrupts,
+)
 from tf_dgc.choice import Choice, choose
+from tf_dgc.initial_values import InitialValues, report_failed_variables
+from tf_dgc.loops import TrainingLoops
 from tf_dgc.watch import Watch
 
+Bounds: TypeAlias = tuple[int | None, int | None]
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
 
 _SUPPORTED = (
@@ -44,20 +57,23 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self._collectives = collective_ops
         self._launchers = _internals.launchers(collective_ops)
         self.count = _internals.reuse_collective_keys(collective_ops)
-        # Eager code runs the replicas one after the other, where a collective would
-        # wait for ever; a function launches them together.
-        self._exchange_in_graph = tf.function(self._exchange, reduce_retracing=True)
+        _internals.wrap_launches(collective_ops, pieces.all_reduce, pieces.all_gather)
 
-    def exchange(self, dense: Choice, vector: Any, words: Any) -> tuple[Any, Any]:
-        """Sum a dense vector or gather sparse buffers: one collective, either way.
+    def exchange(
+        self, dense: Choice, vector: Any, words: Any, bounds: Bounds = (None, None)
+    ) -> tuple[Any, Any]:
+        """Sum a dense vector or gather sparse buffers.
 
-        Call it in cross-replica context.
+        Either is one collective, or one per piece of what is large (`pieces.py`). Call
+        it in cross-replica context.
 
         Args:
             dense: which of the two to do, the same on all replicas: a bool, or a
                 (per-replica) scalar bool tensor.
             vector: per replica, float `[n]`; used if `dense`.
             words: per replica, int32 `[w]`, w equal on all; used unless `dense`.
+            bounds: the most bytes of either, about, where the graph computes its shape;
+                without a bound it goes whole then.
 
         Returns:
             The sum of the vectors, `[n]`, and the gathered buffers, int32
@@ -66,29 +82,50 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         local = tf.distribute.get_strategy().experimental_local_results
         if not isinstance(dense, bool):
             dense = local(dense)[0]
-        run = self._exchange
-        if tf.executing_eagerly() and len(self._launchers) > 1:
-            run = self._exchange_in_graph
-        vectors, buffers = run(dense, local(vector), local(words))
+        vectors, buffers = self._exchange(dense, local(vector), local(words), bounds)
         return _internals.per_replica(vectors), _internals.per_replica(buffers)
+
+    def abort_message(self, seconds: float) -> str:
+        """Return why all collectives of this worker fail, if they do.
+
+        Ask when training cannot go on anyway: see `_internals.abort_message`.
+        """
+        return _internals.abort_message(self._collectives, seconds)
 
     @property
     def num_keys(self) -> int:
         """How many keys of collectives are in use; more steps need no more keys."""
         return len(_internals.kinds_of_collectives(self._collectives))
 
-    def _exchange(self, dense: Choice, vectors: Any, words: Any) -> tuple[Any, Any]:
-        def all_reduce() -> tuple[Any, Any]:
-            return self._launch(_internals.launch_all_reduce, vectors), _empty(words)
+    def _exchange(
+        self, dense: Choice, vectors: Any, words: Any, bounds: Bounds
+    ) -> tuple[Any, Any]:
+        def all_reduce(launcher: Any, vector: tf.Tensor) -> tf.Tensor:
+            launch = functools.partial(_internals.launch_all_reduce, launcher)
+            if bounds[0] is None or vector.shape.is_fully_defined():
+                return launch(vector)
+            return pieces.all_reduce_about(launch, vector, bounds[0])
 
-        def gather() -> tuple[Any, Any]:
-            return _empty(vectors), self._launch(_internals.launch_all_gather, words)
+        def gather(launcher: Any, buffer: tf.Tensor) -> tf.Tensor:
+            launch = functools.partial(_internals.launch_all_gather, launcher)
+            if bounds[1] is None or buffer.shape.is_fully_defined():
+                return launch(buffer)
+            num_replicas = _internals.group_size(launcher)
+            return pieces.all_gather_at_most(launch, buffer, num_replicas, bounds[1])
 
-        return choose(dense, all_reduce, gather)
+        return choose(
+            dense,
+            lambda: (self._launch(all_reduce, vectors), _empty(words)),
+            lambda: (_empty(vectors), self._launch(gather, words)),
+        )
 
     def _launch(self, launch: Any, values: Any) -> tuple[tf.Tensor, ...]:
         with _internals.launch_lock(self._collectives):
-            return tuple(map(launch, self._launchers, values))
+            if not tf.executing_eagerly() or len(self._launchers) == 1:
+                return tuple(map(launch, self._launchers, values))
+            # Eager code would wait in the first one for the others for ever.
+            with ThreadPoolExecutor(len(self._launchers)) as threads:
+                return tuple(threads.map(launch, self._launchers, values))
 
     def reduce(self, *args: Any, **kwargs: Any) -> Any:
         """Fall through to the strategy's own reduction."""
@@ -127,6 +164,16 @@ def prepare(strategy: Strategy) -> Strategy:
 
     >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 
+    If TensorFlow's constructor says "Collective ops must be configured at program
+    startup", something used TensorFlow before: move this line up, right behind the
+    imports.
+
+    A step of `fit` then meets the other workers once, for the gradients. The logs of a
+    step are this worker's, those of an epoch are the exact value over all workers.
+    Where a callback of one worker sets `model.stop_training`, all workers stop. The
+    moving statistics of batch normalizations are averaged over workers: see
+    `average_statistics`.
+
     From here on a worker that waits for another one in a collective for more than
     `TF_DGC_TIMEOUT` seconds (environment variable, default 40) ends with an error that
     names it, and so do all others. A worker that traces a `tf.function` is waited for
@@ -140,17 +187,23 @@ def prepare(strategy: Strategy) -> Strategy:
         The same strategy.
 
     Raises:
-        ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right.
+        ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right,
+            also because it names several workers and this strategy has one.
     """
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise ValueError(
+            "`prepare` needs a strategy, for example "
+            "`tf.distribute.MultiWorkerMirroredStrategy()`, or "
+            "`tf.distribute.get_strategy()` for the one in whose scope it is called. "
+            f"Received: strategy={strategy!r}"
+        )
     cluster.check_tf_config(strategy)
     if strategy.num_replicas_in_sync > 1:
         cross_device_ops(strategy)
-    multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     mended = getattr(strategy, "_tf_dgc_prepared", False)
     if not mended and isinstance(strategy, _SUPPORTED):
         strategy._tf_dgc_prepared = True
-        if multi_worker:
-            _mend_reduce(strategy)
+        TrainingLoops(strategy)
         if cluster.is_multi_worker(strategy):
             _watch_over(strategy)
         _agree_on_overflow(strategy)
@@ -160,10 +213,23 @@ def prepare(strategy: Strategy) -> Strategy:
 def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Let this worker and the others end with the name of one that fails."""
     watch = Watch(strategy, cross_device_ops(strategy).count)
-    failures.name_in_training_loops(strategy)
     failures.tell_what_ends_this_worker(strategy)
-    _report_failed_variables(strategy, watch)
+    worker_interrupts.raise_in_time()
+    keras_saving.mend_saving(strategy)
+    report_failed_variables(strategy)
+    strategy._tf_dgc_initial_values = InitialValues(strategy, watch.waiting)
     watch.start()
+
+
+def zeros_expected(
+    strategy: tf.distribute.Strategy,
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which variables that start at zero need no comparison each.
+
+    All workers have to create the same variables within.
+    """
+    values = getattr(strategy, "_tf_dgc_initial_values", None)
+    return contextlib.nullcontext() if values is None else values.zeros_expected()
 
 
 def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceOps:
@@ -187,55 +253,6 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
     hook = CompressedCrossDeviceOps(current, collective_ops)
     _internals.set_cross_device_ops(strategy, hook)
     return hook
-
-
-def _mend_reduce(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Make this instance accept the two calls of Keras 3 that TensorFlow refuses.
-
-    See keras#20585. (a) `Trainer._maybe_symbolic_build` reduces a tuple of batches,
-    of which it needs shapes and types only: give it the local ones, as batches may
-    differ in size between workers. (b) `reduce_per_replica` passes `axis=0` with
-    scalar metrics.
-    """
-    stock_reduce = strategy.reduce
-
-    def reduce(reduce_op: Any, value: Any, axis: int | None) -> Any:
-        if _internals.called_by_symbolic_build():
-            return tf.nest.map_structure(
-                lambda v: strategy.experimental_local_results(v)[0], value
-            )
-        if axis == 0 and _is_scalar(strategy.experimental_local_results(value)[0]):
-            axis = None
-        return stock_reduce(reduce_op, value, axis)
-
-    strategy.reduce = reduce
-
-
-def _report_failed_variables(
-    strategy: tf.distribute.MultiWorkerMirroredStrategy, watch: Watch
-) -> None:
-    """Tell all workers why one could not create a variable.
-
-    Creating a variable broadcasts its value. If models differ, TensorFlow names the
-    difference on one worker, and the others hear only that it died.
-    """
-
-    def wrap(create: Callable) -> Callable:
-        def create_variable(next_creator: Any, **kwargs: Any) -> Any:
-            try:
-                with failures.named(strategy), watch.waiting():
-                    return create(next_creator, **kwargs)
-            except tf.errors.OpError as error:
-                name = kwargs.get("name") or "without a name"
-                raise cluster.failure(
-                    strategy,
-                    f"could not create the variable {name}. Do all workers build the "
-                    f"same model? TensorFlow says: {error.message}",
-                ) from error
-
-        return create_variable
-
-    _internals.wrap_variable_creation(strategy, wrap)
 
 
 def _agree_on_overflow(strategy: Strategy) -> None:
@@ -271,10 +288,6 @@ def _true_everywhere(check: Callable) -> Callable:
         return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, fails), 0.0)
 
     return check_everywhere
-
-
-def _is_scalar(value: Any) -> bool:
-    return tf.is_tensor(value) and value.shape.rank == 0
 
 
 def _empty(values: Any) -> tuple[tf.Tensor, ...]:

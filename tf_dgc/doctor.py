@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import ops
+from tf_dgc import _internals, onednn, ops
 
 
 def main() -> int:
@@ -23,6 +23,8 @@ def main() -> int:
         return 1
     for name, value in report(state):
         print(f"{name:<20}{value}")
+    if advice := onednn.advice():
+        print(f"\n{advice}")
     missing = state.wanted and state.library is None
     if missing:
         print(f"\nSteps take several times as long. {ops.ADVICE}")
@@ -41,6 +43,8 @@ def report(state: ops.Native) -> list[tuple[str, str]]:
         ("Python", f"{platform.python_version()} ({platform.machine()})"),
         ("TensorFlow", tf.__version__),
         ("Keras", keras.__version__),
+        ("processor", onednn.processor()),
+        ("oneDNN", _onednn()),
         ("compiler here", _compiler()),
         ("TF_DGC_NATIVE", os.environ.get("TF_DGC_NATIVE", "not set")),
         ("native operations", f"{'yes' if live else 'no'}: {state.reason}"),
@@ -65,11 +69,25 @@ def report(state: ops.Native) -> list[tuple[str, str]]:
     return rows
 
 
-def _compiler() -> str:
-    command = shlex.split(os.environ.get("CXX", "g++"))
-    if shutil.which(command[0]) is None:
-        return f"none ({command[0]} not found)"
-    result = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=False
+def _onednn() -> str:
+    """Return what TensorFlow does, and who decided that."""
+    wish = os.environ.get(onednn.VARIABLE)
+    reason = (
+        "TensorFlow's default here" if wish is None else f"{onednn.VARIABLE}={wish}"
     )
-    return (result.stdout or "unknown").splitlines()[0]
+    return f"{'on' if _internals.uses_onednn() else 'off'}: {reason}"
+
+
+def _compiler() -> str:
+    """Return what `custom_ops/builder.py` would compile with."""
+    wish = os.environ.get("CXX", "")
+    try:
+        command = shlex.split(wish) or ["g++"]
+        if shutil.which(command[0]) is None:
+            return f"none ({command[0]} not found)"
+        result = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, check=False
+        )
+    except (OSError, ValueError) as error:
+        return f"none (CXX={wish}: {error})"
+    return (result.stdout.strip() or "unknown").splitlines()[0]

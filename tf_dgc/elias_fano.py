@@ -139,7 +139,7 @@ def _set_bits(high: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
     found = tf.where(tf.cast(bits, tf.bool))[:, 1]
     # With more or fewer than k set bits this is nonsense of the right shape, and is
     # refused for their number.
-    num = high.shape[0] * k
+    num = high.shape[0] * (k if isinstance(k, int) else tf.cast(k, tf.int64))
     found = tf.concat([found, tf.zeros([num], tf.int64)], axis=0)[:num]
     return _wide(tf.reshape(found, [high.shape[0], k]), size)
 

@@ -6,9 +6,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
 
 import tensorflow as tf
 
@@ -21,6 +20,7 @@ ADVICE = (
 )
 
 _REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
+_PROBE_SECONDS = 1.0
 _TEARDOWN_SECONDS = 5.0
 told = threading.Event()  # the workers have been told, by whichever, why they end
 
@@ -66,8 +66,26 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?!/device)")
 _PASSED_ON = re.compile(r"remote target \S+ while calling")  # by that worker
 _TOLD = re.compile(
-    r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\n\t \[\[|\Z)", re.S
+    r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\n\t \[\["
+    r"| \[type\.googleapis\.com|\Z)",
+    re.S,
 )
+
+
+def find_reason(strategy: tf.distribute.Strategy, message: str) -> str | None:
+    """Return what `explain` does, or what the workers were told before that.
+
+    What TensorFlow says after that, when workers are to meet, is that this worker is in
+    an error state, or that the one that coordinates is gone.
+    """
+    if "tf_dgc: " not in message and _AFTERWARDS.search(message):
+        ops = _internals.get_cross_device_ops(strategy)
+        first = getattr(ops, "abort_message", lambda seconds: "")(_PROBE_SECONDS)
+        message = first if "tf_dgc: " in first else message
+    return explain(strategy, message)
+
+
+_AFTERWARDS = re.compile(r"must be in CONNECTED state|CoordinationService(?!Error)")
 
 
 @contextlib.contextmanager
@@ -76,7 +94,7 @@ def named(strategy: tf.distribute.Strategy) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        reason = explain(strategy, str(error.message))
+        reason = find_reason(strategy, str(error.message))
         if reason is None:
             raise
         raise give_up(strategy, reason) from error
@@ -119,30 +137,6 @@ def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
     return f"tf_dgc: {name} cannot go on: {reason}. {ADVICE}"
 
 
-def name_in_training_loops(strategy: tf.distribute.Strategy) -> None:
-    """Make `fit`, `evaluate` and `predict` under this strategy raise named errors.
-
-    Keras distributes the data at the beginning of each; there its model is found, and
-    what that instance calls in every step is wrapped.
-    """
-    stock = strategy.experimental_distribute_dataset
-
-    def name_failures(function: Callable) -> Callable:
-        def call(*args: Any) -> Any:
-            with named(strategy):
-                return function(*args)
-
-        return call
-
-    def experimental_distribute_dataset(*args: Any, **kwargs: Any) -> Any:
-        model = _internals.calling_trainer()
-        if model is not None:
-            _internals.wrap_trainer_functions(model, name_failures)
-        return stock(*args, **kwargs)
-
-    strategy.experimental_distribute_dataset = experimental_distribute_dataset
-
-
 def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
     """When an error ends this process, name the worker it is about, or tell the others.
 
@@ -155,7 +149,7 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
     ) -> None:
         reason = None
         if isinstance(error, tf.errors.OpError):
-            reason = explain(strategy, str(error.message))
+            reason = find_reason(strategy, str(error.message))
         if reason is not None:
             named_error = give_up(strategy, reason)
             named_error.__cause__ = error

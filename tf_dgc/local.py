@@ -4,7 +4,7 @@ The native operations (`native.py`) do the same in one pass over memory; a test 
 both to the same results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dgc import clipping, payload
 from tf_dgc.clipping import Scale
-from tf_dgc.correction import correct
+from tf_dgc.correction import correct, correct_within_range
 from tf_dgc.payload import Plan
 from tf_dgc.wire import TensorLayout
 
@@ -71,13 +71,14 @@ def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
     """Return a gradient as a tensor of the variable's type.
 
     Args:
-        gradient: a tensor or `tf.IndexedSlices`.
+        gradient: a tensor or `tf.IndexedSlices`, whose parts may be anything that
+            TensorFlow makes a tensor of; values of the same row are summed.
         variable: of the model.
     """
     if isinstance(gradient, tf.IndexedSlices):
-        rows = gradient.indices[:, tf.newaxis]
-        shape = tf.constant(tuple(variable.shape), rows.dtype)
-        gradient = tf.scatter_nd(rows, gradient.values, shape)
+        rows = tf.cast(tf.convert_to_tensor(gradient.indices), tf.int64)
+        shape = tf.constant(tuple(variable.shape), tf.int64)
+        gradient = tf.scatter_nd(rows[:, tf.newaxis], gradient.values, shape)
     return tf.cast(gradient, variable.dtype)
 
 
@@ -90,7 +91,7 @@ def accumulate(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[list, list, tf.Tensor]:
-    """Drop gradients that are not finite, and correct.
+    """Drop gradients that are not finite, and correct, within the numbers' range.
 
     Args:
         layout: of every tensor.
@@ -103,7 +104,7 @@ def accumulate(
 
     Returns:
         Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and
-        whether the gradient was finite.
+        whether the gradient was finite and nothing overflowed.
     """
     flat = [
         tf.cast(tf.reshape(g, [t.size]), t.dtype)
@@ -112,11 +113,20 @@ def accumulate(
     flat, finite = clipping.multiply(flat, scales)
     if residual is None:
         return [None] * len(flat), flat, finite
-    corrected = [
-        correct(g, _flat(v), _flat(r), momentum, nesterov)
-        for g, v, r in zip(flat, velocity or [None] * len(flat), residual, strict=True)
-    ]
-    return [v for v, _ in corrected], [r for _, r in corrected], finite
+    old_velocity = [_flat(v) for v in velocity or [None] * len(flat)]
+    old_residual = [_flat(r) for r in residual]
+
+    def all_by(rule: Callable) -> tuple[list, list]:
+        parts = zip(flat, old_velocity, old_residual, strict=True)
+        pairs = [rule(g, v, r, momentum, nesterov) for g, v, r in parts]
+        return [v for v, _ in pairs], [r for _, r in pairs]
+
+    corrected = all_by(correct)
+    fits = clipping.all_finite(corrected[1])
+    new_velocity, new_residual = tf.cond(
+        fits, lambda: corrected, lambda: all_by(correct_within_range)
+    )
+    return new_velocity, new_residual, tf.logical_and(finite, fits)
 
 
 def _flat(variable: Any) -> tf.Tensor | None:

@@ -19,7 +19,8 @@ class CompressionStats:
         entries: gradient entries sent, in total.
         bytes: bytes handed to the collective, in total.
         dense_bytes: bytes a dense all-reduce would have been handed, in total.
-        nonfinite: gradients dropped because they held NaN or Inf, summed over workers.
+        nonfinite: gradients, summed over workers, that were left out because they held
+            NaN or Inf, or where they made the residual overflow.
         entries_per_step: in the last step.
         bytes_per_step: in the last step.
         dense_bytes_per_step: in the last step.
@@ -107,8 +108,9 @@ def warn_at_first(
     def warn() -> tf.Operation:
         return tf.print(
             "WARNING: tf_dgc: the gradient of replica", replica, "at iteration",
-            iteration, "holds NaN or Inf; it is left out of this step. Further ones "
-            "are counted in `optimizer.stats.nonfinite` and not reported.",
+            iteration, "is left out, as it holds NaN or Inf; or, where it makes the "
+            "residual overflow, only there. Further ones are counted in "
+            "`optimizer.stats.nonfinite` and not reported.",
             output_stream=sys.stderr,
         )  # fmt: skip
 

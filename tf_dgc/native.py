@@ -1,6 +1,7 @@
 """The same step by the native operations: one pass over memory, and sparse updates."""
 
 import functools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, dense, header, local, ops, wire
+from tf_dgc import _internals, clipping, dense, header, local, ops, wire
 from tf_dgc.choice import choose
 from tf_dgc.local import LocalStep
 from tf_dgc.payload import Plan
@@ -123,15 +124,24 @@ def _compress(step: LocalStep) -> tf.Tensor:
         velocity=[_handle(v) for v in step.velocity or []],
         residual=[_handle(v) for v in step.residual or []],
         momentum=tf.constant(step.momentum, tf.float64),
-        scales=tf.stack([tf.cast(s, tf.float64) for s in step.scales]),
+        scales=tf.stack(clipping.drop(step.gradients, step.scales)),
         counts=_counts(step.plan),
         offsets=tf.stack(step.offsets),
         nesterov=step.nesterov,
         factor_masking=step.factor_masking,
+        largest_exponents=_exponents(step.plan),
         **_agreed(step.plan),
     )
     length = wire.sparse_words(step.plan.layout, step.plan.counts)
     return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def _exponents(plan: Plan) -> list[int]:
+    """Return e of `largest`, which is 2**e; 1024 is beyond any number."""
+    return [
+        1024 if math.isinf(t.largest) else math.frexp(t.largest)[1] - 1
+        for t in plan.layout
+    ]
 
 
 def _agreed(plan: Plan) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_dgc import _internals
+from tf_dgc import _internals, local
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class NovoGrad(keras.optimizers.Optimizer):
+class NovoGrad(_internals.CoupledDecay):
     """SGD with momentum, of gradients that are normalized by a norm of each tensor.
 
     Ginsburg et al., "Stochastic gradient methods with layer-wise adaptive moments for
@@ -54,11 +54,10 @@ class NovoGrad(keras.optimizers.Optimizer):
         for what, value in (("epsilon", epsilon), ("weight_decay", weight_decay or 0)):
             if not value >= 0:
                 raise ValueError(f"`{what}` must be 0 or more. Received: {value!r}")
-        super().__init__(learning_rate, name=name, **kwargs)
+        super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
-        self.decay = weight_decay  # not `weight_decay`, which Keras applies itself
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Create a momentum per variable, and the second moment, a scalar."""
@@ -76,13 +75,13 @@ class NovoGrad(keras.optimizers.Optimizer):
         index = _internals.variable_index(self, variable)
         momentum, moment = self._momentums[index], self._moments[index]
         dtype = variable.dtype
-        gradient = ops.cast(gradient, dtype)
+        gradient = local.to_dense(gradient, variable)  # rows given twice are summed
         square = ops.sum(ops.square(gradient))
         follow = self.beta_2 * moment + (1 - self.beta_2) * square
         new_moment = ops.where(ops.equal(moment, 0), square, follow)
         step = gradient / (ops.sqrt(new_moment) + self._guard(dtype))
-        if self.decay and _internals.uses_weight_decay(self, variable):
-            step = step + self.decay * variable
+        if self.weight_decay and _internals.uses_weight_decay(self, variable):
+            step = step + self.weight_decay * variable
         new_momentum = self.beta_1 * momentum + step
         self.assign(moment, new_moment)
         self.assign(momentum, new_momentum)
@@ -99,5 +98,4 @@ class NovoGrad(keras.optimizers.Optimizer):
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
-            "weight_decay": self.decay,
         }

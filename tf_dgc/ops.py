@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ import tensorflow as tf
 _DIRECTORY = pathlib.Path(__file__).parent / "_native"
 _LIBRARY = _DIRECTORY / "libtf_dgc_ops.so"
 _STAMP = _DIRECTORY / "stamp.json"
-_SOURCES = pathlib.Path(__file__).parents[1] / "custom_ops"
 _VARIABLE = "TF_DGC_NATIVE"
 _CUDA_VARIABLE = "TF_DGC_CUDA"
 ADVICE = (
@@ -109,8 +109,9 @@ def check(library: pathlib.Path, stamp: pathlib.Path) -> tuple[dict[str, str], s
         library: the file.
         stamp: JSON beside it, written when it was built.
     """
+    sources = _sources()
     if not library.exists():
-        where = f" (this is the source tree {_SOURCES.parent})" * _SOURCES.is_dir()
+        where = f" (this is the source tree {sources.parent})" if sources else ""
         return {}, f"it was not built when the package was installed{where}"
     try:
         content = json.loads(stamp.read_text(encoding="utf-8"))
@@ -124,8 +125,8 @@ def check(library: pathlib.Path, stamp: pathlib.Path) -> tuple[dict[str, str], s
             f"it was built for TensorFlow {_minor(built_for)}, "
             f"and this is {tf.__version__}"
         )
-    if _SOURCES.is_dir() and content.get("sources") != _source_hash():
-        return content, f"the sources in {_SOURCES} changed since it was built"
+    if sources and content.get("sources") != _hash(sources):
+        return content, f"the sources in {sources} changed since it was built"
     return content, ""
 
 
@@ -155,10 +156,24 @@ def _minor(version: str) -> str:
     return ".".join(str(version).split(".")[:2])
 
 
-def _source_hash() -> str:
-    """Return what `custom_ops/builder.py` stamps; only source trees have sources."""
+def _sources() -> pathlib.Path | None:
+    """Return the directory of the C++ sources if this is a source tree, else None.
+
+    What lies beside an installed package may be called `custom_ops`, too.
+    """
+    sources = _DIRECTORY.parents[1] / "custom_ops"
+    try:
+        project = (sources.parent / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        return None
+    ours = re.search(r'^name = "tf_dgc"$', project, re.MULTILINE)
+    return sources if ours and (sources / "builder.py").is_file() else None
+
+
+def _hash(sources: pathlib.Path) -> str:
+    """Return what `custom_ops/builder.py` stamps."""
     digest = hashlib.sha256()
-    for path in sorted(_SOURCES.glob("*/*")):
+    for path in sorted(sources.glob("*/*")):
         if path.parent.name in ("cpu", "cuda", "tensorflow") and path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -5,8 +5,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors, local, monitor, rounds, validation
+from tf_dgc import (
+    cluster,
+    compressors,
+    divergence,
+    local,
+    monitor,
+    rounds,
+    takeover,
+    validation,
+)
+from tf_dgc import values as coding
+from tf_dgc.choice import add_up
 from tf_dgc.compressors import Compressor, Draw, Result
+from tf_dgc.divergence import Check
 from tf_dgc.replicated import ReplicatedOptimizer
 from tf_dgc.rounds import Outcome, Tensor
 
@@ -26,7 +38,8 @@ class CompressedOptimizer(ReplicatedOptimizer):
     of `TopK` with momentum correction, and faster.
 
     Args:
-        inner: a `keras.optimizers.Optimizer`, not yet built. It is copied.
+        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
+            or config, as `keras.optimizers.get` takes them.
         compressor: a `tf_dgc.compressors.Compressor`, or the name of a method for its
             defaults; `tf-dgc methods` lists them.
         error_feedback: keep what is not sent in `residual` and add it to the next
@@ -41,6 +54,11 @@ class CompressedOptimizer(ReplicatedOptimizer):
         name: of the optimizer.
         track_staleness: remember when each entry was last sent, for `staleness`; takes
             4 bytes per entry, which are not saved.
+        check_every: steps from one in which the workers compare checksums of the
+            model's variables, which travel with what is exchanged, to the next; the
+            first step is one. None for never.
+        on_divergence: what happens on all workers if variables differ: "raise", before
+            anything is updated, or "warn"; both name workers and variables.
 
     Attributes:
         inner_optimizer: the copy of `inner` that applies the update.
@@ -59,7 +77,7 @@ class CompressedOptimizer(ReplicatedOptimizer):
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer,
+        inner: keras.optimizers.Optimizer | str | dict,
         compressor: Compressor | str = "top_k",
         *,
         error_feedback: bool | None = None,
@@ -69,12 +87,14 @@ class CompressedOptimizer(ReplicatedOptimizer):
         seed: int = 0,
         name: str = "compressed_optimizer",
         track_staleness: bool = False,
+        check_every: int | None = 1000,
+        on_divergence: str = "raise",
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_momentum_correction(momentum_correction, feedback)
         super().__init__(
-            inner,
+            takeover.get_inner(inner),
             compressor,
             feedback,
             bool(momentum_correction),
@@ -83,6 +103,9 @@ class CompressedOptimizer(ReplicatedOptimizer):
             name,
             track_staleness,
         )
+        divergence.check_settings(check_every, on_divergence)
+        self.check_every = check_every and int(check_every)
+        self.on_divergence = on_divergence
         self.error_feedback = error_feedback
         self.momentum_correction = bool(momentum_correction)
         self.factor_masking = bool(factor_masking)
@@ -100,44 +123,37 @@ class CompressedOptimizer(ReplicatedOptimizer):
             ValueError: outside the replica context of the optimizer's strategy, and
                 for variables the optimizer was not built with.
         """
-        grads, variables, indices = self._match(grads, trainable_variables)
+        grads, variables, indices, extra = self._match(grads, trainable_variables)
         with tf.name_scope(self.name):
             gradients, scales = self._clip(grads, variables)
             velocity, values, finite = self._correct(gradients, scales, indices)
             monitor.warn_at_first(self._counters, finite, self.iterations.value)
-            outcome = self._communicate(values, finite, indices)
+            check = self._check(variables)
+            outcome = self._communicate(values, finite, indices, check)
             self._keep(velocity, values, outcome.results, indices)
             self._update([r.sum for r in outcome.results], variables)
-            self._count(outcome, variables)
+            self._count(outcome, variables, extra)
 
     def _correct(
         self, gradients: list, scales: list, indices: list[int]
     ) -> tuple[list, list, tf.Tensor]:
-        """Accumulate; return velocity, what may be sent, and whether all is finite.
-
-        An accumulation that overflows counts as a gradient that is not finite.
-        """
-        velocity = _pick(self.velocity, indices)
-        residual = _pick(self.residual, indices)
-        new_velocity, values, finite = local.accumulate(
+        """Accumulate; return velocity, what may be sent, and whether all is finite."""
+        return local.accumulate(
             _pick(self._tensors, indices),
             gradients,
             scales,
-            velocity or None,
-            residual or None,
+            _pick(self.velocity, indices) or None,
+            _pick(self.residual, indices) or None,
             self._took.momentum,
             self._took.nesterov,
         )
-        if not residual:
-            return new_velocity, values, finite
-        fits = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
-        values = _where(fits, values, residual)
-        if velocity:
-            new_velocity = _where(fits, new_velocity, velocity)
-        return new_velocity, values, tf.logical_and(finite, fits)
 
     def _communicate(
-        self, values: list[tf.Tensor], finite: tf.Tensor, indices: list[int]
+        self,
+        values: list[tf.Tensor],
+        finite: tf.Tensor,
+        indices: list[int],
+        check: Check | None,
     ) -> Outcome:
         """Compress, encode, exchange, decode and sum, in as many rounds as it takes."""
         context = tf.distribute.get_replica_context()
@@ -145,8 +161,25 @@ class CompressedOptimizer(ReplicatedOptimizer):
         states = self._read_state(indices)
         draws = [Draw(self.seed, step, i, worker) for i in indices]
         tensors = _pick(self._tensors, indices)
-        parts = rounds.start(self.compressor, tensors, values, states, draws)
-        return self._exchange.run(rounds.merge(parts, finite))
+        # Other sums are as wide as their terms, and are refused when they overflow.
+        within = [
+            coding.at_most(v, t.largest) if t.narrow else v
+            for t, v in zip(tensors, values, strict=True)
+        ]
+        parts = rounds.start(self.compressor, tensors, within, states, draws)
+        return self._exchange.run(rounds.merge(parts, finite), check)
+
+    def _check(self, variables: list) -> Check | None:
+        """Return what asks whether workers differ, unless there is one, or no wish."""
+        if self.num_workers == 1 or not self.check_every:
+            return None
+        return Check(
+            self._strategy,
+            variables,
+            self.iterations.value,
+            self.check_every,
+            self.on_divergence,
+        )
 
     def _read_state(self, indices: list[int]) -> list[dict[str, tf.Tensor]]:
         """Return what the method remembers, and the residual if it reads that."""
@@ -174,12 +207,12 @@ class CompressedOptimizer(ReplicatedOptimizer):
         local.store(_pick(self.residual, indices), kept)
         if self._last_sent:
             self._last_sent.count_step()
-            self._last_sent.record_values(indices, sent)
+            self._last_sent.record_chosen(indices, [_chosen(r) for r in results])
         if self.velocity:
             tensors = _pick(self._tensors, indices)
             masked = [
-                self._mask(t, v, s)
-                for t, v, s in zip(tensors, velocity, sent, strict=True)
+                self._mask(t, v, r)
+                for t, v, r in zip(tensors, velocity, results, strict=True)
             ]
             local.store(_pick(self.velocity, indices), masked)
         for state, result in zip(
@@ -188,15 +221,24 @@ class CompressedOptimizer(ReplicatedOptimizer):
             for name, value in (result.state or {}).items():
                 state[name].assign(value)
 
-    def _mask(self, tensor: Tensor, velocity: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+    def _mask(self, tensor: Tensor, velocity: tf.Tensor, result: Result) -> tf.Tensor:
         """Clear the velocity where entries went out, unless all did."""
-        partial = self.compressor.kind == "sparsification" and not tensor.exempt
+        partial = (
+            self.compressor.kind == "sparsification" and result.entries is not None
+        )
         if not (self.factor_masking and partial):
             return velocity
-        masked = tf.where(sent == 0, velocity, tf.zeros_like(velocity))
-        return tf.where(tf.reduce_all(sent != 0), velocity, masked)
+        if result.chosen is None:
+            raise ValueError(
+                f"{self.compressor!r} sends some entries and not others, so its "
+                "`Result` must say which: pass `chosen`, or `factor_masking=False` to "
+                f"the optimizer. Received: entries={result.entries}, chosen=None"
+            )
+        zeros = tf.zeros_like(velocity)
+        masked = tf.where(_chosen(result), zeros, velocity)
+        return tf.where(tf.equal(result.entries, tensor.size), velocity, masked)
 
-    def _count(self, outcome: Outcome, variables: list) -> None:
+    def _count(self, outcome: Outcome, variables: list, extra: int) -> None:
         sizes = [v.shape.num_elements() for v in variables]
         sent = [
             n if r.entries is None else r.entries
@@ -204,9 +246,9 @@ class CompressedOptimizer(ReplicatedOptimizer):
         ]
         monitor.count_step(
             self._counters,
-            entries=sum(sent),
-            sent_bytes=outcome.sent_bytes,
-            dense_bytes=monitor.dense_bytes(variables),
+            entries=add_up(sent),
+            sent_bytes=outcome.sent_bytes + extra,
+            dense_bytes=monitor.dense_bytes(variables) + extra,
             nonfinite=outcome.nonfinite,
         )
 
@@ -222,6 +264,8 @@ class CompressedOptimizer(ReplicatedOptimizer):
             "min_compress_size": self.min_compress_size,
             "seed": self.seed,
             "track_staleness": self.track_staleness,
+            "check_every": self.check_every,
+            "on_divergence": self.on_divergence,
         }
 
     @classmethod
@@ -229,23 +273,21 @@ class CompressedOptimizer(ReplicatedOptimizer):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "CompressedOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        return cls(
-            **{
-                key: keras.saving.deserialize_keras_object(value, custom_objects)
-                if isinstance(value, dict)
-                else value
-                for key, value in config.items()
-            }
-        )
+        arguments = {
+            key: keras.saving.deserialize_keras_object(value, custom_objects)
+            if isinstance(value, dict)
+            else value
+            for key, value in config.items()
+        }
+        with cluster.loading():
+            return cls(**arguments)
 
 
 def _pick(items: list, indices: list[int]) -> list:
     return [items[i] for i in indices] if items else []
 
 
-def _where(condition: tf.Tensor, new: list[tf.Tensor], old: list) -> list[tf.Tensor]:
-    """Return new values, or the variables' old ones."""
-    return [
-        tf.where(condition, n, tf.reshape(o.local(), [-1]))
-        for n, o in zip(new, old, strict=True)
-    ]
+def _chosen(result: Result) -> tf.Tensor:
+    """Return whether each entry went out, by value where the method does not say."""
+    chosen = tf.not_equal(result.sent, 0) if result.chosen is None else result.chosen
+    return tf.reshape(chosen, [-1])

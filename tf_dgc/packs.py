@@ -66,13 +66,11 @@ class GatherPack:
 
 
 def num_entries(values: tf.Tensor) -> int | tf.Tensor:
-    """Return an int if it is known while tracing, else a scalar int32 tensor."""
+    """Return an int if it is known while tracing, else a scalar int64 tensor."""
     known = values.shape.num_elements()
-    return tf.size(values) if known is None else known
+    return tf.size(values, tf.int64) if known is None else known
 
 
 def num_bytes(values: tf.Tensor) -> int | tf.Tensor:
     """Return an int if it is known while tracing, else a scalar int64 tensor."""
-    size = num_entries(values)
-    wide = size if isinstance(size, int) else tf.cast(size, tf.int64)
-    return wide * values.dtype.size
+    return num_entries(values) * values.dtype.size

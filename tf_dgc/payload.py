@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tf_dgc import dense, values, wire
-from tf_dgc.choice import Choice, choose
+from tf_dgc.choice import Choice, add_up, choose
 from tf_dgc.compressors import num_sent, top_k
+from tf_dgc.compressors.topk import check_capacity, top_k_of
 from tf_dgc.correction import mask
 from tf_dgc.wire import Selection, TensorLayout
 
@@ -26,20 +27,28 @@ class Plan(NamedTuple):
         counts: entries of each that a sparse step sends; ints, or scalar int32 tensors
             where the sparsity is scheduled.
         dense: whether everything is sent: a bool, or a scalar bool tensor.
+        taken: where `counts` are room, for XLA: how many of them are sent, scalar int32
+            tensors; the others are sent as 0 and stay where they are.
     """
 
     layout: Sequence[TensorLayout]
     counts: Sequence[int | tf.Tensor]
     dense: Choice
+    taken: Sequence[int | tf.Tensor] | None = None
 
     @property
     def entries(self) -> int | tf.Tensor:
-        """Entries that one worker sends in this step."""
-        return choose(
-            self.dense,
-            lambda: sum(t.size for t in self.layout),
-            lambda: sum(self.counts),
-        )
+        """Entries that one worker sends in this step: an int, or a scalar int64."""
+        whole = sum(t.size for t in self.layout)
+        chosen = add_up(self.counts if self.taken is None else self.taken)
+        if isinstance(self.dense, bool):
+            return whole if self.dense else chosen
+        return tf.where(self.dense, tf.cast(whole, tf.int64), tf.cast(chosen, tf.int64))
+
+    @property
+    def dense_entries(self) -> int:
+        """Length of the vector of a dense step."""
+        return dense.num_entries(self.layout)
 
 
 def plan(
@@ -67,6 +76,23 @@ def plan(
     return Plan(layout, counts, sparsity <= 0 or costly)
 
 
+def in_fixed_shapes(step: Plan, smallest: float) -> Plan:
+    """Return a sparse step's plan whose shapes are known while tracing, for XLA.
+
+    Args:
+        step: the plan, with counts that are tensors.
+        smallest: the least that the sparsity may be.
+
+    Raises:
+        ValueError: if values are sent in a way that does not allow for it.
+    """
+    for tensor in step.layout:
+        if not tensor.exempt:
+            check_capacity(tensor.value_dtype)
+    room = [t.size if t.exempt else num_sent(t.size, smallest) for t in step.layout]
+    return Plan(step.layout, room, False, taken=step.counts)
+
+
 def pack(
     step: Plan,
     velocity: Sequence[tf.Tensor | None],
@@ -92,15 +118,21 @@ def pack(
 
     def whole() -> tuple:
         # With every entry sent, masking would erase the momentum of all of them.
-        vector = dense.encode(residual, finite)
-        zeros = [tf.zeros_like(r) for r in residual]
-        return vector, tf.zeros([0], tf.int32), list(velocity), zeros
+        sent = [
+            values.at_most(r, t.largest)
+            for t, r in zip(step.layout, residual, strict=True)
+        ]
+        rest = [r - s for r, s in zip(residual, sent, strict=True)]
+        vector = dense.encode(sent, finite)
+        return vector, tf.zeros([0], tf.int32), list(velocity), rest
 
     def chosen() -> tuple:
+        taken = step.taken or [None] * len(step.layout)
         parts = [
-            _send(t, k, offset, v, r, factor_masking)
-            for t, k, offset, v, r in zip(
-                step.layout, step.counts, offsets, velocity, residual, strict=True
+            _send(t, k, few, offset, v, r, factor_masking)
+            for t, k, few, offset, v, r in zip(
+                *(step.layout, step.counts, taken, offsets, velocity, residual),
+                strict=True,
             )
         ]
         selections, velocities, residuals = map(list, zip(*parts, strict=True))
@@ -135,6 +167,7 @@ def unpack(
 def _send(
     tensor: TensorLayout,
     k: int | tf.Tensor,
+    taken: int | tf.Tensor | None,
     offset: tf.Tensor,
     velocity: tf.Tensor | None,
     residual: tf.Tensor,
@@ -142,19 +175,33 @@ def _send(
 ) -> tuple[Selection, tf.Tensor | None, tf.Tensor]:
     """Return what is sent of one tensor, and its velocity and residual after."""
     if tensor.exempt:
-        words = values.encode(residual, tensor.dtype.name)
-        return Selection(None, words), velocity, tf.zeros_like(residual)
-    positions, sent = top_k(residual, k, offset)
+        sent = values.at_most(residual, tensor.largest)
+        words = values.encode(sent, tensor.dtype.name)
+        return Selection(None, words), velocity, residual - sent
+    positions, is_sent = _choose(residual, k, taken, offset)
+    found = tf.gather(residual, positions)
+    wanted = found if is_sent is True else tf.where(is_sent, found, 0)
+    sent = values.at_most(wanted, tensor.largest)
     words = values.encode(sent, tensor.value_dtype)
     if velocity is not None and factor_masking:
-        whole = tf.equal(k, tensor.size)
-        velocity = tf.where(whole, velocity, mask(velocity, positions))
-    residual = mask(residual, positions)
+        whole = tf.equal(k if taken is None else taken, tensor.size)
+        masked = mask(velocity, positions, is_sent)
+        velocity = tf.where(whole, velocity, masked)
+    rest = found - sent
     if not values.is_exact(tensor.value_dtype, tensor.dtype):
-        decoded = values.decode(words[tf.newaxis], tensor.value_dtype, k, tensor.dtype)[
-            0
-        ]
-        residual = tf.tensor_scatter_nd_add(
-            residual, positions[:, tf.newaxis], sent - decoded
-        )
+        rows = values.decode(words[tf.newaxis], tensor.value_dtype, k, tensor.dtype)
+        rest += sent - rows[0]
+    residual = tf.tensor_scatter_nd_update(residual, positions[:, tf.newaxis], rest)
     return Selection(positions, words), velocity, residual
+
+
+def _choose(
+    residual: tf.Tensor,
+    k: int | tf.Tensor,
+    taken: int | tf.Tensor | None,
+    offset: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor | bool]:
+    """Return positions, int32 `[k]`, and which of them are sent."""
+    if taken is None:
+        return top_k(residual, k, offset)[0], True
+    return top_k_of(residual, k, taken, offset)

@@ -1,5 +1,6 @@
 """What an optimizer does around its steps on several workers."""
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +8,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, clipping, cluster, local, monitor, takeover, validation
+from tf_dgc import (
+    _internals,
+    clipping,
+    cluster,
+    keras_saving,
+    local,
+    monitor,
+    overwriting,
+    takeover,
+    validation,
+)
+from tf_dgc import values as coding
 from tf_dgc.compressors import Compressor
-from tf_dgc.distribute import prepare
+from tf_dgc.distribute import prepare, zeros_expected
 from tf_dgc.exchange import Exchange
 from tf_dgc.rounds import Tensor
 from tf_dgc.staleness import LastSent, Staleness
@@ -32,6 +44,8 @@ class ReplicatedOptimizer(OptimizerWrapper):
         track_staleness: whether to remember when entries were last sent.
     """
 
+    saved_by_all_workers = True  # each has a part
+
     def __init__(
         self,
         inner: keras.optimizers.Optimizer,
@@ -43,11 +57,10 @@ class ReplicatedOptimizer(OptimizerWrapper):
         name: str,
         track_staleness: bool,
     ):
-        takeover.check_inner(inner)
         validation.check_min_compress_size(min_compress_size)
         strategy = prepare(tf.distribute.get_strategy())
         rule, took = takeover.take_over(inner, correct_momentum)
-        super().__init__(rule, took.loss_scale, name)
+        super().__init__(rule, took, name)
         self.compressor = compressor
         self.min_compress_size = int(min_compress_size)
         self.seed = int(seed)
@@ -58,7 +71,6 @@ class ReplicatedOptimizer(OptimizerWrapper):
         self._keeps_residual = error_feedback
         self._strategy = strategy
         self._exchange = Exchange(strategy)
-        self._took = took
         # Where nothing is left out, clipping is Keras's own, whatever the workers.
         self._num_clip = 1 if compressor.lossless else self.num_workers
         self._counters: Any = None
@@ -79,14 +91,19 @@ class ReplicatedOptimizer(OptimizerWrapper):
         """
         if self.built:
             return
-        variables = list(variables)
+        variables = list(map(_internals.as_keras_variable, variables))
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
         with tf.init_scope():  # the first call may come while a step is being traced
             cluster.agree(self._strategy, lambda: self._description(variables))
+        with zeros_expected(self._strategy):
+            self._create(variables)
+
+    def _create(self, variables: list[keras.Variable]) -> None:
         self.inner_optimizer.build(variables)
-        super().build(variables)
-        self._tensors = [self._describe(v) for v in variables]
+        _internals.remember_variables(self, variables)
+        trained, _ = overwriting.split(variables, variables)
+        self._tensors = [self._describe(v) for v, _ in trained]
         self._counters = monitor.make_counters()
         if self._keeps_residual:
             self.residual = self._make_accumulators("residual")
@@ -114,8 +131,12 @@ class ReplicatedOptimizer(OptimizerWrapper):
         shape = tuple(variable.shape)
         size = variable.shape.num_elements()
         small = len(shape) < 2 or size < max(1, self.min_compress_size)
-        dtype = tf.float64 if variable.dtype == "float64" else tf.float32
-        return Tensor(variable.path, shape, dtype, small)
+        own = tf.as_dtype(variable.dtype)
+        dtype = tf.float64 if own == tf.float64 else tf.float32
+        narrow = own if own.size < dtype.size else None
+        bound = coding.largest_share(own, self.num_workers)
+        largest = bound if self._keeps_residual else math.inf
+        return Tensor(variable.path, shape, dtype, small, narrow, largest)
 
     def _description(self, variables: list[keras.Variable]) -> dict[str, Any]:
         """Return what must be equal on all workers."""
@@ -128,19 +149,24 @@ class ReplicatedOptimizer(OptimizerWrapper):
         }
         return {
             "version": {"tensorflow": tf.__version__, "keras": keras.__version__},
-            "optimizer": config,
+            "optimizer": _without_identities(config),
             "variable": shapes,
         }
 
     # --- in every step --------------------------------------------------------------
 
-    def _match(self, grads: Any, variables: Any) -> tuple[list, list, list[int]]:
-        """Build if needed; return gradients that exist, their variables and indices."""
+    def _match(self, grads: Any, variables: Any) -> tuple[list, list, list[int], int]:
+        """Build if needed, and overwrite variables that want it.
+
+        Returns:
+            Gradients that exist, their variables and indices, and the bytes that
+            overwriting took.
+        """
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         if variables is None:
             variables = _internals.trainable_variables(self)
-        variables = list(variables)
+        variables = list(map(_internals.as_keras_variable, variables))
         if len(grads) != len(variables):
             raise ValueError(
                 "There must be one gradient per variable. Received: "
@@ -148,8 +174,13 @@ class ReplicatedOptimizer(OptimizerWrapper):
             )
         self.build(variables)
         _internals.check_known(self, variables)
+        variables = _internals.known_variables(self, variables)
         grads, variables = _internals.drop_missing_gradients(self, grads, variables)
-        return grads, variables, [_internals.variable_index(self, v) for v in variables]
+        trained, overwritten = overwriting.split(grads, variables)
+        num_bytes = overwriting.overwrite(self._exchange, overwritten)
+        grads, variables = map(list, zip(*trained, strict=True))
+        indices = [_internals.variable_index(self, v) for v in variables]
+        return grads, variables, indices, num_bytes
 
     def _clip(self, grads: list, variables: list) -> tuple[list, list]:
         """Return gradients, and what each is to be multiplied by."""
@@ -162,12 +193,12 @@ class ReplicatedOptimizer(OptimizerWrapper):
 
     def _update(self, sums: Sequence[tf.Tensor], variables: list) -> None:
         """Let the inner optimizer apply the sums."""
-        self.inner_optimizer.apply(
+        # Not `apply`: a trainer calls this, and a subclass may have its own.
+        self.inner_optimizer.apply_gradients(
             [
-                tf.cast(tf.reshape(s, v.shape), v.dtype)
+                (tf.cast(tf.reshape(s, v.shape), v.dtype), v)
                 for s, v in zip(sums, variables, strict=True)
-            ],
-            variables,
+            ]
         )
 
     # --- saving ---------------------------------------------------------------------
@@ -179,8 +210,12 @@ class ReplicatedOptimizer(OptimizerWrapper):
             ValueError: on all workers, if two of them write to the same file.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
-        cluster.check_own_file(self._strategy, _internals.path_being_saved())
+        keras_saving.end_together(self._strategy)
         super().save_own_variables(store)
+
+    def in_checkpoint(self) -> None:
+        """Let a checkpoint be complete on all workers when it is on one."""
+        keras_saving.end_checkpoint_together(self._strategy)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state; call it on every worker, with the same file or a copy of it.
@@ -208,6 +243,16 @@ class ReplicatedOptimizer(OptimizerWrapper):
         return self._exchange.num_workers
 
     @property
+    def num_entries(self) -> int:
+        """Entries of all variables; 0 before the optimizer is built."""
+        return sum(t.size for t in self._tensors) if self.built else 0
+
+    @property
+    def num_compressed(self) -> int:
+        """Variables that are not exempt; 0 before the optimizer is built."""
+        return sum(not t.exempt for t in self._tensors) if self.built else 0
+
+    @property
     def stats(self) -> monitor.CompressionStats:
         """What was sent so far and in the last step, per worker."""
         return monitor.read(self._counters)
@@ -228,5 +273,21 @@ class ReplicatedOptimizer(OptimizerWrapper):
     def _inner_config(self) -> dict[str, Any]:
         """Return the config of what the user passed as `inner`."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        inner["config"].update(self._took.taken)
+        stated = inner["config"].keys()
+        inner["config"].update(
+            {name: value for name, value in self._took.taken.items() if name in stated}
+        )
         return inner
+
+
+def _without_identities(config: Any) -> Any:
+    """Leave out what Keras adds while it saves and loads: addresses in this process."""
+    if isinstance(config, list | tuple):
+        return [_without_identities(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _without_identities(value)
+        for key, value in config.items()
+        if key != "shared_object_id"
+    }

@@ -26,6 +26,10 @@ class ModelCheckpoint(_internals.ModelCheckpointSeam):
 
     def __init__(self, filepath: saving.Path, *args: Any, **kwargs: Any):
         super().__init__(filepath, *args, **kwargs)
+        self.check_filepath()
+
+    def check_filepath(self) -> None:
+        """Raise `ValueError` for an ending that cannot be."""
         if not self.save_weights_only and not self.filepath.endswith(".keras"):
             raise ValueError(
                 "`filepath` must end in `.keras`, or in `.weights.h5` with "
@@ -151,6 +155,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave out what of this epoch was trained on before the backup."""
+        _internals.start_fit_at(self.model, None)  # or an error leaves it to others
         self._epoch, self._batches = epoch, 0
         restored, self._restored = self._restored, None
         if restored is not None and restored.batches:
@@ -159,9 +164,16 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _leave_out(self, restored: Backup) -> None:
         """Draw batches that are done, instead of training on them."""
         model = self.model
+        train = model.train_function
         logs: dict[str, Any] = {}
+        inputs: list[Any] = []
 
         def draw(iterator: Any) -> dict[str, Any]:
+            if not inputs:
+                inputs.append(iterator)
+            if iterator is not inputs[0]:
+                self._train_again()  # an error ended the `fit` that this is for
+                return train(iterator)
             for _ in range(model.steps_per_execution):
                 batch = next(iterator)
                 if not logs:
@@ -170,7 +182,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     logs.update(model.get_metrics_result())
             return logs
 
-        self._train, self._left_out = model.train_function, restored.batches
+        self._train, self._left_out = train, restored.batches
         model.train_function = draw
 
     def _train_again(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import _internals, header
+from tf_dgc import checks, header
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
@@ -35,12 +35,16 @@ class Tensor(NamedTuple):
         shape: of the tensor.
         dtype: of what is accumulated, float32 or float64.
         exempt: whether it is sent whole, not compressed.
+        narrow: dtype of the variable, if that holds less than `dtype`, else None.
+        largest: what one worker may send of an entry; see `wire.TensorLayout`.
     """
 
     label: str
     shape: tuple[int, ...]
     dtype: tf.DType
     exempt: bool
+    narrow: tf.DType | None = None
+    largest: float = math.inf
 
     @property
     def size(self) -> int:
@@ -56,12 +60,14 @@ class Part(NamedTuple):
         agreed: what must be equal on all workers, without spaces.
         stated: bytes that it may hand to the collectives; None if decided at run time.
         exchange: not yet started.
+        narrow: dtype that the sum must fit into, if it is not that of the values.
     """
 
     label: str
     agreed: str
     stated: int | None
     exchange: Exchange
+    narrow: tf.DType | None = None
 
 
 class Outcome(NamedTuple):
@@ -115,7 +121,7 @@ def start(
             stated, method = compressor.bytes(t.shape, t.dtype), compressor.name
         label = f"{compressor!r} on {t.label}"
         agreed = f"{t.size}:{t.dtype.name}:{method}"
-        parts.append(Part(label, agreed, stated, exchange))
+        parts.append(Part(label, agreed, stated, exchange, t.narrow))
     return parts
 
 
@@ -229,21 +235,6 @@ def _check_stated(part: Part, used: int | tf.Tensor, done: bool) -> None:
 
 def _finite_only(parts: Sequence[Part], results: list[Result]) -> list[Result]:
     """Return the results, to be had only if no sum overflowed."""
-    if _internals.in_xla_context():  # which drops assertions
-        return results
-    finite = [tf.reduce_all(tf.math.is_finite(r.sum)) for r in results]
-    verdict = tf.debugging.Assert(
-        tf.reduce_all(finite),
-        [
-            "The sum over workers of what was sent is not finite. Clip gradients "
-            "(`clipnorm` of the inner optimizer) or lower the learning rate. Received "
-            "of the tensors, finite or not:",
-            tf.stack(finite),
-            tf.constant([part.label for part in parts]),
-        ],
-        summarize=len(parts),
-    )
-    with tf.control_dependencies([] if verdict is None else [verdict]):
-        return tf.nest.map_structure(
-            lambda x: tf.identity(x) if tf.is_tensor(x) else x, results
-        )
+    sums = [r.sum for r in results]
+    labels = [part.label for part in parts]
+    return checks.finite_sums(sums, [part.narrow for part in parts], labels, results)

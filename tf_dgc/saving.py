@@ -8,6 +8,7 @@ of them writes.
 """
 
 import contextlib
+import contextvars
 import os
 import pathlib
 import tempfile
@@ -18,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import _internals, cluster
+from tf_dgc.statistics import average_statistics
 
 Path = str | os.PathLike
 
@@ -77,8 +79,9 @@ def save(
             f"Received: filepath={str(filepath)!r}"
         )
     strategy = model.distribute_strategy
+    average_statistics(model)
     if cluster.is_chief(strategy):
-        with _told_to_all(strategy, path), replacing(path) as unfinished:
+        with told_to_all(strategy, path), replacing(path) as unfinished, _writing():
             write(unfinished)
     else:
         _internals.take_part_in_saving(model)
@@ -111,8 +114,25 @@ def _flush(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+_is_writing = contextvars.ContextVar("is_writing", default=False)
+
+
+def is_writing() -> bool:
+    """Whether this worker is the one that writes, while the others take part."""
+    return _is_writing.get()
+
+
 @contextlib.contextmanager
-def _told_to_all(strategy: tf.distribute.Strategy, path: pathlib.Path) -> Iterator:
+def _writing() -> Iterator[None]:
+    token = _is_writing.set(True)
+    try:
+        yield
+    finally:
+        _is_writing.reset(token)
+
+
+@contextlib.contextmanager
+def told_to_all(strategy: tf.distribute.Strategy, path: Path) -> Iterator:
     """Let nobody wait for a worker that cannot write."""
     try:
         yield

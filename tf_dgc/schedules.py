@@ -43,10 +43,19 @@ class SparsitySchedule(abc.ABC):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
 
+    @property
+    def smallest(self) -> float:
+        """The least sparsity there may be; XLA makes room for as many entries."""
+        return 0.0
+
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SparsitySchedule":
         """Build a schedule from `get_config`'s dictionary."""
         return cls(**config)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -76,6 +85,11 @@ class PiecewiseConstantSparsity(SparsitySchedule):
         stage = tf.reduce_sum(tf.cast(passed, tf.int32))
         return tf.gather(tf.constant(self.values, tf.float64), stage)
 
+    @property
+    def smallest(self) -> float:
+        """The least of `values`."""
+        return min(self.values)
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"boundaries": self.boundaries, "values": self.values}
@@ -92,8 +106,8 @@ class WarmupSparsity(SparsitySchedule):
         stages: sparsities before; the default is the paper's.
 
     Raises:
-        ValueError: if `warmup_steps` is negative or not whole, or a sparsity is not
-            in [0, 1).
+        ValueError: if `warmup_steps` is not whole or below 1, there are no stages, or a
+            sparsity is not in [0, 1).
 
     Example:
         >>> sparsity = WarmupSparsity(warmup_steps=4 * steps_per_epoch)
@@ -106,10 +120,12 @@ class WarmupSparsity(SparsitySchedule):
         final_sparsity: float = 0.999,
         stages: Sequence[float] = (0.75, 0.9375, 0.984375, 0.996),
     ):
-        if int(warmup_steps) != warmup_steps or warmup_steps < 0:
+        if int(warmup_steps) != warmup_steps or warmup_steps < 1 or not stages:
             raise ValueError(
-                "`warmup_steps` must be a whole number of iterations, 0 or more. "
-                f"Received: warmup_steps={warmup_steps}"
+                "`warmup_steps` must be a whole number of iterations, 1 or more, and "
+                "`stages` at least one sparsity. Without warm-up, pass the sparsity "
+                f"itself, for example `DGCOptimizer(inner, {final_sparsity})`. "
+                f"Received: warmup_steps={warmup_steps}, stages={stages}"
             )
         self.warmup_steps = int(warmup_steps)
         self.final_sparsity = check_sparsity(final_sparsity, "final_sparsity")
@@ -125,6 +141,11 @@ class WarmupSparsity(SparsitySchedule):
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
         """Return the sparsity, scalar float64."""
         return self._piecewise(iteration)
+
+    @property
+    def smallest(self) -> float:
+        """The least of all stages."""
+        return self._piecewise.smallest
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -156,6 +177,13 @@ def config_of(sparsity: float | Callable) -> Any:
     """Return what `get` makes the same sparsity of, for a config."""
     if callable(sparsity):
         return keras.saving.serialize_keras_object(sparsity)
+    return sparsity
+
+
+def smallest(sparsity: float | Callable) -> float:
+    """Return the least that a sparsity may be; 0 if a schedule does not say."""
+    if callable(sparsity):
+        return float(getattr(sparsity, "smallest", 0.0))
     return sparsity
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.rounds import Tensor
+from tf_dgc.state import PerWorkerVariable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,16 +71,16 @@ class LastSent:
                 resource=last.value.handle, indices=found[i], updates=self._now()
             )
 
-    def record_values(
-        self, indices: Sequence[int], values: Sequence[tf.Tensor]
+    def record_chosen(
+        self, indices: Sequence[int], chosen: Sequence[tf.Tensor]
     ) -> None:
-        """Remember what was sent, by dense values `[n]` that are 0 elsewhere."""
-        found = dict(zip(indices, values, strict=True))
+        """Remember what was sent, by whether each entry was, bool `[n]`."""
+        found = dict(zip(indices, chosen, strict=True))
         for i, last in self._of(indices):
             old = tf.convert_to_tensor(last.value)
-            last.assign(tf.where(found[i] != 0, self._now(), old))
+            last.assign(tf.where(found[i], self._now(), old))
 
-    def read(self, residual: Sequence[keras.Variable]) -> Staleness:
+    def read(self, residual: Sequence[PerWorkerVariable]) -> Staleness:
         """Return the staleness on this worker (over its replicas, if several).
 
         It is local: other workers need not call it.
@@ -87,7 +88,8 @@ class LastSent:
         ages = [np.zeros([1])]
         steps = _copies(self._steps)
         for i, last in self._last.items():
-            copies = zip(steps, _copies(last), _copies(residual[i]), strict=True)
+            kept = residual[i].local_values()
+            copies = zip(steps, _copies(last), kept, strict=True)
             ages += [np.where(r.ravel() != 0, s - a, 0) for s, a, r in copies]
         found = np.concatenate(ages[1:] or ages)
         return Staleness(

@@ -2,9 +2,11 @@
 
 import atexit
 import contextlib
+import errno
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
@@ -41,13 +43,16 @@ def multi_worker_strategy(
 
     Raises:
         ValueError: for a `TF_CONFIG` that cannot be right.
-        RuntimeError: naming the workers that did not come in time.
+        RuntimeError: naming the workers that did not come in time; and if TensorFlow
+            was used before.
     """
     cluster.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     addresses = workers.addresses(resolver.cluster_spec())
     me = f"{resolver.task_type} {resolver.task_id}"
     limit = workers.start_timeout_seconds()
+    if addresses and _internals.is_too_late_for_a_cluster():
+        raise RuntimeError(_TOO_LATE)
     if len(addresses) > 1 and me in addresses:
         meet(addresses, me, limit)
         _internals.configure_coordination(
@@ -67,6 +72,16 @@ def multi_worker_strategy(
     return prepare(strategy)
 
 
+_TOO_LATE = (
+    "TensorFlow was used before it was to join the workers' cluster, which it can only "
+    "do at the start. Move `strategy = tf_dgc.multi_worker_strategy()` to the top of "
+    "the program, right behind the imports: before everything that makes a tensor, a "
+    "variable, a layer or model, an optimizer or a `tf.data.Dataset`, that calls a "
+    "`tf.function` or `keras.ops`, or asks for logical devices. What stands at the top "
+    "level of imported modules counts, too."
+)
+
+
 def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
     """Wait until every worker has reached every other one.
 
@@ -79,16 +94,24 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
         seconds: how long to wait.
 
     Raises:
-        RuntimeError: naming the workers that did not come, and were not reached.
+        RuntimeError: naming the workers that did not come, and were not reached; or
+            this one's port, if another program has it all the time.
     """
     deadline = time.monotonic() + seconds
+    over = threading.Event()
+
+    def left() -> float:
+        return 0.0 if over.is_set() else deadline - time.monotonic()
+
     peers = _without(addresses, me)
     with (
-        _listen(addresses[me]) as listener,
+        _listen(addresses, me, seconds) as listener,
         ThreadPoolExecutor(len(peers) + 1) as threads,
+        contextlib.ExitStack() as ends,
     ):
-        answered = threads.submit(_answer, listener, set(peers), deadline)
-        calls = {n: threads.submit(_call, a, me, deadline) for n, a in peers.items()}
+        ends.callback(over.set)  # on an interrupt, too
+        answered = threads.submit(_answer, listener, set(peers), left)
+        calls = {n: threads.submit(_call, a, me, left) for n, a in peers.items()}
         met = {n for n in answered.result() if calls[n].result()}
     missing = [name for name in peers if name not in met]
     if missing:
@@ -112,8 +135,27 @@ def _in_vain(
     )
 
 
-def _listen(address: str) -> socket.socket:
-    port = int(address.rpartition(":")[2])
+def _listen(addresses: dict[str, str], me: str, seconds: float) -> socket.socket:
+    """Listen on this worker's port, waiting for it if another program has it."""
+    deadline = time.monotonic() + seconds
+    port = int(addresses[me].rpartition(":")[2])
+    while True:
+        try:
+            return _server(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"tf_dgc: {me} ({addresses[me]}) waited {seconds:g} s for port "
+                    f"{port}, in vain: another program of this machine listens on it. "
+                    "End that program, perhaps a worker of an earlier run, or give "
+                    "this worker another port in the TF_CONFIG of all workers."
+                ) from error
+        time.sleep(_RETRY_SECONDS)
+
+
+def _server(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(
             ("", port), family=socket.AF_INET6, dualstack_ipv6=True
@@ -121,11 +163,13 @@ def _listen(address: str) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _answer(listener: socket.socket, expected: set[str], deadline: float) -> set[str]:
+def _answer(
+    listener: socket.socket, expected: set[str], left: Callable[[], float]
+) -> set[str]:
     """Return the names of those who called, when all did or it is too late."""
     callers: set[str] = set()
-    while callers < expected and (left := deadline - time.monotonic()) > 0:
-        listener.settimeout(left)
+    while callers < expected and (seconds := left()) > 0:
+        listener.settimeout(min(seconds, _RETRY_SECONDS))
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
             connection.settimeout(_ANSWER_SECONDS)
@@ -136,11 +180,11 @@ def _answer(listener: socket.socket, expected: set[str], deadline: float) -> set
     return callers
 
 
-def _call(address: str, me: str, deadline: float) -> bool:
+def _call(address: str, me: str, left: Callable[[], float]) -> bool:
     """Say our name to a worker, and wait for the answer; return whether it came."""
-    while (left := deadline - time.monotonic()) > 0:
+    while (seconds := left()) > 0:
         try:
-            with _connect(address, left) as peer:
+            with _connect(address, seconds) as peer:
                 peer.sendall(f"{me}\n".encode())
                 if peer.recv(1):
                     return True

@@ -65,6 +65,10 @@ class PerWorkerVariable(keras.Variable):
             f"dtype={self.dtype}>"
         )
 
+    def local_values(self) -> list[np.ndarray]:
+        """Return the value of every replica of this process; it is not collective."""
+        return [copy.numpy() for copy in self._copies()]
+
     def gather(self) -> np.ndarray:
         """Return the values of all workers, `[num_workers, ...]`; call it on all."""
         self._meet()

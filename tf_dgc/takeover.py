@@ -1,15 +1,25 @@
 """Take over: which settings of the inner optimizer DGC applies in its place."""
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from tf_dgc import _internals
+from tf_dgc import _internals, settings
+from tf_dgc.settings import CLIPPING
 from tf_dgc.wrapper import OptimizerWrapper
 
-_CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
+# What an `SGD` may do in a step beside `w -= learning_rate * gradient`.
+_BEYOND_DESCENT = (
+    *CLIPPING,
+    "momentum",
+    "weight_decay",
+    "use_ema",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +28,8 @@ class TakeOver:
 
     Attributes:
         taken: config entries that were changed in the copy, with the values that the
-            inner optimizer had; `get_config` gives them back.
+            inner optimizer had, or that the user has set since; `get_config` gives them
+            back.
     """
 
     taken: dict[str, Any]
@@ -36,12 +47,28 @@ class TakeOver:
     @property
     def clipping(self) -> dict[str, float | None]:
         """Keyword arguments of `clipping.clip`."""
-        return {name: self.taken[name] for name in _CLIPPING}
+        return {name: self.taken.get(name) for name in CLIPPING}
 
-    @property
-    def loss_scale(self) -> float | None:
-        """What the loss is multiplied by, or None."""
-        return self.taken["loss_scale_factor"]
+
+def get_inner(inner: Any) -> keras.optimizers.Optimizer:
+    """Return the optimizer that Keras takes for `inner`, if it can be wrapped.
+
+    Args:
+        inner: an optimizer, or its name or config, as for `keras.optimizers.get`.
+
+    Raises:
+        ValueError: for anything else, and for optimizers that cannot be wrapped.
+    """
+    if isinstance(inner, str | dict):
+        try:
+            inner = keras.optimizers.get(copy.deepcopy(inner))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "`inner` is not the name or config of an optimizer that Keras knows. "
+                f"Pass the optimizer itself. Received: inner={inner!r}"
+            ) from error
+    check_inner(inner)
+    return inner
 
 
 def check_inner(inner: Any) -> None:
@@ -65,6 +92,13 @@ def check_inner(inner: Any) -> None:
             "`DGCOptimizer(LossScaleOptimizer(inner))`. "
             f"Received: inner={inner!r}"
         )
+    if isinstance(inner, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise ValueError(
+            "`MultiOptimizer` cannot be wrapped: momentum, clipping and learning rate "
+            "would have to be taken over from each of its optimizers. Pass one "
+            "optimizer for all variables or, in a training loop of your own, use one "
+            f"`DGCOptimizer` for each part of the model. Received: inner={inner!r}"
+        )
     if inner.built:
         raise ValueError(
             "`inner` is already built, so its state would be lost. Pass a new "
@@ -72,13 +106,7 @@ def check_inner(inner: Any) -> None:
             "`type(inner).from_config(inner.get_config())`. "
             f"Received: inner={inner!r} with {len(inner.variables)} variables"
         )
-    if inner.gradient_accumulation_steps:
-        raise ValueError(
-            "`gradient_accumulation_steps` is not supported: there is an exchange at "
-            "every step, and what is not sent is accumulated. Use a larger batch or "
-            "stronger compression instead. Received: "
-            f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
-        )
+    settings.check(settings.of(inner))
     momentum = getattr(inner, "momentum", 0.0)
     if not 0 <= momentum < 1:
         raise ValueError(
@@ -92,9 +120,10 @@ def take_over(
 ) -> tuple[keras.optimizers.Optimizer, TakeOver]:
     """Copy `inner` without the settings that DGC applies itself.
 
-    Momentum moves into the local correction, never into both; only plain
-    `keras.optimizers.SGD` has an update that allows it. Clipping and loss scaling act
-    on the local gradient, before the residual.
+    Momentum moves into the local correction, never into both; only the step of
+    `keras.optimizers.SGD` allows it, so a subclass that overrides any part of a step
+    keeps its momentum. Clipping and loss scaling act on the local gradient, before the
+    residual; a class that clips in a way of its own does that to the sum.
 
     Args:
         inner: the user's optimizer; it is not changed.
@@ -102,18 +131,40 @@ def take_over(
 
     Returns:
         The copy, which applies the update, and what was taken.
+
+    Raises:
+        ValueError: for methods replaced on the object, which a copy would not have.
     """
     config = _internals.settings_of(inner)
-    changes: dict[str, Any] = dict.fromkeys((*_CLIPPING, "loss_scale_factor"))
-    if momentum_correction and _is_plain_sgd(inner) and inner.momentum:
+    changes: dict[str, Any] = {"loss_scale_factor": None}
+    if not _internals.clips_by_itself(inner):
+        changes.update(dict.fromkeys(CLIPPING))
+    if momentum_correction and _applies_as_sgd(inner) and inner.momentum:
         changes.update(momentum=0.0, nesterov=False)
-    taken = {name: config[name] for name in changes}
-    return _internals.copy_optimizer(inner, {**config, **changes}), TakeOver(taken)
+    # A class may leave settings out of its config.
+    taken = {name: config.get(name, getattr(inner, name)) for name in changes}
+    stated = {name: value for name, value in changes.items() if name in config}
+    rule = _internals.copy_optimizer(inner, {**config, **stated})
+    _check_nothing_lost(inner, rule)
+    return rule, TakeOver(taken)
 
 
-def _is_plain_sgd(inner: keras.optimizers.Optimizer) -> bool:
-    """Whether the update rule is SGD's own, not that of a subclass."""
-    return type(inner).update_step is keras.optimizers.SGD.update_step
+def _check_nothing_lost(inner: Any, rule: Any) -> None:
+    """Raise `ValueError` for methods of the object `inner` that its copy lacks."""
+    replaced = _internals.methods_of_instance
+    lost = replaced(inner) - replaced(rule)
+    if lost:
+        raise ValueError(
+            "`inner` is copied by its config, and the copy would not have the methods "
+            "that were replaced on the object. Override them in a subclass instead. "
+            f"Received: inner={inner!r}, in which {', '.join(sorted(lost))} was "
+            "replaced"
+        )
+
+
+def _applies_as_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a whole step is `SGD`'s own: nothing of it is overridden."""
+    return _internals.behaves_as(optimizer, keras.optimizers.SGD)
 
 
 def is_plain_descent(
@@ -124,10 +175,8 @@ def is_plain_descent(
     Then entries whose gradient is zero need not be touched.
     """
     return (
-        _is_plain_sgd(rule)
-        and not rule.momentum
-        and not rule.weight_decay
-        and not rule.use_ema
+        _applies_as_sgd(rule)
+        and not any(getattr(rule, name) for name in _BEYOND_DESCENT)
         and all(v.constraint is None for v in variables)
         and all(v.dtype in {"float32", "float64"} for v in variables)
     )

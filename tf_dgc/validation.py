@@ -79,7 +79,7 @@ def check_variables(
     strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
 ) -> None:
     """Raise `ValueError` for variables that cannot be trained under the strategy."""
-    if not variables:
+    if all(map(_internals.overwrites_with_gradient, variables)):
         raise ValueError(
             "The model has no trainable variables, so there is nothing to optimize. "
             "Set `trainable=True` on some layers, or build the model before the "
@@ -92,7 +92,7 @@ def check_variables(
                 "strategies. Create both within the same `with strategy.scope():`. "
                 f"Received: variable {v.path}, and an optimizer of {strategy!r}"
             )
-        if v.dtype not in _DTYPES or _internals.overwrites_with_gradient(v):
+        if v.dtype not in _DTYPES:
             raise ValueError(
                 f"Variables must be of dtype {', '.join(_DTYPES)}. "
                 f"Received: variable {v.path} of dtype {v.dtype}"

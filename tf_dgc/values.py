@@ -3,6 +3,8 @@
 What a narrow type loses, the sender keeps in its residual.
 """
 
+import math
+
 import tensorflow as tf
 
 from tf_dgc import bitstream
@@ -118,6 +120,23 @@ def narrow(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     beyond = tf.abs(values) > largest
     clamped = tf.where(beyond, tf.math.sign(values) * largest, values)
     return tf.cast(clamped, dtype)
+
+
+def largest_share(dtype: tf.DType, num_workers: int) -> float:
+    """Return what each worker may send of an entry: the sum of all fits into `dtype`.
+
+    It is a power of two, so that no type of values rounds it up.
+    """
+    exponent = math.frexp(float(dtype.max))[1] - 1
+    return math.ldexp(1.0, exponent - (num_workers - 1).bit_length())
+
+
+def at_most(values: tf.Tensor, largest: float) -> tf.Tensor:
+    """Return values whose magnitude is at most `largest`; infinity for no bound."""
+    if math.isinf(largest):
+        return values
+    bound = tf.constant(largest, values.dtype)
+    return tf.raw_ops.ClipByValue(t=values, clip_value_min=-bound, clip_value_max=bound)
 
 
 def _to_words(values: tf.Tensor) -> tf.Tensor:

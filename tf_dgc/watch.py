@@ -25,6 +25,9 @@ from tf_dgc import _internals, coordination, failures, workers
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
 _STUCK_SECONDS = 8.0
+# What is lost TCP sends again, after pauses each twice as long as the one before: after
+# a silence of so long, the next attempt comes within as long again.
+_NETWORK_SECONDS = 15.0
 _numbers = itertools.count()  # equal on all workers, as strategies are
 
 Position: TypeAlias = dict[str, Any]  # where a worker is: see `_look`
@@ -51,9 +54,12 @@ class Watch:
         self._interval = min(2.0, self._limit / 10)
         self._key = f"tf_dgc/watch/{next(_numbers)}"
         self._started = self._finished = 0  # waits outside of collectives
+        self._lost = 0  # collectives that an error ended, which count no finish
         self._published: Position | None = None
         self._seen = (0, 0)
-        self._since = self._excused = time.monotonic()
+        self._since = self._excused = self._moved = time.monotonic()
+        self._progress: Any = None  # of everyone, as last heard
+        self._heard: set[str] = set()
         self._stop = threading.Event()
         # One may have to wait long for a slow network, which the other is to notice.
         self._threads = [
@@ -71,8 +77,10 @@ class Watch:
     def waiting(self) -> Iterator[None]:
         """Count what is done within as a collective."""
         self._started += 1
-        yield
-        self._finished += 1
+        try:
+            yield
+        finally:
+            self._finished += 1
 
     def _end(self) -> None:
         self._stop.set()
@@ -99,13 +107,21 @@ class Watch:
     def _look(self) -> Position:
         """Return where this worker is."""
         started, finished = self._count()
+        # What nothing runs any more has ended, if nothing was started meanwhile.
+        idle = not _internals.is_executing(self._frames_of_others())
+        if idle and self._count() == [started, finished]:
+            self._lost = started - finished
         frame = _main_frame()
         return {
             "started": started + self._started,
-            "finished": finished + self._finished,
+            "finished": finished + self._finished + self._lost,
             "tracing": frame is not None and _internals.is_tracing(frame),
             "place": _place(frame),
         }
+
+    def _frames_of_others(self) -> list[FrameType]:
+        mine = {thread.ident for thread in self._threads}
+        return [f for i, f in sys._current_frames().items() if i not in mine]
 
     def _publish(self, position: Position) -> None:
         if position == self._published:
@@ -126,32 +142,54 @@ class Watch:
         if waited < self._limit / 2:
             return None
         others = {peer: self._lookup(peer) for peer in workers.peers(self._strategy)}
+        self._note_progress(seen, others)
         behind = {p: o for p, o in others.items() if o and o["started"] < seen[0]}
         if any(o["tracing"] for o in behind.values()) and waited < self._tracing_limit:
             self._excused = now
-        if now - max(self._since, self._excused) < self._limit:
+        late = {p: o for p, o in behind.items() if o["started"] == o["finished"]}
+        if late or not self._heard.issuperset(others):
+            patience, since = 0.0, self._since
+        else:  # all wait for the network
+            patience, since = min(self._limit, _NETWORK_SECONDS), self._moved
+        if now - max(since, self._excused) < self._limit + patience:
             return None
         return (
             f"{self._name(workers.me(self._strategy))} has waited {waited:.0f} s in "
-            f"collective {seen[0]} {self._for_whom(others, behind)}. If it is only "
+            f"collective {seen[0]} {self._for_whom(others, late)}. If it is only "
             f"slow, set {workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
         )
 
+    def _note_progress(
+        self, seen: tuple[int, int], others: dict[str, Position | None]
+    ) -> None:
+        """Remember when anyone was last known to start or finish a collective."""
+        heard = {p: o for p, o in others.items() if o is not None}
+        self._heard |= heard.keys()
+        before = self._progress
+        self._progress = (
+            seen,
+            {p: (o["started"], o["finished"]) for p, o in heard.items()},
+        )
+        if before is None or before[0] != seen:
+            self._moved = self._since
+        elif any(before[1].get(p) != at for p, at in self._progress[1].items()):
+            self._moved = time.monotonic()
+
     def _for_whom(
-        self, others: dict[str, Position | None], behind: dict[str, Position]
+        self, others: dict[str, Position | None], late: dict[str, Position]
     ) -> str:
         silent = [self._name(peer) for peer, where in others.items() if where is None]
-        late = [f"{self._name(p)} (at {o['place']})" for p, o in behind.items()]
         if late:
-            return f"for {' and '.join(late)}, which responds but does not come"
+            names = [f"{self._name(p)} (at {o['place']})" for p, o in late.items()]
+            return f"for {' and '.join(names)}, which responds but does not come"
         if silent:
             return (
                 f"for {' and '.join(silent)}, of which nothing is to be heard: it has "
                 "not called `tf_dgc.prepare` yet, or the network is too slow"
             )
         return (
-            f"for data from {' and '.join(map(self._name, others))}, which is in the "
-            "same collective: the network is too slow for it, or loses too much"
+            f"for data from {' and '.join(map(self._name, others))}, which waits in a "
+            "collective too: the network is too slow for it, or loses too much"
         )
 
     def _lookup(self, peer: str) -> Position | None:

@@ -4,6 +4,7 @@ A vector of int32 words: a header, then positions and values of every tensor, as
 docs/wire_format.md specifies.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,12 +23,15 @@ class TensorLayout(NamedTuple):
         exempt: whether it is always sent whole.
         value_dtype: of the values on the wire, one of `values.CHOICES` or "float64";
             without meaning if exempt, as then it is that of the residual.
+        largest: what one worker may send of an entry, a power of two, so that the sum
+            does not overflow (`values.largest_share`); the rest stays in the residual.
     """
 
     size: int
     dtype: tf.DType
     exempt: bool
     value_dtype: str
+    largest: float = math.inf
 
 
 class Selection(NamedTuple):

@@ -1,40 +1,80 @@
 """What Keras asks of an optimizer that wraps another one."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
-from tf_dgc import _internals
+from tf_dgc import _internals, _internals_saving, settings
 from tf_dgc.state import PerWorkerVariable
 
+if TYPE_CHECKING:
+    from tf_dgc.takeover import TakeOver
 
-class OptimizerWrapper(keras.optimizers.Optimizer):
+
+class OptimizerWrapper(_internals_saving.CheckpointSeam):
     """A `keras.optimizers.Optimizer` whose update is applied by an inner one.
 
-    Learning rate, iterations, weight decay and moving averages belong to the inner
-    optimizer; the wrapper shows them as its own.
+    Learning rate, iterations and all settings that Keras optimizers have in common
+    belong to the inner optimizer, or were taken over from it; the wrapper shows them as
+    its own. Setting one acts, as in Keras, on steps that are traced from then on: do it
+    before `fit`, or compile the model again.
 
     Args:
         inner_optimizer: applies the update to gradients that are already summed over
             the workers. It is changed not to sum them again.
-        loss_scale_factor: what Keras multiplies the loss by, or None.
+        took: the settings of the inner optimizer that are applied in its place.
         name: of the optimizer.
     """
+
+    weight_decay = settings.shared("weight_decay")
+    clipnorm = settings.shared("clipnorm")
+    global_clipnorm = settings.shared("global_clipnorm")
+    clipvalue = settings.shared("clipvalue")
+    use_ema = settings.shared("use_ema")
+    ema_momentum = settings.shared("ema_momentum")
+    ema_overwrite_frequency = settings.shared("ema_overwrite_frequency")
+    loss_scale_factor = settings.shared("loss_scale_factor")
+    gradient_accumulation_steps = settings.shared("gradient_accumulation_steps")
 
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
-        loss_scale_factor: float | None,
+        took: "TakeOver",
         name: str,
     ):
-        super().__init__(
-            learning_rate=lambda: inner_optimizer.learning_rate,
-            loss_scale_factor=loss_scale_factor,
-            name=name,
-        )
+        super().__init__(learning_rate=lambda: inner_optimizer.learning_rate, name=name)
+        _internals.make_scalars_readable(inner_optimizer)
         _internals.share_iterations(self, inner_optimizer)
         _internals.replace_all_reduce(inner_optimizer, list)
+        self._took = took
         self.inner_optimizer = inner_optimizer
+
+    def read_setting(self, name: str) -> Any:
+        """Return one of `settings.NAMES`, as the user gave or set it."""
+        if name in self._took.taken:
+            return self._took.taken[name]
+        return getattr(self.inner_optimizer, name)
+
+    def change_setting(self, name: str, value: Any) -> None:
+        """Set one of `settings.NAMES`.
+
+        Raises:
+            ValueError: for a value that is refused when an optimizer is made, and for
+                `use_ema` of an optimizer that is built.
+        """
+        settings.check({**settings.of(self), name: value})
+        if name == "use_ema" and self.built and bool(value) != bool(self.use_ema):
+            raise ValueError(
+                "`use_ema` cannot be changed any more: the averages are made when the "
+                "optimizer is built. Pass it to the inner optimizer, for example "
+                f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
+            )
+        if name in self._took.taken:
+            self._took.taken[name] = value
+        else:
+            setattr(self.inner_optimizer, name, value)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -56,9 +96,38 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        inner = _internals.settings_of(self.inner_optimizer)
+        inner.update(self._took.taken)
+        rule = settings.describe(type(self.inner_optimizer), inner)
+        own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return settings.describe(type(self), own, rule)
+
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the inner optimizer set final values (moving averages)."""
         self.inner_optimizer.finalize_variable_values(var_list)
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Set all of `variables`; call it on every worker.
+
+        Args:
+            weights: one value for each, for example `[v.numpy() for v in variables]`.
+                Of state that differs between workers it is the sum, of which every
+                worker gets an equal share.
+
+        Raises:
+            ValueError: before the optimizer is built, and for other numbers or shapes.
+        """
+        shapes = [tuple(v.shape) for v in self.variables]
+        if not self.built or [np.shape(w) for w in weights] != shapes:
+            raise ValueError(
+                "`set_weights` needs a built optimizer and one value for each of its "
+                f"`variables`, in their order. Received: {len(weights)} values of "
+                f"shapes {[np.shape(w) for w in weights]}; built={self.built}, with "
+                f"{len(shapes)} variables of shapes {shapes}"
+            )
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
 
     def save_own_variables(self, store: Any) -> None:
         """Save the state of all workers; call it on every worker.

@@ -53,7 +53,6 @@ class State {
   virtual void Predict() = 0;
   virtual void Accumulate(int64_t part) = 0;
   virtual bool LeftOut(int64_t part) const = 0;
-  virtual void Undo(int64_t part) = 0;
   virtual void Send(Threads& threads, uint32_t* words) = 0;
 
  protected:
@@ -75,6 +74,7 @@ class TypedState : public State {
         residual_(static_cast<A*>(tensor.residual)),
         scale_(static_cast<A>(tensor.scale)),
         momentum_(static_cast<A>(settings.momentum)),
+        largest_(static_cast<A>(tensor.largest)),
         pass_(GetPass<G, A>(settings.rule, settings.level)),
         parts_(NumParts(layout_.size)) {
     if (NumSampleJobs() > 0) sample_.resize(SampleSize(layout_.size));
@@ -118,28 +118,11 @@ class TypedState : public State {
     num_candidates_ += parts_[index].count;
   }
 
-  bool LeftOut(int64_t index) const override { return !parts_[index].left_out.empty(); }
-
-  void Undo(int64_t index) override {
-    undone_ = true;
-    const int64_t begin = index * kPart;
-    const int64_t end = std::min(layout_.size, begin + kPart);
-    const auto& left_out = parts_[index].left_out;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t bit = i - begin;
-      if (!left_out.empty() && left_out[bit / 64] >> (bit % 64) & 1) continue;
-      const A gradient = scale_ * static_cast<A>(ToFloat(gradient_[i]));
-      const bool nesterov = settings_.rule == Rule::kNesterov;
-      const A in_velocity = nesterov ? momentum_ * gradient : gradient;
-      if (settings_.rule != Rule::kNone) velocity_[i] -= in_velocity;
-      residual_[i] -= nesterov ? in_velocity + gradient : gradient;
-    }
-  }
+  bool LeftOut(int64_t index) const override { return parts_[index].left_out; }
 
   void Send(Threads& threads, uint32_t* words) override {
     if (exempt()) return SendWhole(words);
-    const bool complete =
-        !undone_ && num_candidates_ <= CandidateLimit(layout_.size, layout_.k);
+    const bool complete = num_candidates_ <= CandidateLimit(layout_.size, layout_.k);
     const Bits next = Choose<A>({residual_, layout_.size, layout_.k, offset_}, threshold_,
                                 complete, parts_, threads);
     const bool was_wrong = hint_.threshold > 0 && next == 0;
@@ -177,9 +160,13 @@ class TypedState : public State {
     return residual + (momentum_ * (velocity + gradient) + gradient);
   }
 
+  A AtMostLargest(A value) const { return std::clamp(value, -largest_, largest_); }
+
   void SendWhole(uint32_t* words) {
-    WriteValues(layout_, residual_, words);
-    std::fill(residual_, residual_ + layout_.size, A{0});
+    std::vector<A> values(residual_, residual_ + layout_.size);
+    for (A& value : values) value = AtMostLargest(value);
+    WriteValues(layout_, values.data(), words);
+    for (int64_t i = 0; i < layout_.size; ++i) residual_[i] -= values[i];
   }
 
   // Takes the values out of the residual and leaves there what the coding loses.
@@ -189,15 +176,16 @@ class TypedState : public State {
     const bool masks = settings_.rule != Rule::kNone && settings_.factor_masking &&
                        layout_.k < layout_.size;
     ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
-      values[i] = residual_[position];
-      residual_[position] = 0;
+      const A value = residual_[position];
+      values[i] = AtMostLargest(value);
+      residual_[position] = value - values[i];
       if (masks) velocity_[position] = 0;
     });
     if (IsLossless()) return WriteValues(layout_, values.data(), words);
     std::vector<A> coded = values;
     WriteValues(layout_, coded.data(), words);
     ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
-      residual_[position] = values[i] - coded[i];
+      residual_[position] += values[i] - coded[i];
     });
   }
 
@@ -223,12 +211,12 @@ class TypedState : public State {
   A* residual_;
   const A scale_;
   const A momentum_;
+  const A largest_;
   const PassFunction<G, A> pass_;
   std::vector<Found<A>> parts_;
   std::vector<Bits> sample_;
   Bits threshold_ = 0;
   std::atomic<int64_t> num_candidates_{0};
-  std::atomic<bool> undone_{false};
 };
 
 std::unique_ptr<State> MakeState(const Tensor& tensor, const Settings& settings, Hint& hint) {
@@ -287,7 +275,6 @@ void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Thre
   for (auto& state : states) state->Predict();
   ForEachPart(states, threads, PartsOf, [](State& s, int64_t i) { s.Accumulate(i); });
   const bool finite = AllFinite(states);
-  if (!finite) ForEachPart(states, threads, PartsOf, [](State& s, int64_t i) { s.Undo(i); });
   ForEachJob(threads, states.size(),
              [&](int64_t t) { states[t]->Send(threads, words + starts[t]); });
   WriteHeader(settings.fingerprint, finite, words, num_words);

@@ -3,6 +3,7 @@
 #define TF_DGC_CPU_COMPRESS_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Tensor {
   void* residual;
   double scale;    // what the gradient is multiplied by; NaN leaves the gradient out
   int64_t offset;  // in [0, n): where ties are broken from
+  // What is sent of an entry is at most this, a power of two; the rest stays in the residual.
+  double largest = std::numeric_limits<double>::infinity();
 };
 
 struct Settings {
@@ -45,9 +48,10 @@ struct Hint {
 // magnitude of each tensor out of the residual (and clears the velocity there), and codes
 // them into `words`, BufferWords() of them. What the coding loses stays in the residual.
 //
-// If any gradient would make its residual infinite or NaN, all gradients of the step are
-// left out, and the buffer's flag says so: exactly where it would have, to rounding
-// elsewhere (what was added is subtracted again).
+// Where the gradient would make the residual infinite or NaN, it counts as 0, and where
+// momentum alone would, the residual stays as it was: nothing that overflows is kept or sent.
+// The buffer's flag says whether that happened. The other entries get their gradients, so
+// whoever wants to leave out a whole step says so before, by scales of NaN.
 //
 // There is one hint per tensor.
 void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Threads& threads,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,17 +13,13 @@ namespace {
 
 constexpr int64_t kBlock = 64;  // as many as a word has bits
 
-// Replaces results that are not finite by those of a gradient of 0, and remembers where.
+// Replaces a result that is not finite by that of a gradient of 0; where the momentum alone
+// overflows, the residual stays as it was.
 template <class A, Rule kRule>
-void LeaveOut(const A* u, const A* v, A* new_u, A* new_v, int64_t i, int64_t index,
-              int64_t size, A m, Found<A>& found) {
+void LeaveOut(A u, A v, A m, A* new_u, A* new_v) {
   A added = 0;
-  if (kRule != Rule::kNone) added = new_u[i] = m * u[i];
-  const A sum = v[i] + added;
-  const A largest = std::numeric_limits<A>::max();
-  new_v[i] = sum > largest ? largest : sum < -largest ? -largest : sum;
-  if (found.left_out.empty()) found.left_out.resize((size + 63) / 64);
-  found.left_out[index / 64] |= uint64_t{1} << (index % 64);
+  if (kRule != Rule::kNone) added = *new_u = m * u;
+  *new_v = IsFinite(v + added) ? v + added : v;
 }
 
 // Looks at the entries of a block that reach the threshold: candidates, and what is not
@@ -41,8 +36,9 @@ void Inspect(const A* u, const A* v, A* new_u, A* new_v, uint64_t bits, int64_t 
     if (i >= n) break;
     auto magnitude = MagnitudeOf(new_v[i]);
     if (magnitude >= Magnitude<A>::kInfinity) {
-      LeaveOut<A, kRule>(u, v, new_u, new_v, i, at + i - part.begin, part.end - part.begin,
-                         part.momentum, found);
+      const A velocity = kRule == Rule::kNone ? 0 : u[i];
+      LeaveOut<A, kRule>(velocity, v[i], part.momentum, new_u + i, new_v + i);
+      found.left_out = true;
       magnitude = MagnitudeOf(new_v[i]);
     }
     if (collects && magnitude >= part.threshold) {
@@ -67,8 +63,12 @@ namespace avx2 {
 }  // namespace avx2
 
 namespace avx512 {
+#if defined(__clang__)  // takes 512 bits wherever it may
+#define TF_DGC_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#else
 #define TF_DGC_TARGET \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#endif
 #define TF_DGC_AVX512 1
 #include "loops_impl.inc"
 #undef TF_DGC_AVX512
@@ -118,7 +118,7 @@ const char* LevelName(Level level) {
 }
 
 template <class G, class A>
-PassFunction<G, A> GetPass(Rule rule, Level level) {
+PassFunction<G, A> GetPass(Rule rule, [[maybe_unused]] Level level) {
 #if defined(__x86_64__)
   if (level == Level::kAvx512) return avx512::Get<G, A>(rule);
   if (level == Level::kAvx2) return avx2::Get<G, A>(rule);

@@ -35,9 +35,7 @@ template <class A>
 struct Found {
   std::vector<Candidate<A>> candidates;  // the first `count` are valid
   int64_t count = 0;
-  // A bit per entry whose gradient was left out because the result would not have been
-  // finite; empty if there is none.
-  std::vector<uint64_t> left_out;
+  bool left_out = false;  // whether an entry's gradient was, as it would have overflowed
 };
 
 template <class G, class A>

@@ -2,27 +2,15 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <utility>
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "denormals.h"
 
 namespace tf_dgc {
 namespace {
-
-// Sets flush-to-zero and denormals-are-zero, and restores what was set.
-class FlushDenormals {
- public:
-#if defined(__x86_64__)
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#endif
-};
 
 // Shared with scheduled work that may start after everything is done.
 struct Jobs {
@@ -32,6 +20,7 @@ struct Jobs {
   int64_t running = 0;
   int64_t total = 0;
   const std::function<void(int64_t)>* job = nullptr;  // valid while next < total
+  std::exception_ptr thrown;  // by the first job that failed
 
   void Work() {
     FlushDenormals flush;
@@ -40,11 +29,26 @@ struct Jobs {
       const int64_t mine = next++;
       ++running;
       lock.unlock();
-      (*job)(mine);
+      std::exception_ptr failure = Try(mine);
       lock.lock();
       --running;
+      if (failure != nullptr && thrown == nullptr) {
+        thrown = std::move(failure);
+        next = total;
+      }
     }
     if (running == 0) all_done.notify_all();
+  }
+
+ private:
+  // An exception that left the function of a thread would end the process.
+  std::exception_ptr Try(int64_t index) {
+    try {
+      (*job)(index);
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
   }
 };
 
@@ -55,10 +59,15 @@ void ForEachJob(Threads& threads, int64_t num_jobs, const std::function<void(int
   jobs->total = num_jobs;
   jobs->job = &job;
   const int64_t helpers = std::min<int64_t>(threads.count(), num_jobs) - 1;
-  for (int64_t i = 0; i < helpers; ++i) threads.Schedule([jobs] { jobs->Work(); });
+  try {
+    for (int64_t i = 0; i < helpers; ++i) threads.Schedule([jobs] { jobs->Work(); });
+  } catch (...) {
+    // With fewer helpers, or none. Those that were scheduled need the jobs as they are.
+  }
   jobs->Work();
   std::unique_lock<std::mutex> lock(jobs->mutex);
   jobs->all_done.wait(lock, [&] { return jobs->running == 0; });
+  if (jobs->thrown != nullptr) std::rethrow_exception(std::exchange(jobs->thrown, nullptr));
 }
 
 }  // namespace tf_dgc

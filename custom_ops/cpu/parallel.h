@@ -23,6 +23,9 @@ class Threads {
 // The caller works too, so a pool whose threads are all busy delays nothing.
 // Arithmetic within a job flushes denormals to zero: a decaying velocity would otherwise
 // slow down a hundredfold, and threads that differ in that mode would differ in results.
+//
+// If a job throws, no further ones are begun; when those that are running have returned, the
+// first exception is thrown here, on the caller's thread.
 void ForEachJob(Threads& threads, int64_t num_jobs, const std::function<void(int64_t)>& job);
 
 }  // namespace tf_dgc

@@ -41,6 +41,7 @@ void DescendPart(Workers<A> workers, int64_t num_workers, bool exempt, int64_t b
   thread_local std::vector<A> sums(kPart);  // always zero between calls
   thread_local std::vector<bool> is_sent(kPart);
   thread_local std::vector<int64_t> sent;
+  sent.reserve(kPart);  // so that nothing throws before all is zero again
   for (int64_t w = 0; w < num_workers; ++w) {
     ForEachEntry(workers[w], exempt, begin, end, [&](int64_t i, A value) {
       sums[i - begin] += value;

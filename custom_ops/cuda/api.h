@@ -26,6 +26,7 @@ typedef struct {
   float* residual;       /* [size] */
   int32_t gradient_type;
   int32_t value_type;
+  float largest;         /* what is sent of an entry at most; see tf_dgc::Tensor */
 } TfDgcTensor;
 
 typedef struct {

@@ -85,7 +85,7 @@ TF_DGC_DEVICE void Decide(const Tables& t, int tensor) {
   uint32_t* histogram = HistogramOf(t, source);
   const int64_t count = choice.num_candidates;
   const int32_t threshold = choice.threshold;
-  const bool complete = t.progress->nonfinite == 0 && source.limit > 0 && count <= source.limit;
+  const bool complete = source.limit > 0 && count <= source.limit;
   if (complete && count >= source.k) {
     const int32_t next = NextThreshold(histogram, source.k, count, threshold);
     const Found found = FindBucket(histogram, source.k);

@@ -19,10 +19,6 @@ TF_DGC_DEVICE void WriteHeader(const Tables& t, uint32_t* checksum) {
 TF_DGC_GLOBAL(kWide) Finish(Tables t) {
   const int64_t first = BlockIndex();
   const int64_t stride = NumBlocks();
-  if (t.progress->nonfinite) {
-    Undo(t);
-    SyncGrid();
-  }
   for (int64_t i = first; i < t.num_tensors; i += stride) Decide(t, i);
   SyncGrid();
   GatherInside(t);

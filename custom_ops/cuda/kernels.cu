@@ -114,6 +114,7 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
     source.velocity = tensor.velocity;
     source.residual = tensor.residual;
     source.gradient_type = static_cast<int8_t>(tensor.gradient_type);
+    source.largest = tensor.largest;
     source.first_entry = entries;
     source.words = words;
     source.candidates = step.num_candidates;
@@ -145,7 +146,6 @@ int64_t Place(void* memory, Step* step) {
   workspace.Place(&t.progress, 1);
   workspace.Place(&t.histograms, int64_t{t.num_compressed} * kBuckets);
   workspace.Place(&t.tiles, t.num_tiles);
-  workspace.Place(&t.left_out, int64_t{t.num_tiles} * kThreads);
   workspace.Place(&t.tile_sums, t.num_sign > 0 ? t.num_tiles : 0);
   workspace.Place(&t.candidates, step->num_candidates);
   workspace.Place(&t.inside, int64_t{t.num_compressed} * kInside);

@@ -55,14 +55,12 @@ TF_DGC_DEVICE void Accumulate(float gradient, float m, float* u, float* v) {
   *v += added;
 }
 
-// The same with a gradient of 0, and no overflow: what a left out entry gets.
+// The same with a gradient of 0; where momentum alone overflows, the residual stays.
 template <Rule kRule>
 TF_DGC_DEVICE void LeaveOut(float m, float* u, float* v) {
-  constexpr float kLargest = 3.40282346638528859812e+38f;
   float added = 0;
   if (kRule != Rule::kNone) added = *u = m * *u;
-  const float sum = *v + added;
-  *v = sum > kLargest ? kLargest : sum < -kLargest ? -kLargest : sum;
+  if (IsFinite(*v + added)) *v += added;
 }
 
 struct PassMemory {
@@ -131,7 +129,7 @@ TF_DGC_UNROLL
     Load(source.residual, at, size, whole_v, v[row]);
   }
   uint32_t bits = 0;
-  uint32_t left_out = 0;
+  bool left_out = false;
 TF_DGC_UNROLL
   for (int row = 0; row < kRows; ++row) {
     const int64_t at = first + row * kRow;
@@ -144,7 +142,7 @@ TF_DGC_UNROLL
         new_u = kRule == Rule::kNone ? 0.0f : u[row][e];
         new_v = v[row][e];
         LeaveOut<kRule>(t.momentum, &new_u, &new_v);
-        if (at + e < size) left_out |= 1u << (4 * row + e);
+        left_out |= at + e < size;
       }
       const bool reaches = threshold < kInfinity && MagnitudeOf(new_v) >= threshold;
       if (reaches && at + e < size) bits |= 1u << (4 * row + e);
@@ -155,17 +153,12 @@ TF_DGC_UNROLL
     Store(source.residual, at, size, whole_v, v[row]);
   }
 
-  if (!BlockAny(bits | left_out)) {
-    if (ThreadIndex() == 0) t.tiles[tile] = {0, 0, 0, 0};
+  if (left_out) t.progress->nonfinite = 1;
+  if (!BlockAny(bits)) {
+    if (ThreadIndex() == 0) t.tiles[tile] = {0, 0, 0};
     return;
   }
-  const bool leaves_out = BlockAny(left_out);
-  if (leaves_out) t.left_out[tile * kThreads + ThreadIndex()] = left_out;
-  if (ThreadIndex() == 0) {
-    t.tiles[tile].left_out = leaves_out;
-    t.tiles[tile].sent = 0;
-    if (leaves_out) t.progress->nonfinite = 1;
-  }
+  if (ThreadIndex() == 0) t.tiles[tile].sent = 0;
   Append(t, source, tensor, tile, bits, v);
 }
 

@@ -1,4 +1,4 @@
-// Where candidates do not help: undoing a step, and the cut found in the residual itself.
+// Where candidates do not help: the cut found in the residual itself.
 #ifndef TF_DGC_CUDA_RESIDUAL_CUH_
 #define TF_DGC_CUDA_RESIDUAL_CUH_
 
@@ -6,39 +6,6 @@
 
 namespace tf_dgc {
 namespace gpu {
-
-// Takes the step's gradients out again, but where they have been left out.
-TF_DGC_DEVICE void Undo(const Tables& t) {
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
-    const Source& source = t.sources[tensor];
-    const float scale = static_cast<float>(t.scales[tensor]);
-    for (int64_t tile = begin; tile < end; ++tile) {
-      const bool leaves_out = t.tiles[tile].left_out;
-      ForEachEntry(source, tile, [&](int entry, int32_t position) {
-        if (position < 0) return;
-        const int thread = entry % (kTile / 4) / 4;  // of the pass
-        const int bit = entry / (kTile / 4) * 4 + entry % 4;
-        if (leaves_out && t.left_out[tile * kThreads + thread] >> bit & 1) return;
-        float gradient;
-        switch (static_cast<GradientType>(source.gradient_type)) {
-          case GradientType::kBFloat16:
-            gradient = ToFloat(static_cast<const BFloat16*>(source.gradient)[position]);
-            break;
-          case GradientType::kFloat16:
-            gradient = ToFloat(static_cast<const Float16*>(source.gradient)[position]);
-            break;
-          default:
-            gradient = static_cast<const float*>(source.gradient)[position];
-        }
-        gradient *= scale;
-        const bool nesterov = t.rule == Rule::kNesterov;
-        const float in_velocity = nesterov ? t.momentum * gradient : gradient;
-        if (t.rule != Rule::kNone) source.velocity[position] -= in_velocity;
-        source.residual[position] -= nesterov ? in_velocity + gradient : gradient;
-      });
-    }
-  });
-}
 
 struct DigitMemory {
   uint32_t histogram[kBuckets];

@@ -59,13 +59,18 @@ TF_DGC_DEVICE float WriteValue(const Tables& t, const Source& source, int64_t i,
   }
 }
 
+TF_DGC_DEVICE float AtMostLargest(const Source& source, float value) {
+  return value > source.largest ? source.largest : value < -source.largest ? -source.largest : value;
+}
+
 // Takes the i-th entry that is sent out of the state. Returns its magnitude.
 TF_DGC_DEVICE float SendEntry(const Tables& t, const Source& source, int64_t i,
                               int32_t position, uint32_t* checksum) {
-  const float value = source.residual[position];
+  const float whole = source.residual[position];
+  const float value = AtMostLargest(source, whole);
   WritePosition(t, source, i, position, checksum);
   const float coded = WriteValue(t, source, i, value, checksum);
-  if (!source.sign()) source.residual[position] = value - coded;
+  if (!source.sign()) source.residual[position] = (whole - value) + (value - coded);
   // With every entry sent, masking would erase the momentum of all of them.
   if (t.rule != Rule::kNone && t.factor_masking && source.k < source.size) {
     source.velocity[position] = 0;
@@ -78,9 +83,9 @@ TF_DGC_DEVICE void SendWhole(const Tables& t, const Source& source, int64_t begi
   for (int64_t tile = begin; tile < end; ++tile) {
     ForEachEntry(source, tile, [&](int, int32_t position) {
       if (position < 0) return;
-      WriteWord(t, source.words + position, BitCast<uint32_t>(source.residual[position]),
-                checksum);
-      source.residual[position] = 0;
+      const float value = AtMostLargest(source, source.residual[position]);
+      WriteWord(t, source.words + position, BitCast<uint32_t>(value), checksum);
+      source.residual[position] -= value;
     });
   }
 }
@@ -230,8 +235,10 @@ TF_DGC_DEVICE void KeepRest(const Tables& t) {
     const Choice& choice = t.choices[tensor];
     if (!source.sign()) return;
     const auto keep = [&](int32_t position, uint32_t) {
-      const float value = source.residual[position];
-      source.residual[position] = value - (value < 0 ? -choice.mean : choice.mean);
+      const float whole = source.residual[position];
+      const float value = AtMostLargest(source, whole);
+      const float coded = value < 0 ? -choice.mean : choice.mean;
+      source.residual[position] = (whole - value) + (value - coded);
     };
     if (choice.mode == Mode::kListed) {
       ForEachTileOfWarp(begin, end, [&](int64_t tile) {

@@ -68,6 +68,7 @@ struct Source {
   int8_t low_bits;
   int8_t gradient_type;
   int8_t value_type;
+  float largest;     // what is sent of an entry at most
 
   TF_DGC_DEVICE bool exempt() const {
     return value_type == static_cast<int8_t>(ValueType::kExempt);
@@ -84,7 +85,6 @@ struct Candidate {
 struct Tile {
   uint32_t start;
   uint32_t count;
-  uint32_t left_out;  // whether gradients were left out because they are not finite
   uint32_t sent;      // entries sent, then those sent before it in its block's tiles
 };
 
@@ -123,7 +123,7 @@ struct Choice {
 };
 
 struct Progress {
-  uint32_t nonfinite;  // not 0: gradients are left out
+  uint32_t nonfinite;  // not 0: gradients were left out
   uint32_t num_residual;  // tensors of Mode::kResidual
 };
 
@@ -135,7 +135,6 @@ struct Tables {
   Progress* progress;
   uint32_t* histograms;  // [num_compressed, kBuckets]
   Tile* tiles;
-  uint16_t* left_out;  // [tiles, kThreads]: bits of the entries of a thread of the pass
   double* tile_sums;   // [tiles], of magnitudes that are sent as signs
   Candidate* candidates;
   Candidate* inside;      // [num_compressed, kInside]

@@ -53,19 +53,25 @@ class CompressKernel : public CompressBase {
 
   void Compute(OpKernelContext* context) override {
     const Called called;
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) {
     CompressInputs inputs;
-    OP_REQUIRES_OK(context, Collect(context, Copy, &inputs));
+    TF_RETURN_IF_ERROR(Collect(context, Copy, &inputs));
     const int64_t num = num_tensors();
     for (int64_t i = 0; i < num; ++i) {
       Tensor& tensor = inputs.tensors[i];
       tensor.scale = inputs.scales->flat<double>()(i);
       tensor.offset = inputs.offsets->flat<int32_t>()(i);
       const int64_t size = tensor.layout.size;
-      OP_REQUIRES(context, size == 0 || (tensor.offset >= 0 && tensor.offset < size),
-                  absl::InvalidArgumentError("An offset is not a position of its tensor."));
+      if (size > 0 && (tensor.offset < 0 || tensor.offset >= size)) {
+        return absl::InvalidArgumentError("An offset is not a position of its tensor.");
+      }
     }
     Values* words;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {BufferWords(inputs.layout)}, &words));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {BufferWords(inputs.layout)}, &words));
     TensorFlowThreads threads(context);
     std::vector<Hint> hints = TakeHints(num);
     Compress(inputs.tensors,
@@ -73,9 +79,9 @@ class CompressKernel : public CompressBase {
              threads, hints, reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()));
     const std::lock_guard<std::mutex> lock(mutex_);
     hints_ = std::move(hints);
+    return absl::OkStatus();
   }
 
- private:
   // Steps of a parallel loop may run at once; one of them gets the hints.
   std::vector<Hint> TakeHints(int64_t num) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -117,24 +123,29 @@ class SumKernel : public DecodeKernel {
 
   void Compute(OpKernelContext* context) override {
     const Called called;
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) {
     std::vector<Layout> layout;
-    OP_REQUIRES_OK(context, MakeLayout(sizes_, context->input(1), &layout));
+    TF_RETURN_IF_ERROR(MakeLayout(sizes_, context->input(1), &layout));
     TensorFlowThreads threads(context);
     Decoded decoded;
-    OP_REQUIRES_OK(context, Decode(layout, context->input(0), threads, &decoded));
+    TF_RETURN_IF_ERROR(Decode(layout, context->input(0), threads, &decoded));
     Values* nonfinite;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &nonfinite));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
     nonfinite->scalar<int32_t>()() = decoded.num_nonfinite();
     std::vector<void*> sums;
     for (size_t i = 0; i < num_tensors(); ++i) {
       Values* sum;
-      OP_REQUIRES_OK(context, context->allocate_output(i + 1, {sizes_[i]}, &sum));
+      TF_RETURN_IF_ERROR(context->allocate_output(i + 1, {sizes_[i]}, &sum));
       sums.push_back(sum->data());
     }
     decoded.Sum(sums, threads);
+    return absl::OkStatus();
   }
 
- private:
   std::vector<int64_t> sizes_;
 };
 
@@ -144,29 +155,36 @@ class DescendKernel : public DecodeKernel {
 
   void Compute(OpKernelContext* context) override {
     const Called called;
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) {
     OpInputList handles;
-    OP_REQUIRES_OK(context, context->input_list("variables", &handles));
+    TF_RETURN_IF_ERROR(context->input_list("variables", &handles));
     const Values& rate = context->input(handles.size());
-    OP_REQUIRES(context, rate.NumElements() == 1 && handles.size() == int(num_tensors()),
-                absl::InvalidArgumentError("There must be one rate, and one type per variable."));
+    if (rate.NumElements() != 1 || handles.size() != int(num_tensors())) {
+      return absl::InvalidArgumentError("There must be one rate, and one type per variable.");
+    }
     LockedVariables variables;
-    OP_REQUIRES_OK(context, variables.Lock(context, handles));
+    TF_RETURN_IF_ERROR(variables.Lock(context, handles));
     std::vector<int64_t> sizes;
     std::vector<void*> data(num_tensors());
     for (int i = 0; i < handles.size(); ++i) sizes.push_back(variables.Size(i));
     std::vector<Layout> layout;
-    OP_REQUIRES_OK(context, MakeLayout(sizes, context->input(handles.size() + 2), &layout));
+    TF_RETURN_IF_ERROR(MakeLayout(sizes, context->input(handles.size() + 2), &layout));
     TensorFlowThreads threads(context);
     Decoded decoded;
-    OP_REQUIRES_OK(context, Decode(layout, context->input(handles.size() + 1), threads, &decoded));
+    TF_RETURN_IF_ERROR(Decode(layout, context->input(handles.size() + 1), threads, &decoded));
     for (int i = 0; i < handles.size(); ++i) {
-      OP_REQUIRES_OK(context, variables.Writable(context, i, types_[i], sizes[i], "variable", Copy,
-                                                 &data[i]));
+      TF_RETURN_IF_ERROR(variables.Writable(context, i, types_[i], sizes[i], "variable", Copy,
+                                            &data[i]));
     }
     decoded.Descend(data, rate.flat<double>()(0), threads);
     Values* nonfinite;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &nonfinite));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
     nonfinite->scalar<int32_t>()() = decoded.num_nonfinite();
+    return absl::OkStatus();
   }
 };
 

@@ -62,7 +62,7 @@ absl::Status AllocateBytes(OpKernelContext* context, int64_t bytes, Values* memo
 
 TfDgcTensor Describe(const Layout& layout) {
   return {layout.size, layout.k, nullptr, nullptr, nullptr, 0,
-          static_cast<int32_t>(layout.value_type)};
+          static_cast<int32_t>(layout.value_type), 0};
 }
 
 class CompressKernel : public CompressBase {
@@ -70,10 +70,15 @@ class CompressKernel : public CompressBase {
   using CompressBase::CompressBase;
 
   void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) {
     const cudaStream_t stream = StreamOf(context);
     CompressInputs inputs;
-    OP_REQUIRES_OK(context, Collect(context, Copier{stream}, &inputs));
-    OP_REQUIRES_OK(context, RefuseFloat64(inputs.layout));
+    TF_RETURN_IF_ERROR(Collect(context, Copier{stream}, &inputs));
+    TF_RETURN_IF_ERROR(RefuseFloat64(inputs.layout));
     std::vector<TfDgcTensor> tensors;
     for (const Tensor& tensor : inputs.tensors) {
       TfDgcTensor described = Describe(tensor.layout);
@@ -81,27 +86,25 @@ class CompressKernel : public CompressBase {
       described.velocity = static_cast<float*>(tensor.velocity);
       described.residual = static_cast<float*>(tensor.residual);
       described.gradient_type = static_cast<int32_t>(tensor.gradient_type);
+      described.largest = static_cast<float>(tensor.largest);
       tensors.push_back(described);
     }
     const int num = static_cast<int>(tensors.size());
     Values workspace;
-    OP_REQUIRES_OK(context, AllocateBytes(context,
-                                          tf_dgc_cuda_compress_workspace(tensors.data(), num),
-                                          &workspace));
+    TF_RETURN_IF_ERROR(AllocateBytes(
+        context, tf_dgc_cuda_compress_workspace(tensors.data(), num), &workspace));
     Values* words;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {BufferWords(inputs.layout)}, &words));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {BufferWords(inputs.layout)}, &words));
     TfDgcHint* hints = nullptr;
-    OP_REQUIRES_OK(context, GetHints(context, stream, num, &hints));
+    TF_RETURN_IF_ERROR(GetHints(context, stream, num, &hints));
     const TfDgcSettings settings{static_cast<int32_t>(inputs.rule), factor_masking_,
                                  static_cast<float>(inputs.momentum), fingerprint_};
-    OP_REQUIRES_OK(
-        context, Queued(tf_dgc_cuda_compress(
-                     stream, tensors.data(), num, &settings, inputs.scales->flat<double>().data(),
-                     inputs.offsets->flat<int32_t>().data(), hints, workspace.data(),
-                     reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()))));
+    return Queued(tf_dgc_cuda_compress(
+        stream, tensors.data(), num, &settings, inputs.scales->flat<double>().data(),
+        inputs.offsets->flat<int32_t>().data(), hints, workspace.data(),
+        reinterpret_cast<uint32_t*>(words->flat<int32_t>().data())));
   }
 
- private:
   // The kernels of a device share one stream, so one step's hints are written before the
   // next one's are read.
   absl::Status GetHints(OpKernelContext* context, cudaStream_t stream, int num,
@@ -192,7 +195,7 @@ class SumKernel : public DecodeKernel {
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    EndIfWrong(context, Queue(context, done), done);
+    EndIfWrong(context, Guarded([&] { return Queue(context, done); }), done);
   }
 
  private:
@@ -217,7 +220,7 @@ class DescendKernel : public DecodeKernel {
   using DecodeKernel::DecodeKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    EndIfWrong(context, Queue(context, done), done);
+    EndIfWrong(context, Guarded([&] { return Queue(context, done); }), done);
   }
 
  private:

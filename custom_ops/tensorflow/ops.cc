@@ -18,6 +18,7 @@ REGISTER_OP("TfDgcCompress")
     .Attr(TF_DGC_VALUE_TYPES)
     .Attr("nesterov: bool")
     .Attr("factor_masking: bool")
+    .Attr("largest_exponents: list(int)")
     .Attr("fingerprint: int")
     .Input("gradients: T")
     .Input("velocity: num_velocity * resource")
@@ -43,6 +44,7 @@ momentum: scalar.
 scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
 counts: [tensors], entries to send of each; all of an exempt tensor.
 offsets: [tensors], the position from which ties are broken.
+largest_exponents: [tensors], e where at most 2**e is sent of an entry and the rest is kept.
 words: the buffer.
 )doc");
 

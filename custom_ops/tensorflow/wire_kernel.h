@@ -2,6 +2,9 @@
 #ifndef TF_DGC_TENSORFLOW_WIRE_KERNEL_H_
 #define TF_DGC_TENSORFLOW_WIRE_KERNEL_H_
 
+#include <cmath>
+#include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,23 @@ inline ValueType ValueTypeOf(const std::string& name) {
   if (name == "float16") return ValueType::kFloat16;
   if (name == "sign") return ValueType::kSign;
   return ValueType::kExempt;
+}
+
+// Returns the status of `work()`, also where that throws: an exception that came as far as
+// TensorFlow would end the process.
+template <class Work>
+absl::Status Guarded(Work work) {
+  constexpr char kUnfinished[] =
+      " in the middle of a step, which is lost: go on from the last checkpoint.";
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tf_dgc's native operations ran out of memory", kUnfinished));
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("tf_dgc's native operations failed (", error.what(),
+                                            ")", kUnfinished));
+  }
 }
 
 // What the operations share: types of the tensors, and the fingerprint. `Base` is OpKernel or
@@ -97,6 +117,9 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
   explicit CompressBase(tensorflow::OpKernelConstruction* context) : WireKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
+    OP_REQUIRES_OK(context, context->GetAttr("largest_exponents", &largest_exponents_));
+    OP_REQUIRES(context, largest_exponents_.size() == num_tensors(),
+                absl::InvalidArgumentError("There must be one exponent per tensor."));
     GiveToTensorFlow();
   }
 
@@ -133,6 +156,7 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
       const Layout& layout = inputs->layout[i];
       const auto type = layout.wide ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
       Tensor tensor{layout, GradientTypeOf(types_[i]), gradients[i].data(), nullptr, nullptr, 1, 0};
+      tensor.largest = std::ldexp(1.0, static_cast<int>(largest_exponents_[i]));
       if (inputs->rule != Rule::kNone) {
         TF_RETURN_IF_ERROR(inputs->velocity.Writable(context, i, type, sizes[i], "velocity", copy,
                                                      &tensor.velocity));
@@ -146,6 +170,7 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
 
   bool nesterov_;
   bool factor_masking_;
+  std::vector<int64_t> largest_exponents_;
 };
 
 }  // namespace tf_dgc

@@ -6,27 +6,12 @@
 
 #include "api.h"
 #include "compress.h"
+#include "denormals.h"
 #include "pool.h"
 #include "update.h"
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 namespace tf_dgc {
 namespace {
-
-// Denormals are zero, as in TensorFlow's threads.
-class FlushDenormals {
-#if defined(__x86_64__)
- public:
-  FlushDenormals() { _mm_setcsr(mode_ | 0x8040); }
-  ~FlushDenormals() { _mm_setcsr(mode_); }
-
- private:
-  const unsigned mode_ = _mm_getcsr();
-#endif
-};
 
 Layout LayoutOf(const TfDgcTensor& tensor) {
   return {tensor.size, tensor.k, false, static_cast<ValueType>(tensor.value_type)};
@@ -39,13 +24,13 @@ extern "C" void tf_dgc_cpu_compress(const TfDgcTensor* tensors, int32_t num_tens
                                     const TfDgcSettings* settings, const double* scales,
                                     const int32_t* offsets, uint32_t* words) {
   using namespace tf_dgc;
-  const FlushDenormals flush;
+  const FlushDenormals flush;  // as in TensorFlow's threads
   Pool pool(1);
   std::vector<Tensor> described;
   for (int32_t i = 0; i < num_tensors; ++i) {
     const TfDgcTensor& t = tensors[i];
     described.push_back({LayoutOf(t), static_cast<GradientType>(t.gradient_type), t.gradient,
-                         t.velocity, t.residual, scales[i], offsets[i]});
+                         t.velocity, t.residual, scales[i], offsets[i], t.largest});
   }
   std::vector<Hint> hints(num_tensors);
   Compress(described,
@@ -61,7 +46,7 @@ extern "C" int32_t tf_dgc_cpu_decode(const TfDgcTensor* tensors, int32_t num_ten
                                      float* const* targets, const double* rate, char* text,
                                      int32_t size) {
   using namespace tf_dgc;
-  const FlushDenormals flush;
+  const FlushDenormals flush;  // as in TensorFlow's threads
   Pool pool(1);
   std::vector<Layout> layout;
   for (int32_t i = 0; i < num_tensors; ++i) layout.push_back(LayoutOf(tensors[i]));

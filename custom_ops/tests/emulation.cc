@@ -34,6 +34,7 @@ struct Case {
   bool unaligned;
   Array<float> velocity;
   Array<float> residual;
+  float largest;
 };
 
 Case MakeCase(Random& random) {
@@ -52,7 +53,8 @@ Case MakeCase(Random& random) {
           static_cast<int>(Below(random, 4)),
           unaligned,
           Array<float>(size, unaligned),
-          Array<float>(size, unaligned)};
+          Array<float>(size, unaligned),
+          Below(random, 3) == 0 ? 0.5f : INFINITY};
 }
 
 // A gradient's bytes.
@@ -77,7 +79,7 @@ std::vector<TfDgcTensor> Describe(const std::vector<Case>& cases,
     const Case& c = cases[i];
     tensors.push_back({c.layout.size, c.layout.k, gradients[i].data(), c.velocity.data(),
                        c.residual.data(), static_cast<int32_t>(c.type),
-                       static_cast<int32_t>(c.layout.value_type)});
+                       static_cast<int32_t>(c.layout.value_type), c.largest});
   }
   return tensors;
 }
@@ -113,7 +115,7 @@ std::vector<std::vector<uint32_t>> CheckSteps(Random& random, std::vector<Case> 
       scales.push_back(Below(random, 10) == 0 ? NAN : Below(random, 2) ? 1.0 : 0.3);
       offsets.push_back(Below(random, c.layout.size));
       tensors.push_back({c.layout, c.type, gradients.back().data(), c.velocity.data(),
-                         c.residual.data(), scales.back(), offsets.back()});
+                         c.residual.data(), scales.back(), offsets.back(), c.largest});
     }
     std::vector<uint32_t> words(BufferWords(layout));
     Compress(tensors, settings, pool, hints, words.data());
@@ -184,7 +186,7 @@ Result DecodeOnGpu(const std::vector<Layout>& layout, const std::vector<uint32_t
   for (const Layout& tensor : layout) {
     result.targets.emplace_back(tensor.size, 0.5f);
     tensors.push_back({tensor.size, tensor.k, nullptr, nullptr, nullptr, 0,
-                       static_cast<int32_t>(tensor.value_type)});
+                       static_cast<int32_t>(tensor.value_type), 0});
   }
   for (auto& target : result.targets) data.push_back(target.data());
   const int count = tensors.size();

@@ -20,11 +20,15 @@
 #include <random>
 #include <vector>
 
+#include "denormals.h"
+
+#if defined(__has_feature) && !defined(__SANITIZE_ADDRESS__)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // clang's way to say it
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
-#endif
-#if defined(__x86_64__)
-#include <xmmintrin.h>
 #endif
 
 #define TF_DGC_DEVICE inline
@@ -101,15 +105,9 @@ class Device {
     }
     grid_barrier_.expected = cooperative ? blocks.size() * threads : 0;
     std::shuffle(blocks.begin(), blocks.end(), random_);
-#if defined(__x86_64__)
-    const unsigned mode = _mm_getcsr();
-    _mm_setcsr(mode | 0x8040);  // as -ftz=true
-#endif
+    const FlushDenormals flush;  // as -ftz=true
     const size_t together = cooperative ? blocks.size() : 1;
     for (size_t i = 0; i < blocks.size(); i += together) RunBlocks(&blocks[i], together, threads);
-#if defined(__x86_64__)
-    _mm_setcsr(mode);
-#endif
   }
 
   void Wait(Barrier& barrier) {
@@ -200,7 +198,8 @@ class Device {
 #endif
   }
 
-  __attribute__((noinline)) static void Jump(Place& to, ucontext_t* start) {
+  // As it does not return, no compiler gives up the caller's frame for it.
+  [[noreturn]] __attribute__((noinline)) static void Jump(Place& to, ucontext_t* start) {
     if (!to.is_started) setcontext(start);
     __builtin_longjmp(to.jump, 1);
   }

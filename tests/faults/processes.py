@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from tf_dgc import launcher
+from tf_dgc import loopback, worker_processes
 
 SCRIPT = pathlib.Path(__file__).with_name("fault_worker.py")
 _SAID = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")
@@ -19,12 +19,15 @@ class Worker:
     def __init__(self, command, environment):
         self.lines = []  # (seconds of the monotonic clock, text)
         self.changed = threading.Condition()
-        self.process = launcher._start(command, environment)
+        read, write = os.pipe()
+        self._output = open(read, errors="replace")  # noqa: SIM115
+        self.process = worker_processes.start(command, environment, write)
+        os.close(write)
         self.ended = None
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
-        with self.process.stdout as lines:
+        with self._output as lines:
             for line in lines:
                 self._add(line.rstrip())
         self.process.wait()
@@ -91,7 +94,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_):
-        launcher._end([w.process for w in self.workers])
+        worker_processes.end([w.process for w in self.workers])
 
     def wait_for_steps(self, number=5, seconds=120):
         for worker in self.workers:
@@ -105,7 +108,7 @@ class Cluster:
 
 def on_loopback(num_workers):
     """Return the environments of workers on this machine's loopback."""
-    return launcher._environments(num_workers)
+    return loopback.environments(loopback.free_ports(num_workers))
 
 
 class Ended:

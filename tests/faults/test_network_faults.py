@@ -147,3 +147,25 @@ def test_slow_link(namespaces, tmp_path, record):
         expect_both_to_name_each_other(
             cluster, since, 12 + MARGIN, record, "a link of 500 kbit/s, dense step"
         )
+
+
+def test_a_slow_link_is_not_a_dead_worker(record):
+    """Everything that is large, at 10 Mbit/s, with TensorFlow's usual heartbeats.
+
+    `SLOW_LINK_PARAMETERS=25_000_000` takes a quarter of an hour.
+    """
+    if reason := missing():
+        pytest.skip(reason)
+    import slow_link  # it defines flags, as other benchmarks do
+
+    parameters = int(os.environ.get("SLOW_LINK_PARAMETERS", "2_500_000"))
+    phases = {
+        row["phase"]: row
+        for row in slow_link.measure("10mbit", parameters, "different", 1800)
+    }
+    # One megabyte for what does not grow with the model, as heartbeats.
+    assert phases["build"]["megabytes"] < 1.05 * 4e-6 * parameters + 1
+    # Velocity and residual of both workers; the file is read from the disk.
+    assert phases["save"]["of_weights"] > 4
+    rows = [(rank, "no error, goes on", None, None) for rank in (0, 1)]
+    record(f"links of 10 Mbit/s, {parameters:,d} parameters", rows)

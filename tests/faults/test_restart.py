@@ -15,7 +15,15 @@ SCRIPT = pathlib.Path(__file__).with_name("restart_worker.py")
 def run(directory, sparsity, kill):
     """Train on two workers; return what the launcher printed."""
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
-    command += ["--max-restarts", "2", str(SCRIPT), str(directory), str(sparsity)]
+    command += [
+        "--output",
+        "all",
+        "--max-restarts",
+        "2",
+        str(SCRIPT),
+        str(directory),
+        str(sparsity),
+    ]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "RESTART_KILL": kill}
     finished = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=280

@@ -42,6 +42,7 @@ class Step:
                     "residual": self.residual[i].pointer,
                     "gradient_type": cuda_library.GRADIENT_TYPES[c.gradient_type],
                     "value_type": cuda_library.VALUE_TYPES[c.value_type],
+                    "largest": c.largest,
                 }
                 for i, c in enumerate(cases)
             ]
@@ -123,6 +124,7 @@ class Runner:
                     "residual": c.residual.ctypes.data,
                     "gradient_type": cuda_library.GRADIENT_TYPES[c.gradient_type],
                     "value_type": cuda_library.VALUE_TYPES[c.value_type],
+                    "largest": c.largest,
                 }
                 for c in by_cpu
             ]

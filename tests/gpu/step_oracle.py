@@ -9,7 +9,6 @@ import dataclasses
 import numpy as np
 
 MAGIC = 0x44474301
-LARGEST = np.finfo(np.float32).max
 
 
 @dataclasses.dataclass
@@ -24,6 +23,7 @@ class Case:
         scale: what the gradient is multiplied by.
         offset: where ties are broken from.
         shift: entries by which the arrays are out of alignment on the device.
+        largest: what is sent of an entry at most.
     """
 
     gradient: np.ndarray
@@ -34,6 +34,7 @@ class Case:
     scale: float = 1.0
     offset: int = 0
     shift: int = 0
+    largest: float = np.inf
 
     def __post_init__(self):
         if self.velocity is None:
@@ -120,57 +121,50 @@ def pack(bits):
 
 
 def _accumulate(cases, rule):
-    """Correct and accumulate; if anything is not finite, without all gradients."""
-    added = [_add(case, rule) for case in cases]
-    finite = all(np.isfinite(v).all() for _, v, _ in added)
-    for case, (u, v, gradient) in zip(cases, added, strict=True):
-        if not finite:
-            u, v = _without(case, rule, u, v, gradient)
-        case.velocity, case.residual = u, v
+    """Correct and accumulate; return whether no entry would have overflowed."""
+    finite = True
+    for case in cases:
+        u, v = _add(case, rule, np.float32(case.scale) * widen(case.gradient))
+        fits = np.isfinite(v)
+        u0, v0 = _add(case, rule, np.zeros(case.size, np.float32))
+        v0 = np.where(np.isfinite(v0), v0, case.residual)
+        case.velocity, case.residual = np.where(fits, u, u0), np.where(fits, v, v0)
+        finite = finite and bool(fits.all())
     return finite
 
 
-def _add(case, rule):
+def _add(case, rule, gradient):
     m = np.float32(rule.momentum)
-    gradient = np.float32(case.scale) * widen(case.gradient)
     u, v = case.velocity, case.residual
     if rule.name == "none":
-        return u, v + gradient, gradient
+        return u, v + gradient
     if rule.name == "momentum":
         u = m * u + gradient
-        return u, v + u, gradient
+        return u, v + u
     u = m * (u + gradient)
-    return u, v + (u + gradient), gradient
-
-
-def _without(case, rule, u, v, gradient):
-    """Subtract what was added; leave out from the start what was not finite."""
-    m = np.float32(rule.momentum)
-    in_velocity = m * gradient if rule.name == "nesterov" else gradient
-    in_residual = in_velocity + gradient if rule.name == "nesterov" else gradient
-    is_bad = ~np.isfinite(v)
-    old_u = case.velocity if rule.name == "none" else m * case.velocity
-    old_v = case.residual + (0 if rule.name == "none" else old_u)
-    if rule.name != "none":
-        u = np.where(is_bad, old_u, u - in_velocity)
-    return u, np.where(is_bad, np.clip(old_v, -LARGEST, LARGEST), v - in_residual)
+    return u, v + (u + gradient)
 
 
 def _send(case, rule):
     """Return the tensor's words, and take what is sent out of its state."""
     if case.value_type == "exempt":
-        words = case.residual.view(np.uint32)
-        case.residual = np.zeros_like(case.residual)
-        return words
+        sent = _within(case, case.residual)
+        case.residual = case.residual - sent
+        return sent.view(np.uint32)
     positions = chosen(case.residual, case.k, case.offset)
-    values = case.residual[positions]
+    found = case.residual[positions]
+    values = _within(case, found)
     words, coded = encode(case.size, positions, values, case.value_type)
     case.residual = case.residual.copy()
-    case.residual[positions] = values - coded
+    case.residual[positions] = (found - values) + (values - coded)
     if rule.masking and rule.name != "none" and case.k < case.size:
         case.velocity = case.velocity.copy()
         case.velocity[positions] = 0
     return words
+
+
+def _within(case, values):
+    return np.clip(values, np.float32(-case.largest), np.float32(case.largest))
 
 
 def _header(fingerprint, finite):

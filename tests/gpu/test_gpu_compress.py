@@ -184,6 +184,20 @@ def test_small_overflow_counts_as_nonfinite(runner):
     assert [int(b[2]) for b in buffers] == [0, 1]
 
 
+@pytest.mark.parametrize("value_type", [*VALUE_TYPES, "exempt"])
+def test_small_no_more_than_the_largest_is_sent(runner, value_type):
+    k = SMALL if value_type == "exempt" else 101
+    runner.check_steps([case(SMALL, k, value_type=value_type, largest=0.5)], steps=2)
+
+
+@pytest.mark.parametrize("name", cuda_library.RULES)
+def test_small_overflow_by_momentum_alone(runner, name):
+    tensor = case(SMALL, 90)
+    tensor.velocity[5:50] = tensor.residual[5:50] = 3e38
+    (words,) = runner.check_steps([tensor], Rule(name))
+    assert words[2] == (name != "none")
+
+
 # --- many tensors, many steps ---------------------------------------------------------
 
 

@@ -60,6 +60,16 @@ METHODS: dict[str, type[Compressor]] = {method.name: method for method in _METHO
 """The methods of the package, by name."""
 
 
+def __dir__() -> list[str]:
+    """Return what is public, without the files that the methods are in."""
+    ours = [n for n, v in globals().items() if _is_from_here(v) and n[0] != "_"]
+    return ["Exchange", "METHODS", "base", *ours]
+
+
+def _is_from_here(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith(__name__)
+
+
 def get(identifier: Any) -> Compressor:
     """Return a compressor.
 

@@ -49,12 +49,16 @@ class Result(NamedTuple):
             optimizer keeps the rest in `residual`.
         state: the new values of the method's state, by name; None if it has none.
         entries: how many entries went out; None if all.
+        chosen: whether each entry went out, bool, `[n]` or of the tensor's shape, also
+            where its value is coded as 0; None if all did. Methods of the kind
+            "sparsification" say so with `entries`, for factor masking.
     """
 
     sum: tf.Tensor
     sent: tf.Tensor
     state: dict[str, tf.Tensor] | None = None
     entries: int | tf.Tensor | None = None
+    chosen: tf.Tensor | None = None
 
 
 Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]

@@ -46,7 +46,18 @@ def of_share(size: int, share: float) -> int:
 
 
 def num_words(size: int, capacity: int, value_dtype: str) -> int:
-    """Return the words of a payload; see `sparse.num_words`."""
+    """Return the words of a payload; see `sparse.num_words`.
+
+    Raises:
+        ValueError: if positions, of free places too, do not fit into int32.
+    """
+    if size + capacity > tf.int32.max:
+        raise ValueError(
+            "Free places of a payload are positions beyond the tensor, and positions "
+            f"are int32: a tensor of {size} entries has room for "
+            f"{tf.int32.max - size} places. Choose a smaller capacity. "
+            f"Received: {capacity} places"
+        )
     return sparse.num_words(size + capacity, capacity, value_dtype)
 
 
@@ -142,4 +153,5 @@ def at(values: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
 
 def _cut(result: Result, positions: tf.Tensor, size: int) -> Result:
     count = tf.math.count_nonzero(positions < size, dtype=tf.int32)
-    return Result(result.sum[:size], result.sent[:size], entries=count)
+    chosen = sparse.marks(positions, size + positions.shape[0])[:size]
+    return Result(result.sum[:size], result.sent[:size], entries=count, chosen=chosen)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.compressors import capacity as places
+from tf_dgc.compressors import sparse
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
@@ -125,7 +126,9 @@ class CountSketch(Compressor):
         mine = tf.gather(values, positions)
         exact = yield Sum(mine)
         sent = tf.scatter_nd(where, mine, [size])
-        return Result(tf.scatter_nd(where, exact, [size]), sent, entries=k)
+        total = tf.scatter_nd(where, exact, [size])
+        chosen = sparse.marks(positions, size)
+        return Result(total, sent, entries=k, chosen=chosen)
 
     def error_bound(self, size: int) -> float | None:
         """Return 1 with a second round: what is sent is sent exactly."""

@@ -4,7 +4,6 @@ from collections.abc import Generator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_dgc.compressors import quantize
@@ -18,7 +17,12 @@ from tf_dgc.compressors.base import (
     Result,
     StateSpec,
 )
-from tf_dgc.compressors.one_round import from_words, sum_decoded, to_words
+from tf_dgc.compressors.one_round import (
+    from_words,
+    only_if,
+    sum_decoded,
+    to_words,
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -45,10 +49,10 @@ class LAQ(Compressor):
     the paper's to all weights as one vector. `xi_d = xi / memory` for all d.
 
     Two rounds. First each worker says how much it has to tell: one word, the root of
-    `|delta_m|^2 - 3 (...)`, infinite if it must upload. Everyone compares all of
-    them with the threshold. Then, if any worker uploads, all hand over R and `bits` per
-    entry (zeros, if they skip: a collective takes as much from everyone); if all skip,
-    nothing. A skipped step costs 4 bytes per tensor, any other
+    `|delta_m|^2 - 3 (...)`, or the largest number if it must upload. Everyone compares
+    all of them with the threshold. Then, if any worker uploads, all hand over R and
+    `bits` per entry (zeros, if they skip: a collective takes as much from everyone); if
+    all skip, nothing. A skipped step costs 4 bytes per tensor, any other
     `4 + 4 ceil(bits n / 32)` (to whole words) more. The gradient is not kept back: what
     is not sent now is part of the next difference, so there is no error feedback.
 
@@ -108,10 +112,10 @@ class LAQ(Compressor):
         error = _length(values - uploaded - delta)
         excess = _excess(_length(delta), error, state["error"])
         forced = state["may_skip"] < 0.5
-        news = tf.where(forced, tf.constant(np.inf, tf.float32), excess)
+        news = tf.where(forced, tf.float32.max, excess)
         mine, anyone = yield from self._decide(news, state["lengths"])
         sent = words * tf.cast(mine, tf.int32)
-        gathered = yield Gather(sent[: tf.where(anyone, tf.size(words), 0)])
+        gathered = yield Gather(only_if(anyone, sent))
         total = state["uploaded_sum"] + self._sum(gathered, tf.size(words), values)
         moved = tf.where(mine, uploaded + delta, uploaded)
         left = tf.maximum(state["may_skip"] - 1, 0)
@@ -135,7 +139,7 @@ class LAQ(Compressor):
         shares = tf.math.divide_no_nan(lengths, largest)
         mean = tf.sqrt(self.xi * tf.reduce_mean(tf.square(shares)))
         limit = mean / gathered.shape[0] * largest
-        limit = tf.cast(tf.minimum(limit, tf.float32.max), tf.float32)
+        limit = tf.cast(tf.minimum(limit, tf.float32.max / 2), tf.float32)
         return news > limit, tf.reduce_any(everyone > limit)
 
     def _encode(self, difference: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dgc import _internals
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
@@ -124,6 +125,16 @@ def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
 def to_words(values: tf.Tensor) -> tf.Tensor:
     """Return the bits, int32 `[w]`, of float32 or float64 numbers."""
     return tf.reshape(tf.bitcast(values, tf.int32), [-1])
+
+
+def only_if(wanted: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Return the words if they are wanted, else none of them.
+
+    XLA, in which the number of words cannot depend on the step, gets all of them.
+    """
+    if _internals.in_xla_context():
+        return words
+    return words[: tf.where(wanted, tf.size(words), 0)]
 
 
 def maximum(values: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:

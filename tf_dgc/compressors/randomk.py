@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
+from tf_dgc.compressors import sparse
 from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, Sum
 from tf_dgc.compressors.topk import num_sent
 
@@ -52,7 +53,8 @@ class RandomK(Compressor):
         order = tf.random.stateless_uniform(
             [size], draw.shared(), minval=None, maxval=None, dtype=tf.int32
         )
-        where = tf.math.top_k(order, k, sorted=False).indices[:, tf.newaxis]
+        positions = tf.math.top_k(order, k, sorted=False).indices
+        where = positions[:, tf.newaxis]
         sent = tf.gather_nd(values, where)
         if self.unbiased:
             sent *= size / k
@@ -60,8 +62,8 @@ class RandomK(Compressor):
         return Result(
             tf.scatter_nd(where, total, [size]),
             tf.scatter_nd(where, sent, [size]),
-            None,
-            k,
+            entries=k,
+            chosen=sparse.marks(positions, size),
         )
 
     def error_bound(self, size: int) -> float:

@@ -83,7 +83,13 @@ def exchange_coded(
         total = tf.tensor_scatter_nd_add(total, at[:, tf.newaxis], part)
     mine = decode(coded[tf.newaxis])[0][0]
     sent = tf.scatter_nd(positions[:, tf.newaxis], mine, [size])
-    return Result(total, sent, entries=k)
+    return Result(total, sent, entries=k, chosen=marks(positions, size))
+
+
+def marks(positions: tf.Tensor, size: int) -> tf.Tensor:
+    """Return whether each entry is at one of the positions, bool `[size]`."""
+    ones = tf.ones_like(positions)
+    return tf.scatter_nd(positions[:, tf.newaxis], ones, [size]) > 0
 
 
 def decoder(value_dtype: str, k: int | tf.Tensor, dtype: tf.DType) -> Decode:

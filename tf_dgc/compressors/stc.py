@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Exchange, StateSpec
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 
@@ -70,7 +70,7 @@ class STC(Compressor):
         kept = tf.reshape(state["server_residual"], [-1]) + result.sum
         update = _ternary(kept, _largest(kept, k, draw))
         left = tf.reshape(kept - update, values.shape)
-        return Result(update, result.sent, {"server_residual": left}, k)
+        return result._replace(sum=update, state={"server_residual": left})
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the squared error is `|v|_2^2 - |v_k|_1^2 / k`."""

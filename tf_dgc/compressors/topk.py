@@ -61,8 +61,20 @@ class TopK(Compressor):
         size = values.shape[0]
         k = num_sent(size, schedules.current(self.sparsity, draw.step))
         offset = tie_offset(size, draw)
-        positions, _ = top_k(values, k, offset)
         value_dtype = self.value_dtype or values.dtype.name
+        if tf.is_tensor(k) and _internals.in_xla_context():
+            capacity = num_sent(size, schedules.smallest(self.sparsity))
+            check_capacity(value_dtype)
+            positions, taken = top_k_of(values, capacity, k, offset)
+            at = positions[:, tf.newaxis]
+            kept = tf.where(taken, tf.gather(values, positions), 0)
+            values = tf.scatter_nd(at, kept, [size])
+            result = yield from sparse.exchange(
+                values, positions, capacity, value_dtype
+            )
+            chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
+            return result._replace(entries=k, chosen=chosen)
+        positions, _ = top_k(values, k, offset)
         return (yield from sparse.exchange(values, positions, k, value_dtype))
 
     def error_bound(self, size: int) -> float | None:
@@ -117,6 +129,39 @@ def top_k(
         lambda: _by_threshold(magnitudes, k, offset),
     )
     return positions, tf.gather(values, positions)
+
+
+def top_k_of(
+    values: tf.Tensor, capacity: int, k: tf.Tensor, offset: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Choose as `top_k` does, but among a fixed number of entries, for XLA.
+
+    Args:
+        values: float `[n]`, finite.
+        capacity: k at the most.
+        k: scalar int32, 1 <= k <= capacity.
+        offset: scalar int32 in [0, n).
+
+    Returns:
+        Positions of the `capacity` entries of largest magnitude, int32, ascending, and
+        which of them are the k largest, bool.
+    """
+    rotated = tf.roll(tf.abs(values), -offset, axis=0)
+    best = tf.math.top_k(rotated, capacity).indices
+    positions = tf.math.floormod(best + offset, values.shape[0])
+    order = tf.argsort(positions)
+    return tf.gather(positions, order), order < k
+
+
+def check_capacity(value_dtype: str) -> None:
+    """Raise `ValueError` if room that is not used cannot be told from what is."""
+    if value_dtype == "sign":
+        raise ValueError(
+            "XLA compiles only shapes that are known while tracing, and with a "
+            "scheduled sparsity the mean magnitude of `value_dtype='sign'` is of a "
+            "number of entries that is not. Pass `jit_compile=False` to "
+            "`model.compile`, or choose a constant sparsity or another `value_dtype`."
+        )
 
 
 def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:

@@ -1,0 +1,99 @@
+"""One worker of `slow_link.py`, which starts it and tells it what to do.
+
+    python slow_link_worker.py SETTINGS
+
+SETTINGS are JSON. Every line of standard input names one of the functions below, and
+is answered by one line on standard output.
+"""
+
+import faulthandler
+import hashlib
+import json
+import pathlib
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from replies import reply, take_standard_output
+
+import tf_dgc
+
+_INPUTS, _BATCH = 64, 16
+
+
+class Worker:
+    """What a program does from its start to its end, step by step.
+
+    Args:
+        settings: `parameters`, `seeds` (equal or different), `rank` and `directory`.
+    """
+
+    def __init__(self, settings):
+        self._settings = settings
+        self._path = pathlib.Path(settings["directory"]) / "model.keras"
+        self._strategy = None
+        self._model = None
+
+    def connect(self):
+        """Meet the other workers."""
+        self._strategy = tf_dgc.multi_worker_strategy()
+
+    def build(self):
+        """Create model and optimizer: weights, their slots, velocity and residual."""
+        equal = self._settings["seeds"] == "equal"
+        keras.utils.set_random_seed(0 if equal else 1 + self._settings["rank"])
+        units = round(self._settings["parameters"] ** 0.5)
+        warmup = tf_dgc.schedules.PiecewiseConstantSparsity([1, 2], [0.0, 0.75, 0.999])
+        with self._strategy.scope():
+            layers = [keras.Input((_INPUTS,)), keras.layers.Dense(units)]
+            layers += [keras.layers.Dense(units), keras.layers.Dense(1)]
+            self._model = keras.Sequential(layers)
+            sgd = keras.optimizers.SGD(1e-4, momentum=0.9)
+            self._model.compile(tf_dgc.DGCOptimizer(sgd, warmup), "mse")
+            self._model.optimizer.build(self._model.trainable_variables)
+
+    def train(self):
+        """Do a dense step, one of 25 % of the entries, and two of 0.1 %."""
+        x = np.random.default_rng(0).normal(size=(8 * _BATCH, _INPUTS))
+        y = x.sum(axis=1, keepdims=True)
+        self._model.fit(x, y, batch_size=2 * _BATCH, verbose=0)
+
+    def save(self):
+        """Write one file for all workers, with the state of each."""
+        tf_dgc.saving.save_model(self._model, self._path)
+
+    def restore(self):
+        """Load it."""
+        with self._strategy.scope():
+            loaded = keras.models.load_model(self._path)
+        assert self._digest(loaded) == self._digest(self._model)
+
+    def digest(self):
+        """Return what is equal on all workers if their models are."""
+        return self._digest(self._model, state=False)
+
+    def _digest(self, model, state=True):
+        local = self._strategy.experimental_local_results
+        variables = [*model.variables, *(model.optimizer.variables if state else ())]
+        found = hashlib.sha256()
+        for variable in variables:
+            found.update(local(variable.value)[0].numpy().tobytes())
+        return found.hexdigest()
+
+
+def main(settings):
+    """Do what the parent asks for."""
+    faulthandler.enable()
+    replies = take_standard_output()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    worker = Worker(settings)
+    for line in sys.stdin:
+        start = time.monotonic()
+        result = getattr(worker, json.loads(line)["do"])()
+        reply(replies, seconds=time.monotonic() - start, result=result)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,57 @@
+"""A step of the native operations with too little memory; see test_low_memory.py."""
+
+import contextlib
+import ctypes
+import pathlib
+import resource
+
+import tensorflow as tf
+
+from tf_dgc import native, ops, payload, wire
+
+
+@contextlib.contextmanager
+def memory_left(num_bytes):
+    """Let this process have so much more memory and no more."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before may be used again
+    used = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def main():
+    """Candidates do not fit; an exception within a thread would end the process."""
+    size, k = 20_000_000, 5_000_000
+    layout = [wire.TensorLayout(size, tf.float32, False, "float32")]
+    state = [tf.Variable(tf.zeros([size])) for _ in range(2)]
+    arguments = dict(
+        gradients=[tf.random.stateless_uniform([size], [0, 1])],
+        velocity=[state[0].handle],
+        residual=[state[1].handle],
+        momentum=tf.constant(0.5, tf.float64),
+        scales=tf.constant([1.0], tf.float64),
+        counts=tf.constant([k]),
+        offsets=tf.constant([0]),
+        nesterov=False,
+        factor_masking=True,
+        largest_exponents=[1024],
+        **native._agreed(payload.Plan(layout, [k], False)),
+    )
+    compress = ops.native().library.tf_dgc_compress
+    try:
+        with memory_left(50_000_000):  # the buffer takes 22 MB
+            compress(**arguments)
+    except tf.errors.ResourceExhaustedError as error:
+        assert "out of memory" in error.message
+    else:
+        raise AssertionError("there was enough memory")
+    compress(**arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What the workers of test_saving_on_workers.py do; started once per worker.
+
+python saving_scenarios.py saving DIRECTORY
+"""
+
+import time
+import zipfile
+
+import h5py
+import keras
+import tensorflow as tf
+from worker_scenarios import (
+    RANK,
+    STRATEGY,
+    copies_of_this_worker,
+    dgc,
+    main,
+    make_data,
+    make_model,
+)
+
+import tf_dgc
+
+
+def save_to_one_path(directory):
+    """All ways to save and restore, with the same arguments on all workers."""
+    model = make_model(dgc)
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    checkpoint = tf_dgc.callbacks.ModelCheckpoint
+    callbacks = [
+        checkpoint(directory / "c-{epoch}.keras"),
+        checkpoint(directory / "c-{epoch}.weights.h5", save_weights_only=True),
+    ]
+    model.fit(x, y, epochs=2, callbacks=callbacks, **data)
+    expected = copies_of_this_worker(model)
+    with STRATEGY.scope():
+        loaded = keras.models.load_model(directory / "c-2.keras")
+    found = {"keras": copies_of_this_worker(loaded) == expected}
+
+    def another():
+        other = make_model(dgc)
+        with STRATEGY.scope():
+            other.optimizer.build(other.trainable_variables)
+        return other
+
+    other = another()
+    other.load_weights(directory / "c-2.weights.h5")
+    found["weights"] = copies_of_this_worker(other) == expected
+
+    checkpoints = directory / "checkpoints"
+    with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as mine:
+        saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        tf.train.CheckpointManager(saved, mine, 1).save()
+    other = another()
+    target = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    target.restore(tf.train.latest_checkpoint(checkpoints))
+    found["checkpoint"] = copies_of_this_worker(other) == expected
+
+    try:
+        other.save(directory / "shared.keras")  # which `fit` has not seen
+    except ValueError as error:
+        found["shared"] = str(error)
+    try:
+        other.load_weights(directory / f"c-{RANK % 2 + 1}.weights.h5")
+    except ValueError as error:
+        found["different"] = str(error)
+    return found
+
+
+def be_slow(owner, name):
+    """Let the first worker take its time before it does this."""
+    stock = getattr(owner, name)
+
+    def slowly(*args, **kwargs):
+        time.sleep(1.0)
+        return stock(*args, **kwargs)
+
+    if RANK == 0:
+        setattr(owner, name, slowly)
+
+
+def save_to_own_paths(directory):
+    """The first worker saves to a path, the others elsewhere; all load from that."""
+    mine = directory if RANK == 0 else directory / f"elsewhere-{RANK}"
+    mine.mkdir(exist_ok=True)
+    model = make_model(dgc)
+    x, y = make_data(64)
+    with STRATEGY.scope():
+        model.optimizer.build(model.trainable_variables)
+    be_slow(zipfile.ZipFile, "close")
+    be_slow(h5py.File, "close")
+    be_slow(tf.train.CheckpointManager, "_record_state")
+    model.save(mine / "m.keras")
+    with STRATEGY.scope():
+        again = keras.models.load_model(directory / "m.keras")
+    keras.saving.save_model(model, mine / "folder", zipped=False)
+    keras.models.load_model(directory / "folder")
+    try:
+        raise ValueError("a reason to save")
+    except ValueError:
+        model.save_weights(mine / "m.weights.h5")
+    again.load_weights(directory / "m.weights.h5")
+    for _ in range(2):
+        checkpoint = tf.train.Checkpoint(model=model)
+        tf.train.CheckpointManager(checkpoint, mine, 1).save()
+        checkpoint.restore(tf.train.latest_checkpoint(directory)).assert_consumed()
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.save(mine / "trained.keras")
+    keras.models.load_model(directory / "trained.keras")
+    return fail_to_save(model, mine / "n.keras")
+
+
+def fail_to_save(model, path):
+    def is_full(file):
+        raise OSError("the disk of this worker is full")
+
+    if RANK == 1:
+        zipfile.ZipFile.close = is_full
+    try:
+        keras.saving.save_model(model, path)
+    except (OSError, RuntimeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        zipfile.ZipFile.close = lambda file: None
+
+
+class DoesNothing(keras.callbacks.BackupAndRestore):
+    """A backup of the user's own."""
+
+
+def use_stock_callbacks(directory):
+    """Keras's own callbacks, with the same arguments on all workers."""
+    stock = keras.callbacks
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+    def callbacks():
+        return [
+            stock.ModelCheckpoint(directory / "new" / "{epoch}" / "m.keras"),
+            stock.ModelCheckpoint(
+                directory / "m.weights.h5", save_weights_only=True, save_freq=2
+            ),
+            stock.BackupAndRestore(directory / "backup", delete_checkpoint=False),
+        ]
+
+    model = make_model(dgc)
+    model.fit(x, y, epochs=2, callbacks=callbacks(), **data)
+    model.save(directory / "m.keras")
+    model.save_weights(directory / "saved.weights.h5")
+    again = make_model(dgc)
+    history = again.fit(x, y, epochs=2, callbacks=callbacks(), **data)
+    found = {
+        "restored": copies_of_this_worker(again) == copies_of_this_worker(model),
+        "epochs": history.epoch,
+        "files": sorted(
+            str(p.relative_to(directory)) for p in directory.rglob("*.[kh]*")
+        ),
+        "backups": [p.name for p in (directory / "backup").iterdir()],
+    }
+    with STRATEGY.scope():
+        loaded = keras.models.load_model(directory / "new" / "2" / "m.keras")
+    found["loaded"] = copies_of_this_worker(loaded) == copies_of_this_worker(model)
+    refused = {
+        "derived": [DoesNothing(directory / "backup")],
+        "legacy": [stock.ModelCheckpoint(directory / "m.h5")],
+        "chief": [stock.BackupAndRestore(directory / "b")] if RANK == 0 else [],
+    }
+    for name, given in refused.items():
+        try:
+            again.fit(x, y, epochs=9, callbacks=given, **data)
+        except ValueError as error:
+            found[name] = str(error)
+    try:
+        again.save(directory / "m.h5")
+    except ValueError as error:
+        found["save"] = str(error)
+    return found
+
+
+def scenario_saving(directory):
+    found = {}
+    for part in (save_to_one_path, use_stock_callbacks, save_to_own_paths):
+        folder = directory / part.__name__
+        folder.mkdir(exist_ok=True)
+        found[part.__name__] = part(folder)
+    return found
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,134 @@
+"""`jit_compile=True` without a strategy: the same results, or an error that says so."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc import compressors, schedules
+
+SHAPE = (12, 10)
+STEPS = 3
+RATE = 0.1
+
+
+def train(optimizer, jit_compile):
+    """Return weights and stats after a few steps."""
+    rng = np.random.default_rng(1)
+    variable = keras.Variable(rng.normal(size=SHAPE).astype("float32"))
+    optimizer.build([variable])
+
+    @tf.function(jit_compile=jit_compile)
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    for _ in range(STEPS):
+        step(tf.constant(rng.normal(size=SHAPE).astype("float32")))
+    return variable.numpy(), optimizer.stats
+
+
+def compare(make_optimizer):
+    """Train compiled and not; return the stats of both."""
+    plain, plain_stats = train(make_optimizer(), False)
+    compiled, compiled_stats = train(make_optimizer(), True)
+    np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
+    assert compiled_stats.entries == plain_stats.entries
+    assert compiled_stats.nonfinite == plain_stats.nonfinite
+    return plain_stats, compiled_stats
+
+
+def alternating(step):
+    return 0.9 - 0.1 * tf.cast(step % 2, tf.float64)
+
+
+SCHEDULES = {
+    "warm-up": schedules.WarmupSparsity(2, 0.95, stages=(0.5, 0.75)),
+    "with a dense stage": schedules.PiecewiseConstantSparsity([1, 2], [0.0, 0.5, 0.9]),
+    "any function": alternating,
+}
+
+
+@pytest.mark.filterwarnings("ignore:XLA compiles this step")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("value_dtype", [None, "bfloat16"])
+def test_schedules_of_dgc(schedule, value_dtype):
+    """There is room for the most that the schedule ever sends."""
+
+    def make_optimizer():
+        return tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            SCHEDULES[schedule],
+            min_compress_size=0,
+            value_dtype=value_dtype,
+            track_staleness=True,
+        )
+
+    plain, compiled = compare(make_optimizer)
+    assert compiled.bytes_per_step >= plain.bytes_per_step
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_of_top_k(schedule):
+    compare(
+        lambda: tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            compressors.TopK(SCHEDULES[schedule]),
+            momentum_correction=True,
+            min_compress_size=0,
+        )
+    )
+
+
+@pytest.mark.filterwarnings("ignore:XLA compiles this step")
+@pytest.mark.parametrize("generic", [False, True])
+def test_signs_of_a_scheduled_number_cannot_be_compiled(generic):
+    """Said while the first step is traced, with what to do."""
+    sgd, schedule = keras.optimizers.SGD(0.1), SCHEDULES["warm-up"]
+    if generic:
+        method = compressors.TopK(schedule, "sign")
+        optimizer = tf_dgc.CompressedOptimizer(sgd, method, min_compress_size=0)
+    else:
+        optimizer = tf_dgc.DGCOptimizer(
+            sgd, schedule, value_dtype="sign", min_compress_size=0
+        )
+    with pytest.raises(ValueError, match="jit_compile=False"):
+        train(optimizer, True)
+
+
+# XLA draws other numbers from the same seeds.
+DRAWN = {"atomo", "count_sketch", "diana", "ecq", "natural", "qsgd", "random_k"}
+DRAWN |= {"rotated_quantization", "tern_grad"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", compressors.METHODS)
+def test_every_method(name):
+    """With its defaults, but for phases, which come within the steps."""
+    settings = {"lgc": {"dense_steps": 1, "learning_steps": 1, "channels": 2}}
+
+    def make_optimizer():
+        return tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(RATE),
+            compressors.METHODS[name](**settings.get(name, {})),
+            min_compress_size=0,
+        )
+
+    if name in DRAWN:
+        check_drawn(make_optimizer())
+    else:
+        compare(make_optimizer)
+
+
+def check_drawn(optimizer):
+    """Compiled, what arrived and what is kept add up to the gradients, or are near."""
+    weights, stats = train(optimizer, True)
+    assert stats.steps == STEPS
+    rng = np.random.default_rng(1)
+    start, *gradients = (rng.normal(size=SHAPE) for _ in range(STEPS + 1))
+    arrived = (start - weights) / RATE
+    if optimizer.residual:
+        total = arrived + optimizer.residual[0].numpy()
+        np.testing.assert_allclose(total, sum(gradients), rtol=1e-4, atol=1e-4)
+    else:
+        assert np.corrcoef(arrived.ravel(), sum(gradients).ravel())[0, 1] > 0.3

@@ -1,0 +1,100 @@
+"""TensorFlow's C++ log told apart from a program's text."""
+
+import re
+import time
+
+import pytest
+
+from tf_dgc.display import final_state
+from tf_dgc.log_records import Separator
+from tf_dgc.worker_output import WorkerOutput, open_log
+
+HEAD = "0000 00:00:1795338385.646852    7450 coordination_service.cc:221] "
+OLDER = "2026-11-22 09:15:00.123456: W tensorflow/core/util/port.cc:113] oneDNN\n"
+
+
+def separate(*texts):
+    separator = Separator()
+    pieces = [piece for text in texts for piece in separator.feed(text)]
+    pieces += separator.close()
+    program = "".join(piece.text for piece in pieces if piece.severity is None)
+    return program, [(p.severity, p.text) for p in pieces if p.severity]
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "severities"),
+    [
+        ("a\nb", "a\nb", ""),
+        (f"a\nI{HEAD}x\nb\n", "a\nb\n", "I"),
+        (f"1/2 I{HEAD}x\nE{HEAD}y\n\r2/2", "1/2 \r2/2", "IE"),
+        (f"{OLDER}a\n", "a\n", "W"),
+        ("WARNING: All log messages before absl::InitializeLog() is\na\n", "a\n", "I"),
+        (f"I{HEAD}x\n/job:worker/replica:0/task:1\na\n", "a\n", "II"),
+        (f"E{HEAD}x\nRPC: /tensorflow.CoordinationService/B\n", "", "EE"),
+        ("RPC: /tensorflow.A\n", "RPC: /tensorflow.A\n", ""),  # of a traceback
+        (f"F{HEAD}unfinished", "", "F"),
+        ("I1122 09:15:00.123456 140 train.py:15] step\n", None, ""),  # absl's, Python
+    ],
+)
+def test_separate(text, program, severities):
+    seen, log = separate(text)
+    assert seen == (text if program is None else program)
+    assert "".join(severity for severity, _ in log) == severities
+
+
+def test_pieces_may_end_anywhere_after_the_head():
+    text = f"bar W{HEAD}a long line\ndone\n"
+    head = re.search(r"\] ", text).end()
+    for cut in range(head, len(text)):
+        program, log = separate(text[:cut], text[cut:])
+        assert program == "bar done\n"
+        assert log == [("W", f"W{HEAD}a long line")]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        (["1/3\b\b\b\r2/", "3\b\b\b\r", "3/3\nend"], ["3/3", "end"]),
+        (["50%\r", "100%\r", "\n"], ["100%"]),
+        (["a\r\nb\r", "\nc"], ["a", "b", "c"]),
+        (["x" * 70000, "y\n"], ["x" * 70000, "y"]),
+        ([b"\xe2\x94", b"\x81\n"], ["\u2501"]),
+    ],
+)
+def test_lines_are_shown_when_they_are_finished(tmp_path, chunks, lines):
+    shown = []
+    output = WorkerOutput(open_log(tmp_path, 0, 1), shown.append)
+    for chunk in chunks:
+        output.feed(chunk if isinstance(chunk, bytes) else chunk.encode())
+    output.close()
+    assert shown == lines
+    assert (tmp_path / "worker-0.log").read_text().splitlines() == lines
+
+
+def test_a_line_that_is_redrawn_for_long_is_shown_now_and_then(tmp_path, monkeypatch):
+    seconds, shown = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    output = WorkerOutput(open_log(tmp_path, 0, 1), shown.append)
+    for i in range(70):
+        seconds[0] = i
+        output.feed(f"{i}/70\r".encode())
+        output.show_progress()
+    output.feed(b"70/70\n? ")
+    seconds[0] += 100
+    output.show_progress()
+    output.close()
+    assert shown == ["31/70", "62/70", "70/70", "?"]
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("plain", "plain"),
+        ("1/2\b\b\b\r2/2", "2/2"),
+        ("50%\r100%\r", "100%"),
+        ("\r", ""),
+        ("dos\r", "dos"),
+    ],
+)
+def test_final_state(line, seen):
+    assert final_state(line) == seen

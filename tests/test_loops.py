@@ -1,0 +1,184 @@
+"""Keras's training loops on a prepared strategy: meetings, logs, stops, statistics."""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import test_multiworker
+
+import tf_dgc
+
+SCRIPT = pathlib.Path(__file__).with_name("loop_worker.py")
+workers = pytest.mark.workers
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    """What two workers found, in all scenarios of one run."""
+    directory = tmp_path_factory.mktemp("loops")
+    finished = test_multiworker.run("all", 2, directory, timeout=280, script=SCRIPT)
+    assert finished.codes == [0, 0]
+    return finished.findings
+
+
+@workers
+def test_a_step_of_fit_is_one_meeting(findings):
+    """Two where nobody knows how many batches there are."""
+    for found in findings:
+        per_step = found["meetings"]["per_step"]
+        assert per_step.pop("unknown") == [2]
+        assert len(per_step) == 6
+        assert all(counts == [1] for counts in per_step.values()), per_step
+
+
+@workers
+def test_logs_of_an_epoch_are_of_all_workers(findings):
+    for found in findings:
+        meetings = found["meetings"]
+        expected = meetings["expected"]
+        for name, logs in meetings["history"].items():
+            mean = meetings["expected of 64"] if name.endswith("64") else expected
+            np.testing.assert_allclose(logs, mean, rtol=1e-5, err_msg=name)
+        for name in ("evaluate", "evaluate unknown"):
+            np.testing.assert_allclose(meetings[name], expected, rtol=1e-5)
+        for name in ("on batches before", "on batches after"):
+            np.testing.assert_allclose(
+                meetings[name], meetings["expected on batches"], rtol=1e-5
+            )
+    one, other = (found["meetings"] for found in findings)
+    assert one["last step"] != other["last step"]  # this worker's
+    del one["last step"], other["last step"]
+    assert one == other
+
+
+@workers
+def test_logs_that_are_no_metrics(findings):
+    """Those of the last step are exact, also where batches differ in size."""
+    for found in findings:
+        tensors = found["tensors"]
+        for name in ("even", "uneven"):
+            logs = tensors[name]
+            assert logs["steps"] == 3
+            actual = [logs["errors"], logs["first"]]
+            np.testing.assert_allclose(actual, tensors[f"expected {name}"], rtol=1e-5)
+
+
+@workers
+def test_workers_stop_together(findings):
+    one, other = (found["stops"] for found in findings)
+    assert one == other
+    assert one["all"]["steps"] == 3  # at once, as all decide alike
+    for name, wanted in (("one", 3), ("nan", 1)):
+        assert wanted < one[name]["steps"] < wanted + 100, name
+    assert one["last step"]["steps"] == 5  # the epoch's last, so with the epoch
+    assert one["last step"]["epochs"] == 1
+    assert one["early"]["epochs"] == 2
+
+
+@workers
+def test_statistics_are_the_mean_over_workers(findings):
+    one, other = (found["statistics"] for found in findings)
+    assert one["local"] != other["local"]
+    mean = np.mean([one["local"], other["local"]], axis=0)
+    for found in (one, other):
+        for name in ("validated", "averaged", "after"):
+            np.testing.assert_allclose(found[name], mean, rtol=1e-6, err_msg=name)
+        for name in ("own loop", "saved", "before evaluation"):
+            np.testing.assert_array_equal(found[name], np.full(5, 0.5), err_msg=name)
+        assert found["collectives"] == 1
+
+
+class Shifted(keras.layers.Layer):
+    """Keeps what it saw last, in double precision, and a number of calls."""
+
+    def build(self, shape):
+        zeros = {"initializer": "zeros", "trainable": False}
+        self.seen = self.add_weight(shape=(2,), dtype="float64", **zeros)
+        self.calls = self.add_weight(shape=(), dtype="int32", **zeros)
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign(tf.cast(tf.reduce_mean(x, axis=0), "float64"))
+            self.calls.assign_add(1)
+        return x
+
+
+def make_model(strategy, extra=()):
+    with strategy.scope():
+        layers = [keras.layers.BatchNormalization(momentum=0.5), Shifted(), *extra]
+        model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+        model.layers[-1].trainable = False
+        model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    return model
+
+
+def copies(model):
+    """Return `values[replica][variable]` of all that is not trained."""
+    local = model.distribute_strategy.experimental_local_results
+    columns = [[c.numpy() for c in local(v.value)] for v in model.non_trainable_weights]
+    return list(zip(*columns, strict=True))
+
+
+def test_statistics_of_replicas_in_one_process(strategies, tmp_path):
+    strategy = tf_dgc.prepare(strategies[2])
+    model = make_model(strategy)
+    x = np.random.default_rng(0).normal([1, 5], 2, (32, 2)).astype("float32")
+    y = np.zeros((32, 1), "float32")
+    local = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            local.append(copies(model))
+
+    # 31 examples: the last batch differs in size between replicas.
+    model.fit(x[:31], y[:31], batch_size=16, verbose=0, callbacks=[Look()])
+    one, other = local[-1]
+    assert not np.array_equal(one[0], other[0])
+    for mine in copies(model):
+        for value, a, b in zip(mine, one, other, strict=True):
+            np.testing.assert_allclose(value, (a + b) / 2, rtol=1e-6)
+            assert value.dtype == a.dtype
+    evaluated = model.evaluate(x, y, verbose=0)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    again = make_model(strategies[1])
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(path)
+    assert again.evaluate(x, y, verbose=0) == pytest.approx(evaluated, rel=1e-5)
+
+
+def test_what_is_no_statistic_stays(strategies):
+    """Numbers of calls, random streams, frozen weights."""
+    strategy = tf_dgc.prepare(strategies[2])
+    with strategy.scope():
+        tokens = keras.Input((2,))
+        x = keras.layers.Dropout(0.5)(tokens)
+        x = keras.layers.GaussianNoise(0.5)(x)
+        x = Shifted()(x)
+        model = keras.Model(tokens, keras.layers.Dense(1)(x))
+    model.layers[-1].trainable = False
+    variables = model.non_trainable_variables
+    local = strategy.experimental_local_results
+    for variable in variables:
+        for i, copy in enumerate(local(variable.value)):
+            copy.assign(tf.fill(copy.shape, tf.cast(2 * i, copy.dtype)))
+    tf_dgc.average_statistics(model)
+    changed = {
+        v.path.split("/")[-1]: [float(np.mean(c.numpy())) for c in local(v.value)]
+        for v in variables
+        if [float(np.mean(c.numpy())) for c in local(v.value)] != [0.0, 2.0]
+    }
+    assert list(changed.values()) == [[1.0, 1.0]]
+    assert len(variables) == 6
+
+
+def test_one_worker_and_nothing_to_average(strategies):
+    model = make_model(strategies[1])
+    before = copies(model)
+    tf_dgc.average_statistics(model)
+    np.testing.assert_equal(copies(model), before)
+    with tf_dgc.prepare(strategies[2]).scope():
+        plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    tf_dgc.average_statistics(plain)

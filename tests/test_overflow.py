@@ -1,0 +1,196 @@
+"""What is too large: left out, kept back or refused, and nothing is lost by it."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc import native, values
+
+PATHS = ["native", "tensorflow", "generic"]
+
+
+def make_trainer(path, monkeypatch, strategy, dtype="float32", rule=None, **settings):
+    """Return a trainer of one path through a step, of momentum correction and top-k."""
+    sgd = rule or (lambda: keras.optimizers.SGD(0.125, momentum=0.5))
+    settings = {"sparsity": 0.9, **settings}
+    if path == "tensorflow":
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+
+    def generic():
+        return tf_dgc.CompressedOptimizer(
+            sgd(), tf_dgc.compressors.TopK(**settings), momentum_correction=True
+        )
+
+    dgc = (
+        generic if path == "generic" else lambda: tf_dgc.DGCOptimizer(sgd(), **settings)
+    )
+    dtype = tf.as_dtype(dtype).as_numpy_dtype
+    return Trainer(strategy, dgc, initial_weights(dtype))
+
+
+def fill(trainer, velocity, residual):
+    """Set the state of every worker to one number."""
+    numbers = {"velocity": velocity, "residual": residual}
+    for name, number in numbers.items():
+        for variable in getattr(trainer.optimizer, name):
+            for copy in trainer.strategy.experimental_local_results(variable.value):
+                copy.assign(tf.fill(copy.shape, tf.cast(number, copy.dtype)))
+
+
+def state(trainer):
+    optimizer = trainer.optimizer
+    return trainer.local([*optimizer.velocity, *optimizer.residual])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_large_finite_part_takes_nothing_with_it(strategies, monkeypatch, path):
+    """As if the gradient had been 0: 1e8 - 1e8 would have been all that was left."""
+    wrong = make_trainer(path, monkeypatch, strategies[1])
+    zero = make_trainer(path, monkeypatch, strategies[1])
+    (gradients,) = make_gradients(1, 1, "float32")
+    for trainer in (wrong, zero):
+        fill(trainer, 1e-3, 3e-3)
+        factor = 1e8 if trainer is wrong else 0
+        given = [g * np.float32(factor) for g in gradients[0]]
+        if trainer is wrong:
+            given[2][0, 1] = np.nan
+        trainer.step([given])
+    for mine, expected in zip(state(wrong)[0], state(zero)[0], strict=True):
+        assert mine.tobytes() == expected.tobytes()
+    assert np.any(state(wrong)[0][0])
+    assert wrong.optimizer.stats.nonfinite == 1
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_that_overflows_is_kept_or_sent(
+    strategies, monkeypatch, path, poisoned
+):
+    """Of an entry that would overflow by momentum alone, the residual stays."""
+    trainer = make_trainer(path, monkeypatch, strategies[1])
+    fill(trainer, 3e38, 3e38)
+    (gradients,) = make_gradients(1, 1, "float32")
+    if poisoned:
+        gradients[0][1][7] = np.inf
+    before = state(trainer)[0]
+    trainer.step(gradients)
+    assert trainer.optimizer.stats.nonfinite == 1
+    for mine in (*state(trainer)[0], *trainer.weights()):
+        assert np.all(np.isfinite(mine))
+    half = len(before) // 2
+    sent = [old - new for old, new in zip(before, state(trainer)[0], strict=True)]
+    assert all(np.any(s) for s in sent[half:])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_gradient_that_overflows_the_residual_is_left_out_there(
+    strategies, monkeypatch, path
+):
+    trainer = make_trainer(path, monkeypatch, strategies[1])
+    fill(trainer, 0, 3e38)
+    (gradients,) = make_gradients(1, 1, "float32")
+    gradients[0][0][0, 0] = 3e38
+    trainer.step(gradients)
+    velocity = trainer.optimizer.velocity[0].numpy()
+    assert velocity[0, 0] == 0
+    assert velocity[0, 1] in (gradients[0][0][0, 1], 0)
+    assert np.count_nonzero(velocity) > velocity.size // 2
+    assert trainer.optimizer.stats.nonfinite == 1
+
+
+# --- variables that hold less than what is accumulated --------------------------------
+
+DENSE = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
+# Of each dtype a number whose double does not fit, and a learning rate for it.
+LARGE = {
+    "float16": (6e4, 2.0**-12),
+    "bfloat16": (3.3e38, 2.0**-126),
+    "float32": (3.3e38, 2.0**-126),
+}
+
+
+def large_trainer(path, monkeypatch, strategy, dtype, **settings):
+    large, rate = LARGE[dtype]
+    trainer = make_trainer(
+        *(path, monkeypatch, strategy, dtype),
+        rule=lambda: keras.optimizers.SGD(rate, momentum=0.5),
+        **settings,
+    )
+    fill(trainer, 0, large)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("path", "sparsity", "dtype"),
+    [
+        *itertools.product(["native"], [0.9, DENSE], LARGE),
+        *itertools.product(["tensorflow"], [0.9, DENSE], ["float16"]),
+        ("generic", 0.9, "float16"),
+        ("generic", 0.9, "bfloat16"),
+    ],
+)
+def test_sums_fit_into_the_variable(strategies, monkeypatch, path, sparsity, dtype):
+    """Each of two workers sends at most half of what fits, and keeps the rest."""
+    trainer = large_trainer(path, monkeypatch, strategies[2], dtype, sparsity=sparsity)
+    large, rate = LARGE[dtype]
+    share = values.largest_share(tf.as_dtype(dtype), 2)
+    assert share < large < 4 * share
+    before = trainer.weights()
+    trainer.step([[np.zeros_like(w) for w in before]] * 2)
+    for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
+        moved = old.astype("float64") - new.astype("float64")
+        sent = np.abs(moved) > 2 * rate * share * 0.9
+        assert np.all(np.isfinite(new))
+        np.testing.assert_allclose(moved[sent], 2 * rate * share, rtol=0.02)
+        count = sent.size if sparsity is DENSE or old.ndim < 2 else None
+        assert np.count_nonzero(sent) == (count or max(sent.size // 10, 21))
+        for worker in trainer.local(trainer.optimizer.residual):
+            np.testing.assert_array_equal(
+                worker[i], np.where(sent, np.float32(large) - np.float32(share), large)
+            )
+    assert trainer.optimizer.stats.nonfinite == 0
+
+
+@pytest.mark.parametrize("method", ["sparsity 0", "none", "qsgd"])
+def test_sums_without_a_residual_are_refused(strategies, method):
+    """Nothing could keep what does not fit, so no worker changes its weights."""
+
+    def make_optimizer():
+        sgd = keras.optimizers.SGD(2.0**-12)
+        if method == "sparsity 0":
+            return tf_dgc.DGCOptimizer(sgd, 0.0)
+        return tf_dgc.CompressedOptimizer(sgd, method, error_feedback=False)
+
+    trainer = Trainer(strategies[2], make_optimizer, initial_weights("float16"))
+    before = trainer.weights()
+    gradients = [np.full(w.shape, 4e4, "float16") for w in before]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"dtype \(float16\)"):
+        trainer.step([gradients] * 2)
+    for mine, old in zip(trainer.weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, old)
+
+
+def test_a_constant_gradient_of_float16(strategies):
+    """What is accumulated exceeds float16 before it is sent."""
+    trainer = Trainer(
+        strategies[1],
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(2.0**-17, momentum=0.9), 0.999
+        ),
+        [np.zeros([64, 64], "float16")],
+    )
+    fill(trainer, 100, 65_400)
+    for _ in range(6):
+        trainer.step([[np.full([64, 64], 10, "float16")]])
+    (weights,) = trainer.weights()
+    (residual,) = trainer.local(trainer.optimizer.residual)[0]
+    assert np.all(np.isfinite(weights))
+    given = weights.size * (65_400 + 6 * 100)
+    sent = -np.sum(weights, dtype="float64") * 2**17
+    assert given == pytest.approx(np.sum(residual, dtype="float64") + sent, rel=1e-4)
+    assert trainer.optimizer.stats.nonfinite == 0

@@ -1,0 +1,109 @@
+"""Variables that their gradient overwrites: Keras's float8 layers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer
+
+import tf_dgc
+
+O = keras.optimizers  # noqa: E741
+SHAPE = (40, 50)
+
+
+def marked(variable):
+    variable.overwrite_with_gradient = True
+    return variable
+
+
+class WithScale(Trainer):
+    """A matrix to train, and before it a variable that is overwritten."""
+
+    def __init__(self, strategy, make_optimizer, aggregation="none", dtype="float32"):
+        def make():
+            with strategy.scope():
+                scale = keras.Variable(
+                    np.array([7.0, 7.0]), dtype=dtype, aggregation=aggregation
+                )
+            self.variables.insert(0, marked(scale))
+            return make_optimizer()
+
+        super().__init__(strategy, make, [np.zeros(SHAPE, "float32")])
+
+    def scales(self):
+        return [copy.tolist() for copy in self.replica_weights()[0]]
+
+
+def matrix(seed):
+    return np.random.default_rng(seed).normal(size=SHAPE).astype("float32")
+
+
+def dgc():
+    inner = O.SGD(0.1, momentum=0.9, clipnorm=0.1, loss_scale_factor=8.0)
+    return tf_dgc.DGCOptimizer(inner, 0.9)
+
+
+def composed():
+    return tf_dgc.CompressedOptimizer(O.Adam(0.1, use_ema=True), "qsgd")
+
+
+@pytest.mark.parametrize("make", [dgc, composed])
+def test_workers_agree_and_the_rest_trains_as_without(strategies, make):
+    plain = Trainer(strategies[2], make, [np.zeros(SHAPE, "float32")])
+    trainer = WithScale(strategies[2], make)
+    for step in range(2):
+        values = [np.array([1.0, 5.0], "float32"), np.array([3.0, np.nan], "float32")]
+        gradients = [[v, matrix(step + 10 * i)] for i, v in enumerate(values)]
+        trainer.step(gradients)
+        plain.step([g[1:] for g in gradients])
+    assert trainer.scales() == [[3.0, 7.0]] * 2
+    np.testing.assert_array_equal(trainer.weights()[1], plain.weights()[0])
+    found, expected = trainer.optimizer.stats, plain.optimizer.stats
+    assert found.bytes_per_step == expected.bytes_per_step + 8
+    assert found.dense_bytes_per_step == expected.dense_bytes_per_step + 8
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("none", [3.0, 5.0]),
+        ("mean", [2.0, 3.5]),
+        ("sum", [4.0, 7.0]),
+        ("only_first_replica", [1.0, 5.0]),
+    ],
+)
+def test_aggregation_says_how(strategies, aggregation, expected):
+    trainer = WithScale(strategies[2], dgc, aggregation, "float64")
+    values = [[1.0, 5.0], [3.0, 2.0]]
+    trainer.step([[np.array(v), matrix(0)] for v in values])
+    assert trainer.scales() == [expected] * 2
+
+
+def float8_model(optimizer):
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense(48, dtype="float8_from_float32")
+    model = keras.Sequential([keras.Input((32,)), dense])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_float8_trains_as_with_the_inner_optimizer(tmp_path):
+    x, y = np.ones((16, 32), "float32"), np.ones((16, 48), "float32")
+    weights = []
+    for optimizer in (O.SGD(0.1, momentum=0.9), None):
+        optimizer = optimizer or tf_dgc.DGCOptimizer(O.SGD(0.1, momentum=0.9), 0)
+        model = float8_model(optimizer)
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for found, expected in zip(*weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    again.fit(x, y, verbose=0)
+    assert np.isfinite(again.get_weights()[0]).all()
+
+
+def test_only_variables_to_overwrite():
+    with pytest.raises(ValueError, match="no trainable variables"):
+        dgc().build([marked(keras.Variable(tf.ones(2)))])

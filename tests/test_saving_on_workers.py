@@ -1,0 +1,55 @@
+"""Saving on two real workers, by all ways there are, in one run."""
+
+import pathlib
+import re
+
+import pytest
+from test_multiworker import run
+
+pytestmark = pytest.mark.workers
+SCRIPT = pathlib.Path(__file__).with_name("saving_scenarios.py")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saving")
+    finished = run("saving", 2, folder, timeout=250, script=SCRIPT)
+    assert len(finished.findings) == 2  # how they end after a failure is left open
+    assert not list(folder.rglob(".unfinished*"))
+    assert not list(folder.rglob(".tf_dgc*"))
+    return finished
+
+
+def of(finished, part):
+    return [found[part] for found in finished.findings]
+
+
+def test_one_file_for_all_workers(finished):
+    for found in of(finished, "save_to_one_path"):
+        assert found["keras"]
+        assert found["weights"]
+        assert found["checkpoint"]
+        assert "Several workers write to the same file" in found["shared"]
+        assert "from the same checkpoint" in found["different"]
+
+
+def test_keras_callbacks_with_one_path(finished):
+    for found in of(finished, "use_stock_callbacks"):
+        assert found["restored"]
+        assert found["loaded"]
+        assert found["epochs"] == []
+        assert found["backups"] == ["latest.weights.h5"]
+        assert set(found["files"]) >= {
+            "m.keras", "m.weights.h5", "new/1/m.keras", "saved.weights.h5"
+        }  # fmt: skip
+        assert "tf_dgc.callbacks.BackupAndRestore" in found["derived"]
+        assert "`filepath` must end in `.keras`" in found["legacy"]
+        assert "same callbacks that save" in found["chief"]
+        assert "must be to a file that ends in '.keras'" in found["save"]
+
+
+def test_a_save_ends_when_all_have_written(finished):
+    """Or the scenario does not find a file; and one that cannot write is named."""
+    first, second = of(finished, "save_to_own_paths")
+    assert re.search("RuntimeError: .*worker 1 ", first["error"])
+    assert second["error"] == "OSError: the disk of this worker is full"

@@ -1,0 +1,83 @@
+"""What the watch takes for waiting."""
+
+import sys
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+from test_failures import STRATEGY
+
+from tf_dgc import distribute, workers
+from tf_dgc.watch import Watch
+
+
+def waits(position):
+    return position["finished"] < position["started"]
+
+
+def test_an_error_ends_waiting():
+    """As when a variable that cannot be created is made in another way."""
+    watch = Watch(STRATEGY, lambda: [9, 9])
+    with pytest.raises(MemoryError), watch.waiting():
+        assert waits(watch._look())
+        raise MemoryError
+    assert not waits(watch._look())
+
+
+def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypatch):
+    """The program may catch it, and be busy with other things for long."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    strategy = strategies[2]
+    count = distribute.cross_device_ops(strategy).count
+
+    @tf.function
+    def step(loss):
+        def replica():
+            # The first replica's collective has been counted when the other's fails.
+            context = tf.distribute.get_replica_context()
+            value = tf.constant(1.0)
+            if context.replica_id_in_sync_group == 1:
+                slow = tf.sort(tf.random.stateless_normal([1_000_000], [1, 2]))
+                check = tf.debugging.assert_less(loss, 5.0 + 0.0 * slow[0])
+                with tf.control_dependencies([check]):
+                    value = tf.identity(value)
+            return context.all_reduce("SUM", value)
+
+        return strategy.run(replica)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.constant(9.0))
+    started, finished = count()
+    assert finished < started
+    watch = Watch(STRATEGY, count)
+    now = time.monotonic()
+    for later in (0, 100):
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        assert watch._blame(watch._look()) is None
+    step(tf.constant(1.0))
+    assert not waits(watch._look())
+
+
+def test_what_tensorflow_executes_is_waited_for():
+    queue = tf.queue.FIFOQueue(1, tf.int32)
+    dequeue = tf.function(queue.dequeue)
+    queue.enqueue(1)
+    dequeue()
+    thread = threading.Thread(target=dequeue)
+    thread.start()
+    try:
+        while "execute" not in sys._current_frames()[thread.ident].f_code.co_name:
+            time.sleep(0.01)
+        assert waits(Watch(STRATEGY, lambda: [9, 8])._look())
+    finally:
+        queue.enqueue(1)
+        thread.join()
+    assert not waits(Watch(STRATEGY, lambda: [9, 8])._look())
+
+
+def test_a_collective_that_begins_meanwhile_is_not_lost():
+    counts = iter([[8, 8], [9, 8], [9, 8]])
+    watch = Watch(STRATEGY, lambda: next(counts))
+    watch._look()
+    assert watch._lost == 0

@@ -1,0 +1,25 @@
+"""What `import tf_dgc` offers, loaded: checks versions and registers every class."""
+
+# ruff: noqa: E402, F401
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import _versions
+
+_versions.check_supported(
+    {
+        "python": _versions.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
+)
+
+from tf_dgc import callbacks, compressors, saving, schedules
+from tf_dgc.dgc import DGCOptimizer
+from tf_dgc.distribute import CompressedCrossDeviceOps, prepare
+from tf_dgc.monitor import CompressionStats
+from tf_dgc.novograd import NovoGrad
+from tf_dgc.optimizer import CompressedOptimizer
+from tf_dgc.startup import multi_worker_strategy
+from tf_dgc.statistics import average_statistics

@@ -1,0 +1,135 @@
+"""Pieces: what is large goes in pieces of bounded size, each when the last has come.
+
+TensorFlow's heartbeats share the connections of its collectives. Behind a whole model
+on a slow link they come too late, and a healthy worker counts as gone. A piece is
+queued only when the one before has come, so that no more than one is ever before a
+heartbeat. Each is a collective of its own, so progress is seen.
+
+There are no loops in the graph: TensorFlow makes the name of a loop part of a
+collective's key, and the names in the workers' graphs may differ.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+BYTES = 2**20  # 0.8 s at 10 Mbit/s, which is less than half a heartbeat's interval
+
+Launch = Callable[[tf.Tensor], tf.Tensor]
+
+
+def all_reduce(launch: Launch, tensor: tf.Tensor, *, size: int = BYTES) -> tf.Tensor:
+    """Sum a tensor over all replicas, in as many collectives as it takes.
+
+    Args:
+        launch: sums a tensor in one collective.
+        tensor: equal in dtype and shape on all replicas. If the shape is not known
+            while tracing, it is sent whole.
+        size: the most bytes of a piece, about.
+
+    Returns:
+        The sum, of the shape of `tensor`.
+    """
+    count = _count(tensor, size)
+    if count <= 1:
+        return launch(tensor)
+    total = tf.concat(_one_by_one(launch, tensor, count), axis=0)
+    return tf.reshape(total, tensor.shape)
+
+
+def all_reduce_about(
+    launch: Launch, vector: tf.Tensor, num_bytes: int, *, size: int = BYTES
+) -> tf.Tensor:
+    """Do what `all_reduce` does with a vector whose length the graph computes.
+
+    Args:
+        launch: as in `all_reduce`.
+        vector: `[n]`, n equal on all replicas.
+        num_bytes: that the vector has, about.
+        size: as in `all_reduce`.
+    """
+    count = -(-num_bytes // size)
+    if count <= 1:
+        return launch(vector)
+    return tf.concat(_one_by_one(launch, vector, count), axis=0)
+
+
+def all_gather(
+    launch: Launch, tensor: tf.Tensor, num_replicas: int, *, size: int = BYTES
+) -> tf.Tensor:
+    """Concatenate the tensors of all replicas along the first axis, as `all_reduce`.
+
+    Args:
+        launch: concatenates tensors in one collective.
+        tensor: of rank 1 or more.
+        num_replicas: that take part.
+        size: the most bytes of a piece, about.
+    """
+    count = _count(tensor, size)
+    if count <= 1:
+        return launch(tensor)
+    rows = _gather_rows(launch, tensor, num_replicas, count)
+    first, *others = tensor.shape
+    return tf.reshape(rows, [num_replicas * first, *others])
+
+
+def all_gather_at_most(
+    launch: Launch,
+    vector: tf.Tensor,
+    num_replicas: int,
+    bound: int,
+    *,
+    size: int = BYTES,
+) -> tf.Tensor:
+    """Do what `all_gather` does with a vector whose length the graph computes.
+
+    Args:
+        launch: as in `all_gather`.
+        vector: `[n]`, n equal on all replicas, and 1 or more.
+        num_replicas: as in `all_gather`.
+        bound: the most bytes that the vector has; with more, pieces get larger.
+        size: as in `all_gather`.
+    """
+    limits: list[int] = []  # above the j-th, 2**(j + 1) pieces
+    while size << len(limits) < bound:
+        limits.append((size << len(limits)) // vector.dtype.size)
+
+    def pieces(count: int) -> Callable[[], tf.Tensor]:
+        if count == 1:
+            return lambda: launch(vector)
+        return lambda: tf.reshape(
+            _gather_rows(launch, vector, num_replicas, count), [-1]
+        )
+
+    if not limits:
+        return launch(vector)
+    above = tf.cast(tf.size(vector) > tf.constant(limits), tf.int32)
+    branches = [pieces(2**j) for j in range(len(limits) + 1)]
+    return tf.switch_case(tf.reduce_sum(above), branches)
+
+
+def _count(tensor: tf.Tensor, size: int) -> int:
+    """Return how many pieces a tensor goes in; 1 if its shape is not known."""
+    entries = tensor.shape.num_elements() or 0
+    return -(-entries * tensor.dtype.size // size)
+
+
+def _gather_rows(
+    launch: Launch, tensor: tf.Tensor, num_replicas: int, count: int
+) -> tf.Tensor:
+    """Return the flat tensors of all replicas, `[num_replicas, n]`."""
+    replies = _one_by_one(launch, tensor, count)
+    return tf.concat([tf.reshape(r, [num_replicas, -1]) for r in replies], axis=1)
+
+
+def _one_by_one(launch: Launch, tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Return the replies to all pieces, of which the last has what is left over."""
+    flat = tf.reshape(tensor, [-1])
+    length = (flat.shape[0] or tf.size(flat)) // count
+    replies: list[tf.Tensor] = []
+    for i in range(count):
+        end = (i + 1) * length if i + 1 < count else None
+        with tf.control_dependencies(replies[-1:]):
+            piece = tf.identity(flat[i * length : end])
+        replies.append(launch(piece))
+    return replies

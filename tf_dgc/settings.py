@@ -1,0 +1,127 @@
+"""Settings that every Keras optimizer has: what they may be, and who owns them."""
+
+import inspect
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
+NAMES = (
+    *CLIPPING,
+    "weight_decay",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+def of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the settings of an optimizer, by name."""
+    return {name: getattr(optimizer, name) for name in NAMES}
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for settings that cannot be trained with.
+
+    Args:
+        settings: all of `NAMES`.
+    """
+    _check_clipping(settings)
+    _check_averages(settings)
+    scale = settings["loss_scale_factor"]
+    if scale is not None and not (_is_finite(scale) and scale > 0):
+        raise ValueError(
+            "`loss_scale_factor` must be None or a finite number above 0. "
+            f"Received: loss_scale_factor={scale!r}"
+        )
+    if settings["gradient_accumulation_steps"]:
+        raise ValueError(
+            "`gradient_accumulation_steps` is not supported: there is an exchange at "
+            "every step, and what is not sent is accumulated. Use a larger batch or "
+            "stronger compression instead. Received: gradient_accumulation_steps="
+            f"{settings['gradient_accumulation_steps']}"
+        )
+
+
+def _check_clipping(settings: Mapping[str, Any]) -> None:
+    given = {n: settings[n] for n in CLIPPING if settings[n] is not None}
+    received = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    if not all(_is_finite(value) and value >= 0 for value in given.values()):
+        raise ValueError(
+            "A clipping threshold must be a finite number above 0; None (or 0) for no "
+            f"clipping. Received: {received}"
+        )
+    if len(given) > 1:
+        raise ValueError(
+            "Only one of `clipnorm`, `global_clipnorm` and `clipvalue` can be set. "
+            f"Set the others to None first. Received: {received}"
+        )
+
+
+def _check_averages(settings: Mapping[str, Any]) -> None:
+    momentum, every = settings["ema_momentum"], settings["ema_overwrite_frequency"]
+    if not (_is_finite(momentum) and 0 <= momentum <= 1):
+        raise ValueError(
+            "`ema_momentum` must be a number in [0, 1]. "
+            f"Received: ema_momentum={momentum!r}"
+        )
+    if every and not (isinstance(every, int) and every >= 1):
+        raise ValueError(
+            "`ema_overwrite_frequency` must be None or a whole number of steps, 1 or "
+            f"more. Received: ema_overwrite_frequency={every!r}"
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def describe(kind: type, values: Mapping[str, Any], *first: str) -> str:
+    """Return a call of the constructor: arguments that are not its defaults.
+
+    Args:
+        kind: of optimizer.
+        values: of arguments by name, and of anything else.
+        first: arguments that are given in any case.
+    """
+    parameters = inspect.signature(kind).parameters
+    given = {n: values[n] for n in parameters if n != "name" and n in values}
+    given = {n: v for n, v in given.items() if not _equal(v, parameters[n].default)}
+    arguments = [*first, *(f"{name}={_short(v)}" for name, v in given.items())]
+    return f"{kind.__name__}({', '.join(arguments)})"
+
+
+def _equal(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and value == default
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return f"{type(value).__name__}(...)"
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+def shared(name: str) -> Any:
+    """Return an attribute of a wrapper that belongs to its inner optimizer.
+
+    Args:
+        name: of the setting.
+    """
+
+    def read(wrapper: Any) -> Any:
+        return wrapper.read_setting(name)
+
+    def change(wrapper: Any, value: Any) -> None:
+        # Keras's constructor gives a wrapper settings, before there is an inner one.
+        if hasattr(wrapper, "inner_optimizer"):
+            wrapper.change_setting(name, value)
+
+    return property(
+        read, change, doc=f"`{name}` of the inner optimizer, or taken over from it."
+    )
