@@ -10,7 +10,15 @@ import types
 import pytest
 import tensorflow as tf
 
-from tf_dgc import _internals, coordination, failures, loopback, startup, workers
+from tf_dgc import (
+    _internals,
+    cluster,
+    coordination,
+    failures,
+    loopback,
+    startup,
+    workers,
+)
 from tf_dgc.watch import Watch
 
 SPEC = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
@@ -288,3 +296,30 @@ def test_who_speaks():
         gone = f"127.0.0.1:{stopped.getsockname()[1]}"
         assert not startup._speaks(gone)
     assert not startup._speaks(gone)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("worker 2 (c:3) has waited 8 s in collective 24 for worker 1 (b:2), which "
+         "responds but does not come.", True),
+        ("worker 2 (c:3) has waited 8 s in collective 24 for worker 0 (a:1), which "
+         "responds but does not come.", False),
+        ("worker 2 (c:3) ended with ValueError: no", False),
+    ],
+)  # fmt: skip
+def test_a_worker_that_others_waited_for_says_where_it_was(monkeypatch, told, said):
+    """The others' limit may end before its own, on a loaded machine."""
+
+    def fails(name, seconds):
+        raise tf.errors.UnavailableError(None, None, f"tf_dgc: {told}")
+
+    monkeypatch.setattr(cluster, "is_multi_worker", lambda strategy: True)
+    monkeypatch.setattr(coordination, "wait_at_barrier", fails)
+    monkeypatch.setattr(failures, "told", threading.Event())
+    with pytest.raises(RuntimeError) as raised:
+        cluster.rendezvous(STRATEGY, "read `residual`")
+    assert told.rstrip(".") in str(raised.value)
+    assert (
+        "read `residual`, which has to be called on every" in str(raised.value)
+    ) == said

@@ -139,7 +139,9 @@ def _in_vain(
 ) -> RuntimeError:
     """Return the error to raise when the workers have not met."""
     reason = failures.find_reason(strategy, str(error.message))
-    if reason is not None and failures.told.is_set():
+    # Was it this worker that the others waited for, somewhere else?
+    here_instead = full_name(strategy, me(strategy)) in (reason or "")
+    if reason is not None and failures.told.is_set() and not here_instead:
         return failures.give_up(strategy, reason)
     if reason is not None:
         return failures.give_up(
