@@ -257,7 +257,32 @@ def scenario_statistics(directory):
     return found
 
 
-SCENARIOS = [scenario_meetings, scenario_tensors, scenario_stops, scenario_statistics]
+def scenario_unequal(directory):
+    """The last worker runs out of batches before the first."""
+    lengths = [70, 38]
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    model, counts = make_model(), Counts()
+    data = data_set(lengths[RANK]).with_options(options)
+    history = model.fit(data, callbacks=[counts], **QUIET).history
+    x, y = (np.concatenate([a[:n] for n in lengths]) for a in (X, Y))
+    return {
+        "steps": len(counts.seen),
+        "per_step": counts.per_step(),
+        "logs": [history["loss"][0], history["mae"][0]],
+        "expected": errors_of(model, x, y),
+    }
+
+
+SCENARIOS = [
+    scenario_meetings,
+    scenario_unequal,
+    scenario_tensors,
+    scenario_stops,
+    scenario_statistics,
+]
 
 
 def scenario_all(directory):

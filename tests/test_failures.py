@@ -39,6 +39,20 @@ def _not_told(monkeypatch):
     monkeypatch.setattr(failures, "told", threading.Event())
 
 
+@pytest.fixture(autouse=True)
+def notes(monkeypatch):
+    """What the workers have published, of which there are none here."""
+    found = {}
+
+    def lookup(key, seconds):
+        if key not in found:
+            raise tf.errors.DeadlineExceededError(None, None, "nobody published it")
+        return found[key]
+
+    monkeypatch.setattr(coordination, "lookup", lookup)
+    return found
+
+
 @pytest.mark.parametrize(
     ("message", "named"),
     [
@@ -99,6 +113,31 @@ def test_errors_about_other_workers(message, named):
     found = failures.explain(STRATEGY, message)
     assert found.startswith(named)
     assert "googleapis" not in found
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Error reported from /job:worker/task:2: The following tasks are unhealthy "
+        "(stopped sending heartbeats):\n/job:worker/replica:0/task:2",
+        "recvmsg:Connection reset by peer\nAdditional GRPC error information from "
+        "remote target /job:worker/replica:0/task:2 while calling "
+        "/tensorflow.WorkerService/RecvBuf:",
+    ],
+)
+def test_a_worker_that_left_word_has_ended(monkeypatch, notes, message):
+    """By itself, as `sys.exit` in its program does: neither killed nor cut off."""
+    leaving = types.SimpleNamespace(
+        cluster_resolver=types.SimpleNamespace(task_type="worker", task_id=2)
+    )
+    monkeypatch.setattr(coordination, "publish_at_exit", notes.__setitem__)
+    failures.told.set()
+    failures.note_end(leaving)  # the others know already
+    assert "has ended" not in failures.explain(STRATEGY, message)
+    failures.told.clear()
+    failures.note_end(leaving)
+    found = failures.explain(STRATEGY, message)
+    assert found.startswith("worker 2 (c:3) has ended: its program was over")
 
 
 @pytest.mark.parametrize(
@@ -298,28 +337,38 @@ def test_who_speaks():
     assert not startup._speaks(gone)
 
 
+WAITED = "worker 2 (c:3) has waited 8 s in collective 24 for worker {}, which responds "
+WAITED += "but does not come"
+
+
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("error", "reason", "here"),
     [
-        ("worker 2 (c:3) has waited 8 s in collective 24 for worker 1 (b:2), which "
-         "responds but does not come.", True),
-        ("worker 2 (c:3) has waited 8 s in collective 24 for worker 0 (a:1), which "
-         "responds but does not come.", False),
-        ("worker 2 (c:3) ended with ValueError: no", False),
+        (f"tf_dgc: {WAITED.format('1 (b:2)')}.", WAITED.format("1 (b:2)"), True),
+        (f"tf_dgc: {WAITED.format('0 (a:1)')}.", WAITED.format("0 (a:1)"), False),
+        ("tf_dgc: worker 2 (c:3) ended with ValueError: no", "ValueError: no", False),
+        ("tf_dgc: the connection to worker 1 (b:2) broke", "1 (b:2) broke", False),
+        ("/job:worker/replica:0/task:2 heartbeat timeout", "2 (c:3) does not", False),
     ],
-)  # fmt: skip
-def test_a_worker_that_others_waited_for_says_where_it_was(monkeypatch, told, said):
+)
+def test_a_worker_that_others_waited_for_says_where_it_was(
+    monkeypatch, error, reason, here
+):
     """The others' limit may end before its own, on a loaded machine."""
 
     def fails(name, seconds):
-        raise tf.errors.UnavailableError(None, None, f"tf_dgc: {told}")
+        raise tf.errors.UnavailableError(None, None, error)
 
     monkeypatch.setattr(cluster, "is_multi_worker", lambda strategy: True)
     monkeypatch.setattr(coordination, "wait_at_barrier", fails)
-    monkeypatch.setattr(failures, "told", threading.Event())
+    monkeypatch.setattr(coordination, "report_error", lambda message, seconds: None)
     with pytest.raises(RuntimeError) as raised:
         cluster.rendezvous(STRATEGY, "read `residual`")
-    assert told.rstrip(".") in str(raised.value)
-    assert (
-        "read `residual`, which has to be called on every" in str(raised.value)
-    ) == said
+    text = str(raised.value)
+    assert reason in text
+    assert ".." not in text
+    # What a healthy program does wrong is said only where something is.
+    assert ("not on the chief alone" in text) == here
+    assert text.startswith("tf_dgc: worker 1 (b:2) cannot go on") == (not here)
+    if here:
+        assert "waited for the others to read `residual`, and meanwhile work" in text

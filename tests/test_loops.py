@@ -54,6 +54,16 @@ def test_logs_of_an_epoch_are_of_all_workers(findings):
 
 
 @workers
+def test_a_worker_that_runs_out_of_batches(findings):
+    """Goes on with empty ones until the others are done; two meetings per step."""
+    one, other = (found["unequal"] for found in findings)
+    assert one == other
+    assert one["steps"] >= 5
+    assert one["per_step"] == [2]
+    np.testing.assert_allclose(one["logs"], one["expected"], rtol=1e-5)
+
+
+@workers
 def test_logs_that_are_no_metrics(findings):
     """Those of the last step are exact, also where batches differ in size."""
     for found in findings:

@@ -207,6 +207,16 @@ def test_a_peer_that_ends_by_its_own_error(tmp_path, victim, seconds):
         assert waited < 15, way
 
 
+def test_a_peer_that_leaves(tmp_path):
+    """By `sys.exit`: it was neither killed nor cut off, and leaves word of it."""
+    finished = run("peer_leaves", 2, tmp_path, TF_DGC_TIMEOUT="30")
+    assert finished.codes[1] == 3
+    ((kind, text, waited),) = finished.findings
+    assert kind == "RuntimeError"
+    assert re.search(r"cannot go on: worker 1 \(\S+\) has ended: its program", text)
+    assert waited < 20
+
+
 def test_killed_while_it_saves_and_resumed(tmp_path):
     """As many workers end like the undisturbed run, others keep the total."""
     killed = run("backup_until_the_chief_dies", 2, tmp_path, TF_DGC_TIMEOUT="10")

@@ -379,6 +379,15 @@ def scenario_peer_ends(directory):
     return {name: what_it_raises(way) for name, way in ways.items()}
 
 
+def scenario_peer_leaves(directory):
+    """The last worker ends early, and by no error that anybody could be told of."""
+    tf_dgc.prepare(STRATEGY)
+    tf_dgc.cluster.rendezvous(STRATEGY, "begin")
+    if RANK == 1:
+        sys.exit(3)
+    return what_it_raises(lambda: tf_dgc.cluster.rendezvous(STRATEGY, "go on"))
+
+
 def what_it_raises(way):
     """Return the kind of error, its text, and after how many seconds it came."""
     start = time.monotonic()

@@ -139,28 +139,35 @@ def _in_vain(
 ) -> RuntimeError:
     """Return the error to raise when the workers have not met."""
     reason = failures.find_reason(strategy, str(error.message))
-    # Was it this worker that the others waited for, somewhere else?
-    here_instead = full_name(strategy, me(strategy)) in (reason or "")
-    if reason is not None and failures.told.is_set() and not here_instead:
+    name = full_name(strategy, me(strategy))
+    if reason is not None and failures.DOES_NOT_COME in reason and name in reason:
+        # The others wait for this worker, somewhere else, and know it.
+        return RuntimeError(
+            f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
+            f"{reason.rstrip('.')}. {_ALL_ALIKE}"
+        )
+    if reason is not None and failures.told.is_set():
         return failures.give_up(strategy, reason)
     if reason is not None:
-        return failures.give_up(
-            strategy,
-            f"{reason}. Meanwhile {me(strategy)} waited for the others to {purpose}, "
-            "which has to be called on every worker, not on the chief alone",
-        )
+        meanwhile = f"Meanwhile {me(strategy)} waited for the others to {purpose}"
+        return failures.give_up(strategy, f"{reason.rstrip('.')}. {meanwhile}")
     if not isinstance(error, tf.errors.DeadlineExceededError):
         what = f"could not meet the others to {purpose}"
         return failure(strategy, f"{what}. TensorFlow says: {error.message}")
     missing = " and ".join(_missing(strategy, barrier))
     return failure(
         strategy,
-        f"waited {seconds:g} s for {missing} to {purpose}, in vain. All workers must "
-        "run the same program: the same model, the same optimizer, and calls that "
-        "involve the optimizer's state (such as `model.save`) on every worker, not on "
-        f"the chief alone. If a worker is only slow, set {TIMEOUT_VARIABLE} to more "
-        f"seconds. TensorFlow says: {error.message}",
+        f"waited {seconds:g} s for {missing} to {purpose}, in vain. {_ALL_ALIKE} If a "
+        f"worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. TensorFlow "
+        f"says: {error.message}",
     )
+
+
+_ALL_ALIKE = (
+    "All workers must run the same program: the same model, the same optimizer, and "
+    "calls that involve the optimizer's state (such as `model.save`) on every worker, "
+    "not on the chief alone."
+)
 
 
 def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:

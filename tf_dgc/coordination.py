@@ -62,6 +62,14 @@ def publish(key: str, value: str, seconds: float) -> None:
     _within(seconds, "TFE_InsertConfigKeyValue", key.encode(), value.encode())
 
 
+def publish_at_exit(key: str, value: str) -> None:
+    """Do what `publish` does, in this thread, for as long as it takes.
+
+    While the interpreter ends, Python 3.12 starts no thread any more.
+    """
+    _call("TFE_InsertConfigKeyValue", _context(), key.encode(), value.encode())
+
+
 def unpublish(key: str, seconds: float) -> None:
     """Remove a key, so that it can be published again; raises as `publish`."""
     _within(seconds, "TFE_DeleteConfigKeyValue", key.encode())

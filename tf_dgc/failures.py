@@ -19,6 +19,8 @@ ADVICE = (
     "the end of what that worker printed."
 )
 
+DOES_NOT_COME = "which responds but does not come"  # of a worker that is waited for
+
 _REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
 _PROBE_SECONDS = 1.0
 _TEARDOWN_SECONDS = 5.0
@@ -44,14 +46,19 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     everyone = (f"{job} {index}" for job, index in tasks)
     others = dict.fromkeys(t for t in everyone if t != workers.me(strategy))
     names = " and ".join(workers.full_name(strategy, name) for name in others)
-    if silent:
+    lost = silent or "while calling /tensorflow." in message
+    ended = [name for name in others if lost and _has_ended(name)]
+    if ended:
+        first = workers.full_name(strategy, ended[0])
+        what = f"{first} has ended: its program was over, or called `sys.exit`"
+    elif silent:
         what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
     elif "Barrier timed out" in message:
         return None  # all are there, and somebody does not come: `cluster.rendezvous`
     elif "CoordinationService" in message:
         name = workers.full_name(strategy, workers.everyone(strategy)[0])
-        what = f"{name}, which coordinates all, cannot be reached: killed, stopped or "
-        what += "cut off"
+        what = f"{name}, which coordinates all, cannot be reached: killed, stopped, "
+        what += "cut off or at its end"
     elif names and "while calling /tensorflow." in message:
         # A worker passes on what it heard, and its own name comes after that.
         first = workers.full_name(strategy, next(iter(others)))
@@ -160,6 +167,27 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
         return show(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def note_end(strategy: tf.distribute.Strategy) -> None:
+    """Leave word that this process ends by itself, for who misses it later.
+
+    For an exit that no error brings about, of which nobody is told: the others may be
+    done as well. Call it at the end of the process, from a thread.
+    """
+    if not told.is_set():
+        coordination.publish_at_exit(_ENDED.format(workers.me(strategy)), "1")
+
+
+def _has_ended(name: str) -> bool:
+    """Whether a worker has left word that it ended by itself."""
+    try:
+        return bool(coordination.lookup(_ENDED.format(name), _PROBE_SECONDS))
+    except tf.errors.OpError:
+        return False
+
+
+_ENDED = "tf_dgc/ended/{}"
 
 
 def _gist(message: str, length: int = 300) -> str:

@@ -96,6 +96,8 @@ class Watch:
         while not self._stop.wait(self._interval):
             with contextlib.suppress(tf.errors.OpError):
                 self._publish(self._look())
+        with contextlib.suppress(tf.errors.OpError):
+            failures.note_end(self._strategy)
 
     def _blame_often(self) -> None:
         while not self._stop.wait(self._interval):
@@ -181,7 +183,7 @@ class Watch:
         silent = [self._name(peer) for peer, where in others.items() if where is None]
         if late:
             names = [f"{self._name(p)} (at {o['place']})" for p, o in late.items()]
-            return f"for {' and '.join(names)}, which responds but does not come"
+            return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
         if silent:
             return (
                 f"for {' and '.join(silent)}, of which nothing is to be heard: it has "

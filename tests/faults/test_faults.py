@@ -50,7 +50,7 @@ OWN_FAULTS = {
     "variables": ("dies before it creates variables", ""),
     "collective": ("dies within a collective", ""),
     "save": ("dies while all save", ""),
-    "leave": ("leaves early, with exit code 0", ""),
+    "leave": ("leaves early, with exit code 0", "has ended: its program was over"),
     "error": ("ends with an error of its own", "ValueError: the disk"),
 }
 
