@@ -144,13 +144,13 @@ def _in_vain(
         # The others wait for this worker, somewhere else, and know it.
         return RuntimeError(
             f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
-            f"{reason.rstrip('.')}. {_ALL_ALIKE}"
+            f"{reason}. {_ALL_ALIKE}"
         )
     if reason is not None and failures.told.is_set():
         return failures.give_up(strategy, reason)
     if reason is not None:
         meanwhile = f"Meanwhile {me(strategy)} waited for the others to {purpose}"
-        return failures.give_up(strategy, f"{reason.rstrip('.')}. {meanwhile}")
+        return failures.give_up(strategy, f"{reason}. {meanwhile}")
     if not isinstance(error, tf.errors.DeadlineExceededError):
         what = f"could not meet the others to {purpose}"
         return failure(strategy, f"{what}. TensorFlow says: {error.message}")
