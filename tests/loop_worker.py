@@ -266,9 +266,19 @@ def scenario_unequal(directory):
     )
     model, counts = make_model(), Counts()
     data = data_set(lengths[RANK]).with_options(options)
-    history = model.fit(data, callbacks=[counts], **QUIET).history
+    found = {}
+    for name, loop in [("fit", model.fit), ("evaluate", model.evaluate)]:
+        try:
+            loop(data, verbose=0)
+        except ValueError as error:
+            found[name] = str(error)
+    limited = model.fit(data, steps_per_epoch=3, **QUIET).history
+    found["limited"] = limited["loss"][0]
+    untold = data.filter(lambda *_: True)
+    history = model.fit(untold, callbacks=[counts], **QUIET).history
     x, y = (np.concatenate([a[:n] for n in lengths]) for a in (X, Y))
     return {
+        **found,
         "steps": len(counts.seen),
         "per_step": counts.per_step(),
         "logs": [history["loss"][0], history["mae"][0]],

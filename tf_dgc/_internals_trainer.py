@@ -72,6 +72,16 @@ class Loop:
         return bool(self._found.get("use_cached_eval_dataset"))
 
     @property
+    def limit(self) -> str:
+        """What the argument is called that says how many batches to use."""
+        return "steps_per_epoch" if self.name == "fit" else "steps"
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether that argument was given (`EpochIterator.steps_per_epoch`)."""
+        return self._found["epoch_iterator"].steps_per_epoch is not None
+
+    @property
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Its callbacks, in the order in which they are called."""
         return self._found["callbacks"].callbacks

@@ -144,13 +144,9 @@ class ModelLoops:
         number = loop.num_batches
         if _internals_trainer.is_infinite(iterator):
             number = _INFINITE
-        numbers = set(self._gather(_UNKNOWN if number is None else number))
-        if _INFINITE in numbers and len(numbers) > 1:
-            raise ValueError(
-                "The data sets of all workers must be endless (`Dataset.repeat()`), or "
-                "none of them. Received: on this worker "
-                f"{'an endless' if number == _INFINITE else 'a finite'} one."
-            )
+        number = _UNKNOWN if number is None else number
+        numbers = set(self._gather(number))
+        _check_numbers(numbers, number, loop)
         self._alike[kind].assign(len(numbers) == 1 and _UNKNOWN not in numbers)
         self._stop_together(loop)
 
@@ -255,6 +251,33 @@ class ModelLoops:
             last = StopTogether(self._stopping)
             last.set_model(self._model)
             loop.callbacks.append(last)
+
+
+def _check_numbers(
+    numbers: set[int], number: int, loop: _internals_trainer.Loop
+) -> None:
+    """Raise `ValueError` if workers are known to leave the loop at different steps.
+
+    Args:
+        numbers: of batches, of all workers.
+        number: this worker's.
+        loop: of Keras, which leaves it after as many batches as it knows of.
+    """
+    if _INFINITE in numbers and len(numbers) > 1:
+        raise ValueError(
+            "The data sets of all workers must be endless (`Dataset.repeat()`), or "
+            "none of them. Received: on this worker "
+            f"{'an endless' if number == _INFINITE else 'a finite'} one."
+        )
+    if len(numbers) > 1 and _UNKNOWN not in numbers and not loop.is_limited:
+        raise ValueError(
+            "All workers must have the same number of batches, since none can take a "
+            f"step without the others. Pass `{loop.limit}`, or data sets that do not "
+            "tell their lengths, such as `Dataset.filter(lambda *_: True)` makes: then "
+            "who has no batch left goes on with empty ones. Received: data sets of "
+            f"{' and '.join(map(str, sorted(numbers)))} batches, on this worker "
+            f"{number}."
+        )
 
 
 def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:
