@@ -46,9 +46,14 @@ class Trainer:
         self.strategy.run(replica, args=gradients)
 
     def per_replica(self, gradients):
-        """Turn `gradients[worker][tensor]` into one per-replica value per tensor."""
+        """Turn `gradients[worker][tensor]` into one per-replica value per tensor.
+
+        None, of all workers alike, is a gradient that is missing.
+        """
         return tuple(
-            self.strategy.experimental_distribute_values_from_function(
+            None
+            if gradients[0][i] is None
+            else self.strategy.experimental_distribute_values_from_function(
                 lambda context, i=i: tf.constant(
                     gradients[context.replica_id_in_sync_group][i]
                 )

@@ -80,10 +80,8 @@ def test_both_paths_give_the_same_bits(
     monkeypatch.setattr(native, "is_live", lambda variables: False)
     theirs, their_stats = train(strategies[num_workers], case, as_numpy, gradients)
     assert my_stats == their_stats
-    # Grappler adds Nesterov's three terms in another order.
-    tolerance = 1e-5 if case == "nesterov" else 0
     for a, b in zip(mine, theirs, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(a, b)
 
 
 def test_one_warning_under_xla():

@@ -96,8 +96,9 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Ten
     """
     pairs = list(zip(gradients, scales, strict=True))
     seen = [tf.math.is_finite(s) for _, s in pairs if not isinstance(s, float)]
+    # As wide as what they are added to: a product may not fit into float16.
     unseen = [
-        g if s <= 1 else g * tf.cast(s, g.dtype)
+        g if s <= 1 else _wide(g) * tf.cast(s, _wide(g).dtype)
         for g, s in pairs
         if isinstance(s, float)
     ]

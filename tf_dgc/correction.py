@@ -35,7 +35,9 @@ def correct(
         return None, residual + gradient
     if nesterov:
         velocity = momentum * (velocity + gradient)
-        return velocity, residual + (velocity + gradient)
+        # Grappler would add three terms in an order of its own.
+        added = tf.raw_ops.Snapshot(input=velocity + gradient)
+        return velocity, residual + added
     velocity = momentum * velocity + gradient
     return velocity, residual + velocity
 

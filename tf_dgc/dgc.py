@@ -183,14 +183,15 @@ class DGCOptimizer(CompressedOptimizer):
     ) -> local.LocalStep:
         """Collect what this worker puts into the step."""
         gradients, scales = self._clip(grads, variables)
-        sizes = [t.size for t in plan.layout]
+        sizes = [t.size for t in self._tensors]
+        offsets = tie_offsets(sizes, self.seed, self.iterations.value)
         return local.LocalStep(
             plan,
             gradients,
             scales,
             velocity=[self.velocity[i] for i in indices] if self.velocity else None,
             residual=[self.residual[i] for i in indices] if self.residual else None,
-            offsets=tie_offsets(sizes, self.seed, self.iterations.value),
+            offsets=[offsets[i] for i in indices],
             momentum=self._took.momentum,
             nesterov=self._took.nesterov,
             factor_masking=self.factor_masking,

@@ -18,6 +18,7 @@ from tf_dgc import (
 from tf_dgc import values as coding
 from tf_dgc.choice import add_up
 from tf_dgc.compressors import Compressor, Draw, Result
+from tf_dgc.compressors.base import draw_ties
 from tf_dgc.divergence import Check
 from tf_dgc.replicated import ReplicatedOptimizer
 from tf_dgc.rounds import Outcome, Tensor
@@ -159,11 +160,16 @@ class CompressedOptimizer(ReplicatedOptimizer):
         context = tf.distribute.get_replica_context()
         worker, step = context.replica_id_in_sync_group, self.iterations.value
         states = self._read_state(indices)
-        draws = [Draw(self.seed, step, i, worker) for i in indices]
         tensors = _pick(self._tensors, indices)
+        ties = draw_ties(self.seed, step, len(self._tensors))
+        draws = [
+            Draw(self.seed, step, i, worker, ties, t.largest)
+            for i, t in zip(indices, tensors, strict=True)
+        ]
         # Other sums are as wide as their terms, and are refused when they overflow.
+        bounds = not self.compressor.respects_largest
         within = [
-            coding.at_most(v, t.largest) if t.narrow else v
+            coding.at_most(v, t.largest) if bounds and t.narrow else v
             for t, v in zip(tensors, values, strict=True)
         ]
         parts = rounds.start(self.compressor, tensors, within, states, draws)

@@ -187,10 +187,10 @@ def _send(
         whole = tf.equal(k if taken is None else taken, tensor.size)
         masked = mask(velocity, positions, is_sent)
         velocity = tf.where(whole, velocity, masked)
-    rest = found - sent
     if not values.is_exact(tensor.value_dtype, tensor.dtype):
         rows = values.decode(words[tf.newaxis], tensor.value_dtype, k, tensor.dtype)
-        rest += sent - rows[0]
+        sent = rows[0]
+    rest = found - sent
     residual = tf.tensor_scatter_nd_update(residual, positions[:, tf.newaxis], rest)
     return Selection(positions, words), velocity, residual
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tf_dgc import checks, header
+from tf_dgc import values as coding
 from tf_dgc.compressors.base import (
     Compressor,
     Draw,
@@ -108,7 +109,8 @@ def start(
     for t, flat, state, draw in zip(tensors, values, states, draws, strict=True):
         shaped = tf.reshape(flat, t.shape)
         if t.exempt:
-            exchange = send_whole(shaped, compressor.aggregation)
+            within = coding.at_most(shaped, t.largest)
+            exchange = send_whole(within, compressor.aggregation)
             stated, method = t.size * t.dtype.size, "exempt"
         else:
             exchange = compressor.exchange(shaped, state, draw)

@@ -175,18 +175,17 @@ class TypedState : public State {
     // With every entry sent, masking would erase the momentum of all of them.
     const bool masks = settings_.rule != Rule::kNone && settings_.factor_masking &&
                        layout_.k < layout_.size;
+    const bool lossless = IsLossless();
     ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
       const A value = residual_[position];
       values[i] = AtMostLargest(value);
-      residual_[position] = value - values[i];
+      if (lossless) residual_[position] = value - values[i];
       if (masks) velocity_[position] = 0;
     });
-    if (IsLossless()) return WriteValues(layout_, values.data(), words);
-    std::vector<A> coded = values;
-    WriteValues(layout_, coded.data(), words);
-    ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
-      residual_[position] += values[i] - coded[i];
-    });
+    WriteValues(layout_, values.data(), words);
+    if (lossless) return;
+    ForEachSent(threads, positions,
+                [&](int64_t i, int32_t position) { residual_[position] -= values[i]; });
   }
 
   bool IsLossless() const {

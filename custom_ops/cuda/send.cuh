@@ -70,7 +70,7 @@ TF_DGC_DEVICE float SendEntry(const Tables& t, const Source& source, int64_t i,
   const float value = AtMostLargest(source, whole);
   WritePosition(t, source, i, position, checksum);
   const float coded = WriteValue(t, source, i, value, checksum);
-  if (!source.sign()) source.residual[position] = (whole - value) + (value - coded);
+  if (!source.sign()) source.residual[position] = whole - coded;
   // With every entry sent, masking would erase the momentum of all of them.
   if (t.rule != Rule::kNone && t.factor_masking && source.k < source.size) {
     source.velocity[position] = 0;
@@ -236,9 +236,7 @@ TF_DGC_DEVICE void KeepRest(const Tables& t) {
     if (!source.sign()) return;
     const auto keep = [&](int32_t position, uint32_t) {
       const float whole = source.residual[position];
-      const float value = AtMostLargest(source, whole);
-      const float coded = value < 0 ? -choice.mean : choice.mean;
-      source.residual[position] = (whole - value) + (value - coded);
+      source.residual[position] = whole - (whole < 0 ? -choice.mean : choice.mean);
     };
     if (choice.mode == Mode::kListed) {
       ForEachTileOfWarp(begin, end, [&](int64_t tile) {

@@ -156,7 +156,7 @@ def _send(case, rule):
     values = _within(case, found)
     words, coded = encode(case.size, positions, values, case.value_type)
     case.residual = case.residual.copy()
-    case.residual[positions] = (found - values) + (values - coded)
+    case.residual[positions] = found - coded
     if rule.masking and rule.name != "none" and case.k < case.size:
         case.velocity = case.velocity.copy()
         case.velocity[positions] = 0

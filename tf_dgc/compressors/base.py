@@ -11,6 +11,7 @@ A method of one round, whose payloads are gathered and summed, is a `OneRound`
 """
 
 import abc
+import math
 from collections.abc import Callable, Generator
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -94,17 +95,38 @@ class Draw:
         step: scalar integer, the iteration.
         tensor: index of the tensor.
         worker: index of the worker, int or scalar integer tensor.
+        ties: of all tensors, if `draw_ties` has been called for them.
+        largest: see below.
 
     Attributes:
         step: as above, for schedules.
+        largest: what may be sent of an entry, a power of two, or infinity; see
+            `wire.TensorLayout`. The optimizer sees to it, unless the method says
+            `respects_largest`.
     """
 
     def __init__(
-        self, seed: int, step: tf.Tensor, tensor: int, worker: int | tf.Tensor
+        self,
+        seed: int,
+        step: tf.Tensor,
+        tensor: int,
+        worker: int | tf.Tensor,
+        ties: tf.Tensor | None = None,
+        largest: float = math.inf,
     ):
         self.step = step
+        self.largest = largest
         self._key = (seed, tensor)
         self._worker = worker
+        self._ties = ties
+
+    def tie(self) -> tf.Tensor:
+        """Return a float64 in [0, 1), the same on all workers, to break ties by."""
+        seed, tensor = self._key
+        ties = self._ties
+        if ties is None:
+            ties = draw_ties(seed, self.step, tensor + 1)
+        return ties[tensor]
 
     def shared(self, salt: int = 0) -> tf.Tensor:
         """Return a seed, int32 `[2]`, that is the same on all workers.
@@ -125,6 +147,17 @@ class Draw:
     def local(self, salt: int = 0) -> tf.Tensor:
         """Return a seed, int32 `[2]`, that is independent on every worker."""
         return _fold(self.shared(salt), tf.cast(self._worker, tf.int32) + 1)
+
+
+def draw_ties(seed: int, step: tf.Tensor, num_tensors: int) -> tf.Tensor:
+    """Return `Draw.tie` of all tensors, float64 `[num_tensors]`, by one operation.
+
+    Args:
+        seed: of the optimizer; TensorFlow's global seed is not touched.
+        step: scalar integer, the iteration.
+        num_tensors: of the model, whether or not they have a gradient in this step.
+    """
+    return tf.random.stateless_uniform([num_tensors], [seed, step], dtype=tf.float64)
 
 
 def _fold(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
@@ -170,6 +203,8 @@ class Compressor(abc.ABC):
         reads_residual: whether `exchange` finds, as `state["residual"]`, what had been
             kept back before this step (zeros without error feedback), so that the
             gradient alone is `values - state["residual"]`.
+        respects_largest: whether `exchange` itself sends no more than `draw.largest` of
+            an entry. To others, no more is given.
     """
 
     name: ClassVar[str]
@@ -180,6 +215,7 @@ class Compressor(abc.ABC):
     lossless: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     reads_residual: ClassVar[bool] = False
+    respects_largest: ClassVar[bool] = False
     additive: bool = True
     unbiased: bool = False
     error_feedback: str = "default"

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dgc import rounds, state, validation
 from tf_dgc.compressors import get
-from tf_dgc.compressors.base import Draw, Request, Sum
+from tf_dgc.compressors.base import Draw, Request, Sum, draw_ties
 from tf_dgc.rounds import Outcome, Tensor
 
 
@@ -105,9 +105,11 @@ class Simulation:
     ) -> tuple:
         """Return, by worker and tensor: sums, what was sent, and new states."""
         merged = []
+        ties = draw_ties(self.seed, step, len(self._tensors))
         for worker, (have, known) in enumerate(zip(values, states, strict=True)):
             draws = [
-                Draw(self.seed, step, i, worker) for i in range(len(self._tensors))
+                Draw(self.seed, step, i, worker, ties)
+                for i in range(len(self._tensors))
             ]
             flat = [tf.reshape(v, [-1]) for v in have]
             held = tf.nest.map_structure(tf.convert_to_tensor, known)

@@ -4,6 +4,7 @@ Positions are coded by Elias-Fano, values by any of `tf_dgc.values` or as a meth
 says. A method whose number of entries varies states a capacity (`capacity.py`).
 """
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -40,7 +41,11 @@ def position_words(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
 
 
 def exchange(
-    values: tf.Tensor, positions: tf.Tensor, k: int | tf.Tensor, value_dtype: str
+    values: tf.Tensor,
+    positions: tf.Tensor,
+    k: int | tf.Tensor,
+    value_dtype: str,
+    largest: float = math.inf,
 ) -> Exchange:
     """Gather chosen entries of all workers and sum them.
 
@@ -49,9 +54,11 @@ def exchange(
         positions: int32 `[k]`, strictly ascending.
         k: how many; an int, or a scalar int32 tensor.
         value_dtype: of the values on the wire.
+        largest: what is sent of an entry at most.
     """
     size, dtype = values.shape[0], values.dtype
-    coded = coding.encode(tf.gather(values, positions), value_dtype)
+    chosen = coding.at_most(tf.gather(values, positions), largest)
+    coded = coding.encode(chosen, value_dtype)
     decode = decoder(value_dtype, k, dtype)
     return (yield from exchange_coded(positions, size, k, coded, decode))
 

@@ -14,7 +14,7 @@ from tf_dgc import _internals, schedules
 from tf_dgc import values as coding
 from tf_dgc.choice import Choice, choose
 from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import Compressor, Draw, Exchange
+from tf_dgc.compressors.base import Compressor, Draw, Exchange, draw_ties
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
@@ -36,6 +36,7 @@ class TopK(Compressor):
     name = "top_k"
     kind = "sparsification"
     reference = "Lin et al., Deep gradient compression, ICLR 2018"
+    respects_largest = True
 
     def __init__(
         self, sparsity: float | Callable = 0.999, value_dtype: str | None = None
@@ -70,12 +71,14 @@ class TopK(Compressor):
             kept = tf.where(taken, tf.gather(values, positions), 0)
             values = tf.scatter_nd(at, kept, [size])
             result = yield from sparse.exchange(
-                values, positions, capacity, value_dtype
+                values, positions, capacity, value_dtype, draw.largest
             )
             chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
             return result._replace(entries=k, chosen=chosen)
         positions, _ = top_k(values, k, offset)
-        return (yield from sparse.exchange(values, positions, k, value_dtype))
+        return (
+            yield from sparse.exchange(values, positions, k, value_dtype, draw.largest)
+        )
 
     def error_bound(self, size: int) -> float | None:
         """Return `1 - k/n` (Stich et al., lemma A.1), if values are sent exactly."""
@@ -195,22 +198,20 @@ def _by_threshold(
 
 
 def tie_offset(size: int, draw: Draw) -> tf.Tensor:
-    """Draw one tensor's offset, scalar int32 in [0, size), alike on all workers."""
-    return tf.random.stateless_uniform([], draw.shared(), maxval=size, dtype=tf.int32)
+    """Return one tensor's offset, scalar int32 in [0, size), alike on all workers."""
+    return tf.cast(draw.tie() * size, tf.int32)
 
 
 def tie_offsets(sizes: list[int], seed: int, iteration: tf.Tensor) -> list[tf.Tensor]:
-    """Draw one offset per tensor, the same on every worker.
+    """Return `tie_offset` of every tensor.
 
     Args:
-        sizes: number of entries of each tensor.
-        seed: of the optimizer; TensorFlow's global seed is not touched.
+        sizes: number of entries of each tensor of the model.
+        seed: of the optimizer.
         iteration: scalar integer, the step.
 
     Returns:
         Scalar int32 tensors, uniform in [0, size).
     """
-    uniform = tf.random.stateless_uniform(
-        [len(sizes)], seed=[seed, iteration], dtype=tf.float64
-    )
-    return [tf.cast(uniform[i] * size, tf.int32) for i, size in enumerate(sizes)]
+    ties = draw_ties(seed, iteration, len(sizes))
+    return tf.unstack(tf.cast(ties * tf.constant(sizes, tf.float64), tf.int32))
