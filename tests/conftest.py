@@ -54,6 +54,15 @@ def strategies():
     return {1: tf.distribute.get_strategy(), **mirrored}
 
 
+@pytest.fixture(scope="session")
+def starter():
+    """Return what starts workers that need not import TensorFlow."""
+    from real_workers import Starter
+
+    with Starter() as starter:
+        yield starter
+
+
 def _mirrored(num_workers):
     import tensorflow as tf
 

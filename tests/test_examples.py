@@ -22,7 +22,7 @@ KEYS = {
 }
 
 
-def run(tmp_path, script, *flags, workers=2):
+def launch(tmp_path, script, *flags, workers=2):
     """Run an example under the launcher; return its rows and its output."""
     path = tmp_path / "rows.json"
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers", str(workers)]
@@ -40,9 +40,26 @@ def run(tmp_path, script, *flags, workers=2):
     return finished.returncode, rows, finished.stdout
 
 
+@pytest.fixture
+def run(starter, tmp_path):
+    """Return what runs an example on two workers without the launcher.
+
+    It returns the rows, and what the first worker printed.
+    """
+
+    def run(script, *flags):
+        path = tmp_path / "rows.json"
+        command = [EXAMPLES / script, *flags, f"--json={path}"]
+        finished = starter.run(command, 2, tmp_path)
+        assert finished.codes == [0, 0]
+        return json.loads(path.read_text()), finished.outputs[0]
+
+    return run
+
+
 @pytest.mark.workers
 def test_digits(tmp_path):
-    code, rows, output = run(tmp_path, "digits.py", "--steps=60", "--seeds=1")
+    code, rows, output = launch(tmp_path, "digits.py", "--steps=60", "--seeds=1")
     assert code == 0
     before, _, table = output.partition("digits, mean of")
     assert len(before.splitlines()) <= 15, before
@@ -59,18 +76,16 @@ def test_digits(tmp_path):
 
 
 @pytest.mark.workers
-def test_custom_loop(tmp_path):
-    code, rows, _ = run(tmp_path, "custom_loop.py", "--steps=60")
-    assert code == 0
+def test_custom_loop(run):
+    rows, _ = run("custom_loop.py", "--steps=60")
     assert set(rows[0]) == KEYS
     assert rows[0]["val_accuracy"] > 0.7
 
 
 @pytest.mark.workers
-def test_multi_worker_with_keras(tmp_path):
+def test_multi_worker_with_keras(run, tmp_path):
     flags = [f"--directory={tmp_path}", "--epochs=2", "--steps=12"]
-    code, rows, output = run(tmp_path, "multi_worker_with_keras.py", *flags)
-    assert code == 0
+    rows, output = run("multi_worker_with_keras.py", *flags)
     assert set(rows[0]) == KEYS
     trained, loaded, restored = re.findall(
         r"(?:trained|loaded|restored): (\S+)", output
@@ -82,32 +97,31 @@ def test_multi_worker_with_keras(tmp_path):
 
 
 @pytest.mark.workers
-def test_multi_worker_custom_loop(tmp_path):
+def test_multi_worker_custom_loop(run, tmp_path):
     flags = [f"--directory={tmp_path / 'checkpoints'}", "--steps=12"]
     script = "multi_worker_custom_loop.py"
-    code, rows, _ = run(tmp_path, script, *flags, "--epochs=1")
-    assert code == 0
+    rows, _ = run(script, *flags, "--epochs=1")
     assert set(rows[0]) == KEYS
-    code, _, output = run(tmp_path, script, *flags, "--epochs=3")
-    assert code == 0
+    _, output = run(script, *flags, "--epochs=3")
     assert re.findall(r"epoch (\d)[:\n]", output) == ["1", "1", "2"]
 
 
 @pytest.mark.workers
-def test_own_compressor(tmp_path):
-    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
-    command.append(str(EXAMPLES / "own_compressor.py"))
-    output = subprocess.check_output(command, text=True, timeout=280)
+def test_own_compressor(starter, tmp_path):
+    finished = starter.run([EXAMPLES / "own_compressor.py"], 2, tmp_path)
+    assert finished.codes == [0, 0]
+    output = finished.outputs[0]
     before, after = re.findall(r"loss (\S+) -> (\S+)", output)[0]
     assert float(after) < 0.5 * float(before)
     assert "1/16 of dense" in output
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 @pytest.mark.skipif(not SHARED.exists(), reason=f"MNIST is not in {SHARED}")
 def test_mnist(tmp_path):
     flags = [f"--data_dir={SHARED}", "--epochs=1", "--batch_size=1000"]
-    code, rows, _ = run(tmp_path, "mnist.py", *flags)
+    code, rows, _ = launch(tmp_path, "mnist.py", *flags)
     assert code == 0
     assert [row["method"] for row in rows] == ["dense", "dgc"]
     assert min(row["val_accuracy"] for row in rows) > 0.7
@@ -115,6 +129,6 @@ def test_mnist(tmp_path):
 
 @pytest.mark.workers
 def test_mnist_says_how_to_get_the_data(tmp_path):
-    code, _, output = run(tmp_path, "mnist.py", f"--data_dir={tmp_path}", workers=1)
+    code, _, output = launch(tmp_path, "mnist.py", f"--data_dir={tmp_path}", workers=1)
     assert code != 0
     assert "examples/mnist.py --download" in output

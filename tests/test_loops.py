@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import test_multiworker
 
 import tf_dgc
 
@@ -15,10 +14,10 @@ workers = pytest.mark.workers
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory):
+def findings(starter, tmp_path_factory):
     """What two workers found, in all scenarios of one run."""
     directory = tmp_path_factory.mktemp("loops")
-    finished = test_multiworker.run("all", 2, directory, timeout=280, script=SCRIPT)
+    finished = starter.run([SCRIPT, "all", directory], 2, directory)
     assert finished.codes == [0, 0]
     return finished.findings
 

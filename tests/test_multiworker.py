@@ -1,80 +1,33 @@
 """Real worker processes on loopback, under stock MultiWorkerMirroredStrategy."""
 
-import json
-import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
-
-from tf_dgc import loopback, worker_processes
 
 pytestmark = pytest.mark.workers
 SCRIPT = pathlib.Path(__file__).with_name("worker_scenarios.py")
 
 
-class Finished:
-    """How each worker ended."""
-
-    def __init__(self, codes, outputs, findings, seconds):
-        self.codes, self.outputs = codes, outputs
-        self.findings, self.seconds = findings, seconds
+def slow(value, id=None):
+    return pytest.param(value, id=id, marks=pytest.mark.slow)
 
 
-def run(
-    scenario,
-    num_workers,
-    directory,
-    timeout=150,
-    last=None,
-    script=SCRIPT,
-    **environment,
-):
-    """Run a scenario; until `timeout`, every worker has to end by itself.
+@pytest.fixture
+def run(starter):
+    """Return what runs a scenario on so many workers."""
 
-    `last` holds environment variables of the last worker alone.
-    """
-    environment = {"CUDA_VISIBLE_DEVICES": "-1", **environment}
-    command = [sys.executable, str(script), scenario, str(directory)]
-    logs = [
-        open(directory / f"{rank}.log", "w+")  # noqa: SIM115
-        for rank in range(num_workers)
-    ]
-    start = time.monotonic()
-    ports = loopback.free_ports(num_workers)
-    environments = [{**env, **environment} for env in loopback.environments(ports)]
-    environments[-1].update(last or {})
-    workers = [
-        subprocess.Popen(
-            command, env=env, stdout=log, stderr=log, start_new_session=True
-        )
-        for env, log in zip(environments, logs, strict=True)
-    ]
-    try:
-        codes = [w.wait(max(1, timeout - (time.monotonic() - start))) for w in workers]
-    finally:
-        worker_processes.end(workers)
-        outputs = []
-        for log in logs:
-            log.seek(0)
-            outputs.append(log.read())
-            log.close()
-        print(*(f"--- worker {i}\n{o[-3000:]}" for i, o in enumerate(outputs)))
-    findings = [
-        json.loads((directory / f"{rank}.json").read_text())
-        for rank in range(num_workers)
-        if os.path.exists(directory / f"{rank}.json")
-    ]
-    return Finished(codes, outputs, findings, time.monotonic() - start)
+    def run(scenario, num_workers, directory, **settings):
+        command = [SCRIPT, scenario, directory]
+        return starter.run(command, num_workers, directory, **settings)
+
+    return run
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
-def test_fit_evaluate_predict_save_load(tmp_path, num_workers):
+@pytest.mark.parametrize("num_workers", [1, slow(2), 3, slow(4)])
+def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     finished = run("fit", num_workers, tmp_path)
     assert finished.codes == [0] * num_workers
     first = finished.findings[0]
@@ -93,8 +46,10 @@ def test_fit_evaluate_predict_save_load(tmp_path, num_workers):
     assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
 
 
-def test_other_methods(tmp_path):
-    finished = run("methods", 2, tmp_path)
+@pytest.mark.parametrize("methods", ["power_sgd,sign_sgd", slow("bfloat16,diana")])
+def test_other_methods(run, tmp_path, methods):
+    """Of every kind of collective: two rounds, votes, narrow sums, state."""
+    finished = run("methods", 2, tmp_path, METHODS=methods)
     assert finished.codes == [0, 0]
     one, other = finished.findings
     for name, found in one.items():
@@ -104,8 +59,10 @@ def test_other_methods(tmp_path):
         assert losses[-1] < losses[0], name
 
 
-@pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
-def test_steps_per_execution_with_a_schedule(tmp_path, last):
+@pytest.mark.parametrize(
+    "last", [slow({}, "same"), pytest.param({"TF_DGC_NATIVE": "0"}, id="mixed")]
+)
+def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
     """Also where only one of the workers has the native operations."""
     finished = run("steps_per_execution", 2, tmp_path, last=last)
     assert finished.codes == [0, 0]
@@ -113,7 +70,7 @@ def test_steps_per_execution_with_a_schedule(tmp_path, last):
     assert len(hashes) == 1
 
 
-def test_stock_sgd_trains_and_equals_sparsity_0(tmp_path):
+def test_stock_sgd_trains_and_equals_sparsity_0(run, tmp_path):
     finished = run("stock", 2, tmp_path)
     assert finished.codes == [0, 0]
     for found in finished.findings:
@@ -121,7 +78,7 @@ def test_stock_sgd_trains_and_equals_sparsity_0(tmp_path):
 
 
 @pytest.mark.parametrize("scenario", ["nan", "mixed_bfloat16"])
-def test_nan_on_one_worker(tmp_path, scenario):
+def test_nan_on_one_worker(run, tmp_path, scenario):
     finished = run(scenario, 2, tmp_path)
     assert finished.codes == [0, 0]
     assert finished.findings[0] == finished.findings[1]
@@ -130,7 +87,7 @@ def test_nan_on_one_worker(tmp_path, scenario):
     assert sum("holds NaN or Inf" in output for output in finished.outputs) == 1
 
 
-def test_overflow_on_the_last_worker(tmp_path):
+def test_overflow_on_the_last_worker(run, tmp_path):
     """All workers skip the step and halve the scale, as the dense run does."""
     finished = run("mixed_precision", 2, tmp_path)
     assert finished.codes == [0, 0]
@@ -151,7 +108,7 @@ def test_overflow_on_the_last_worker(tmp_path):
         ("other_inner", "optimizer.inner.class_name: 'Adam"),
     ],
 )
-def test_every_worker_names_what_is_wrong(tmp_path, scenario, message):
+def test_every_worker_names_what_is_wrong(run, tmp_path, scenario, message):
     finished = run(scenario, 2, tmp_path)
     assert all(finished.codes)
     for output in finished.outputs:
@@ -162,16 +119,16 @@ def test_every_worker_names_what_is_wrong(tmp_path, scenario, message):
     ("scenario", "shapes"),
     [("other_shape", ["[50,48]", "[50,40]"]), ("more_layers", ["[40,40]", "[40,1]"])],
 )
-def test_different_models(tmp_path, scenario, shapes):
-    finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="10")
+def test_different_models(run, tmp_path, scenario, shapes):
+    """Nobody waits for anything."""
+    finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="1000")
     assert all(finished.codes)
     for output in finished.outputs:
         for shape in shapes:
             assert shape in output
-    assert finished.seconds < 60
 
 
-def test_what_is_equal_is_not_sent_at_the_start(tmp_path):
+def test_what_is_equal_is_not_sent_at_the_start(run, tmp_path):
     """Both count what crossed the loopback, which others may have used as well."""
     finished = run("start", 2, tmp_path)
     assert finished.codes == [0, 0]
@@ -185,18 +142,17 @@ def test_what_is_equal_is_not_sent_at_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("scenario", ["chief_saves_alone", "chief_checkpoints_alone"])
-def test_reading_the_state_on_one_worker(tmp_path, scenario):
-    finished = run(scenario, 2, tmp_path, TF_DGC_TIMEOUT="8")
+def test_reading_the_state_on_one_worker(run, tmp_path, scenario):
+    finished = run(scenario, 2, tmp_path)
     assert finished.codes[0]
     assert "not on the chief alone" in finished.outputs[0]
-    assert finished.seconds < 90
 
 
-@pytest.mark.parametrize(("victim", "seconds"), [(1, 0), (0, 5)])
-def test_a_peer_that_ends_by_its_own_error(tmp_path, victim, seconds):
+@pytest.mark.parametrize(("victim", "late"), [(1, 0), (0, 1)])
+def test_a_peer_that_ends_by_its_own_error(run, tmp_path, victim, late):
     """Its reason is what all say, also when it coordinated and is long gone."""
-    environment = {"PEER_VICTIM": str(victim), "PEER_SECONDS": str(seconds)}
-    finished = run("peer_ends", 2, tmp_path, TF_DGC_TIMEOUT="30", **environment)
+    environment = {"PEER_VICTIM": str(victim), "PEER_LATE": str(late)}
+    finished = run("peer_ends", 2, tmp_path, TF_DGC_TIMEOUT="1000", **environment)
     (found,) = finished.findings
     reason = "ended with ValueError: the disk of this worker is full. Training cannot"
     for way, (kind, text, waited) in found.items():
@@ -204,22 +160,22 @@ def test_a_peer_that_ends_by_its_own_error(tmp_path, victim, seconds):
         assert kind == ("ValueError" if way == "load weights" else "RuntimeError"), way
         assert f"cannot go on: worker {victim} (" in text, way
         assert reason in text, way
-        assert waited < 15, way
+        assert waited < 40, way
 
 
-def test_a_peer_that_leaves(tmp_path):
+def test_a_peer_that_leaves(run, tmp_path):
     """By `sys.exit`: it was neither killed nor cut off, and leaves word of it."""
-    finished = run("peer_leaves", 2, tmp_path, TF_DGC_TIMEOUT="30")
+    finished = run("peer_leaves", 2, tmp_path, TF_DGC_TIMEOUT="1000")
     assert finished.codes[1] == 3
     ((kind, text, waited),) = finished.findings
     assert kind == "RuntimeError"
     assert re.search(r"cannot go on: worker 1 \(\S+\) has ended: its program", text)
-    assert waited < 20
+    assert waited < 100
 
 
-def test_killed_while_it_saves_and_resumed(tmp_path):
+def test_killed_while_it_saves_and_resumed(run, tmp_path):
     """As many workers end like the undisturbed run, others keep the total."""
-    killed = run("backup_until_the_chief_dies", 2, tmp_path, TF_DGC_TIMEOUT="10")
+    killed = run("backup_until_the_chief_dies", 2, tmp_path)
     assert killed.codes[0] == -signal.SIGKILL
     assert killed.codes[1]
     left = sorted(path.name for path in (tmp_path / "backup").iterdir())
@@ -238,7 +194,7 @@ def test_killed_while_it_saves_and_resumed(tmp_path):
     assert all(found["weights"] == first["weights"] for found in elsewhere.findings)
 
 
-def test_divergence(tmp_path):
+def test_divergence(run, tmp_path):
     finished = run("divergence", 2, tmp_path)
     assert finished.codes == [0, 0]
     for found, output in zip(finished.findings, finished.outputs, strict=True):
@@ -248,7 +204,7 @@ def test_divergence(tmp_path):
         assert "warn" not in found
 
 
-def test_coordination(tmp_path):
+def test_coordination(run, tmp_path):
     """Who waits for others does not stop its own process, and hears why it ends."""
     finished = run("coordination", 2, tmp_path)
     assert finished.codes == [0, 0]
@@ -260,4 +216,4 @@ def test_coordination(tmp_path):
     for waited in ("lookup", "barrier"):
         standstill, error = first[waited]
         assert error == "DeadlineExceededError"
-        assert standstill < 1.5  # of 3 s
+        assert standstill < 0.5  # of 1 s

@@ -4,16 +4,15 @@ import pathlib
 import re
 
 import pytest
-from test_multiworker import run
 
 pytestmark = pytest.mark.workers
 SCRIPT = pathlib.Path(__file__).with_name("saving_scenarios.py")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(starter, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saving")
-    finished = run("saving", 2, folder, timeout=250, script=SCRIPT)
+    finished = starter.run([SCRIPT, "saving", folder], 2, folder)
     assert len(finished.findings) == 2  # how they end after a failure is left open
     assert not list(folder.rglob(".unfinished*"))
     assert not list(folder.rglob(".tf_dgc*"))
