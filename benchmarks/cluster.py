@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from tf_dgc import worker_processes
+from tf_dgc.launch import allocator, worker_processes
 
 _FOLDER = pathlib.Path(__file__).parent
 _LINES_OF_LOG = 30
@@ -123,6 +123,7 @@ class Cluster:
 
     def _environment(self, rank):
         environment = {
+            **allocator.SETTINGS,
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -27,8 +27,11 @@ import reporting
 import tensorflow as tf
 from absl import app, flags
 
-from tf_dgc import local, native, ops, payload, wire
+from tf_dgc.codecs import wire
 from tf_dgc.compressors import num_sent
+from tf_dgc.ops import loader
+from tf_dgc.steps import native, operations
+from tf_dgc.steps.plan import LocalStep, Plan
 
 PATHS = ("floor", "native", "tensorflow", "top_k")
 
@@ -81,7 +84,7 @@ def make_paths(n, sparsity, dtype, threads, times):
     accumulators = tf.float64 if dtype == "float64" else tf.float32
     gradient = tf.cast(kernels.floats(n, 0), dtype)
     layout = [wire.TensorLayout(n, accumulators, False, accumulators.name)]
-    plan = payload.Plan(layout, [num_sent(n, sparsity)], False)
+    plan = Plan(layout, [num_sent(n, sparsity)], False)
 
     def steps(path):
         velocity, residual = Variable(n, accumulators), Variable(n, accumulators)
@@ -94,7 +97,7 @@ def make_paths(n, sparsity, dtype, threads, times):
             return total
 
         def compress(gradient, offset):
-            step = local.LocalStep(
+            step = LocalStep(
                 plan,
                 [gradient],
                 [1.0],
@@ -130,7 +133,7 @@ def make_paths(n, sparsity, dtype, threads, times):
 
     made = {
         "native": lambda: steps(native),
-        "tensorflow": lambda: steps(local),
+        "tensorflow": lambda: steps(operations),
         "top_k": lambda: functools.partial(top_k, gradient),
     }
     chosen = {p: make() for p, make in made.items() if p in _PATHS.value}
@@ -213,8 +216,8 @@ def main(_):
         raise app.UsageError(
             f"--paths: {', '.join(wrong)} is none of {', '.join(PATHS)}"
         )
-    if "native" in _PATHS.value and ops.native().library is None:
-        raise app.UsageError(f"no native operations: {ops.native().reason}")
+    if "native" in _PATHS.value and loader.native().library is None:
+        raise app.UsageError(f"no native operations: {loader.native().reason}")
     rows = []
     for n, sparsity, dtype, threads in itertools.product(
         [int(float(n)) for n in _SIZES.value],

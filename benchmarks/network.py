@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 
-from tf_dgc import loopback
+from tf_dgc.launch import loopback
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
 

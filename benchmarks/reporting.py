@@ -91,7 +91,8 @@ def provenance():
     import tensorflow as tf
 
     import tf_dgc
-    from tf_dgc import _internals, onednn
+    from tf_dgc._internals import tracing
+    from tf_dgc.launch import onednn
 
     checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
@@ -103,7 +104,7 @@ def provenance():
         "package_from_checkout": package.parents[1] == checkout.parents[1],
         "cpus": os.cpu_count(),
         "processor": onednn.processor(),
-        "onednn": _internals.uses_onednn(),
+        "onednn": tracing.uses_onednn(),
     }
 
 

@@ -22,8 +22,8 @@ from absl import logging
 from replies import reply, take_standard_output
 
 import tf_dgc
-from tf_dgc import _internals
-from tf_dgc.distribute import cross_device_ops
+from tf_dgc._internals import tracing
+from tf_dgc.distribute.cross_device import cross_device_ops
 
 _EXAMPLES, _FEATURES = 4096, 32
 
@@ -120,7 +120,7 @@ class Watch(keras.callbacks.Callback):
             median_ms=statistics.median(times),
             memory_mb=resident_bytes() / 1e6,
             traces=self._loss.traces,
-            functions=_internals.num_functions(),
+            functions=tracing.num_functions(),
             keys=cross_device_ops(self._strategy).num_keys,
             residual_norm=float(np.sqrt(sum(np.sum(r**2) for r in residual))),
             staleness_mean=staleness.mean,

@@ -22,7 +22,7 @@ from absl import logging
 from replies import reply, take_standard_output
 
 import tf_dgc
-from tf_dgc import _internals
+from tf_dgc._internals import tracing
 
 WARMUP_STEPS = 3
 
@@ -41,7 +41,7 @@ def main(settings):
         replies,
         variables=len(model.trainable_variables),
         parameters=model.count_params(),
-        onednn=_internals.uses_onednn(),
+        onednn=tracing.uses_onednn(),
     )
     for line in sys.stdin:
         request = json.loads(line)

@@ -24,8 +24,8 @@ import numpy as np
 import reporting
 from absl import app, flags
 
-from tf_dgc import ops
 from tf_dgc.compressors import num_sent
+from tf_dgc.ops import loader
 
 VALUE_TYPES = {"float32": 0, "bfloat16": 2, "float16": 3, "sign": 4}  # as in wire.h
 PAYLOADS = 8
@@ -124,8 +124,8 @@ def measure(library, n, sparsity):
 
 def main(_):
     """Measure all combinations and print the table."""
-    if ops.native().library is None:
-        raise app.UsageError(f"no native operations: {ops.native().reason}")
+    if loader.native().library is None:
+        raise app.UsageError(f"no native operations: {loader.native().reason}")
     library = kernels.load()
     cases = itertools.product(_WIRE_SIZES.value, _WIRE_SPARSITIES.value)
     rows = [row for n, s in cases for row in measure(library, int(float(n)), float(s))]

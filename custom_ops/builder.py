@@ -1,7 +1,7 @@
 """Compile the native operations while the package is built.
 
 The library belongs to one minor version of TensorFlow. A stamp beside it says to which,
-with a checksum of the library; `tf_dgc/ops.py` reads it before it loads anything.
+with a checksum of the library; `tf_dgc/ops/loader.py` reads it before loading.
 
 The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is
 a compiler, and the package works without it; 1, building it must succeed; 0, it is

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import bitstream, compressors
+from tf_dgc import compressors
+from tf_dgc.codecs import bitstream
 
 
 @keras.saving.register_keras_serializable(package="mine")

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import compressors
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import _internals
+from tf_dgc._internals import launching
 
 SHAPES = [(40, 50), (50,), (50, 30), (7, 3)]
 
@@ -115,5 +115,5 @@ def record_collectives(monkeypatch):
         return launch_and_record
 
     for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(_internals, name, spy(getattr(_internals, name)))
+        monkeypatch.setattr(launching, name, spy(getattr(launching, name)))
     return handed_over

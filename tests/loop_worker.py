@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import distribute
+from tf_dgc.distribute import cross_device
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
@@ -65,7 +65,7 @@ def make_model(optimizer=None, layers=(), **settings):
 
 
 def started():
-    return distribute.cross_device_ops(STRATEGY).count()[0]
+    return cross_device.cross_device_ops(STRATEGY).count()[0]
 
 
 class Counts(keras.callbacks.Callback):

@@ -7,7 +7,10 @@ import resource
 
 import tensorflow as tf
 
-from tf_dgc import native, ops, payload, wire
+from tf_dgc.codecs import wire
+from tf_dgc.ops import loader
+from tf_dgc.steps import native
+from tf_dgc.steps.plan import Plan
 
 
 @contextlib.contextmanager
@@ -40,9 +43,9 @@ def main():
         nesterov=False,
         factor_masking=True,
         largest_exponents=[1024],
-        **native._agreed(payload.Plan(layout, [k], False)),
+        **native._agreed(Plan(layout, [k], False)),
     )
-    compress = ops.native().library.tf_dgc_compress
+    compress = loader.native().library.tf_dgc_compress
     try:
         with memory_left(50_000_000):  # the buffer takes 22 MB
             compress(**arguments)

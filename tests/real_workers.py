@@ -6,7 +6,7 @@ import time
 
 from nursery import Nursery
 
-from tf_dgc import loopback, worker_processes
+from tf_dgc.launch import loopback, worker_processes
 
 _TIMEOUT = 250.0  # s, for all workers to end; on an idle machine few take 20
 

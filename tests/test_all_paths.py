@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_dgc
-from tf_dgc import native, ops
+from tf_dgc.ops import loader
+from tf_dgc.steps import composed, fused, kinds, native
 from tf_dgc.schedules import PiecewiseConstantSparsity
 
 SGD = keras.optimizers.SGD
-HAS_NATIVE = ops.native().library is not None
+HAS_NATIVE = loader.native().library is not None
 # From 4096 entries on the native operations guess a threshold. The last is exempt.
 SHAPES = [(70, 64), (40, 30), (7, 3)]
 NATIVE = ("native", "mixed")

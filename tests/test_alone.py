@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import cluster, coordination, saving
+from tf_dgc.checkpoint import saving
+from tf_dgc.cluster import coordination, meeting
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def model(strategies, tmp_path, monkeypatch):
         hosts, task_type="worker", task_id=0
     )
     monkeypatch.setattr(type(strategies[2]), "cluster_resolver", resolver)
-    monkeypatch.setattr(cluster, "is_multi_worker", lambda strategy: True)
+    monkeypatch.setattr(meeting, "is_multi_worker", lambda strategy: True)
     monkeypatch.setattr(coordination, "publish", lambda key, value, seconds: None)
     monkeypatch.setattr(coordination, "lookup", nobody)
     monkeypatch.setattr(coordination, "report_error", lambda message, seconds: None)

@@ -10,7 +10,8 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import _versions, cluster, schedules, workers
+from tf_dgc import _versions, schedules
+from tf_dgc.cluster import tf_config, workers
 
 O = keras.optimizers  # noqa: E741
 
@@ -254,7 +255,7 @@ def test_tf_config_may_be_what_tensorflow_takes(monkeypatch, hosts, index):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     assert resolver.task_id == 1
-    cluster.check_tf_config()
+    tf_config.check_tf_config()
 
 
 def test_tf_config_without_a_strategy(monkeypatch):

@@ -11,7 +11,8 @@ import time
 import psutil
 import pytest
 
-from tf_dgc import _internals, ops
+from tf_dgc._internals import tracing
+from tf_dgc.ops import loader
 
 STEP = pathlib.Path(__file__).parents[1] / "benchmarks" / "step.py"
 KEYS = {
@@ -63,7 +64,7 @@ def test_step(tmp_path, loop):
     print(finished.stdout[-5000:])
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
-    onednn = "on" if _internals.uses_onednn() else "off"
+    onednn = "on" if tracing.uses_onednn() else "off"
     assert f"Processor: {rows[0]['processor']}, oneDNN {onednn}" in finished.stdout
     for row in rows:
         assert set(row) >= KEYS
@@ -136,7 +137,7 @@ def test_an_unknown_rate():
     assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
 
 
-@pytest.mark.skipif(ops.native().library is None, reason=ops.native().reason)
+@pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
 @pytest.mark.parametrize(
     ("script", "flags", "keys", "num_rows"),
     [

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import cluster, saving
-from tf_dgc.state import PerWorkerVariable
+from tf_dgc.checkpoint import saving
+from tf_dgc.cluster import meeting
+from tf_dgc.distribute.worker_variables import PerWorkerVariable
 
 SGD = keras.optimizers.SGD
 STEPS = 4  # per epoch
@@ -356,7 +357,7 @@ def test_workers_that_load_a_schedule_compare_equal(tmp_path, monkeypatch):
         if otherwise is None:  # else it is about what is restored
             compared.append(describe())
 
-    monkeypatch.setattr(cluster, "agree", agree)
+    monkeypatch.setattr(meeting, "agree", agree)
     loaded = [keras.models.load_model(tmp_path / "model.keras") for _ in range(2)]
     assert len(loaded) == len(compared) == 2
     assert compared[0] == compared[1]

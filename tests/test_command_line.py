@@ -10,10 +10,10 @@ import types
 import pytest
 
 import tf_dgc
-from tf_dgc import cli
+from tf_dgc.cli import main
 
 LIMIT = 5.0  # CPU seconds, of 0.1; loading TensorFlow takes more
-ENTRY = "import sys; from tf_dgc.cli import main; sys.exit(main())"
+ENTRY = "import sys; from tf_dgc.cli.main import main; sys.exit(main())"
 HEAVY = ("tensorflow", "keras", "numpy")
 
 
@@ -72,7 +72,7 @@ def test_it_answers_without_tensorflow(
 )
 def test_options_behind_the_script(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["run", *arguments])
+        main.main(["run", *arguments])
     printed = capsys.readouterr().err
     assert "come before the script" in printed
     assert "tf-dgc run --workers N script.py" in printed
@@ -80,7 +80,7 @@ def test_options_behind_the_script(arguments, capsys):
 
 def test_no_number_of_workers(capsys):
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["run", "script.py", "--rate", "1"])
+        main.main(["run", "script.py", "--rate", "1"])
     assert "number of workers is missing: tf-dgc run --w" in capsys.readouterr().err
 
 

@@ -7,10 +7,12 @@ import tensorflow as tf
 from harness import SHAPES, Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import _internals, compressors
-from tf_dgc.compressors import one_round
-from tf_dgc.compressors.base import Compressor, Gather, Result, Sum
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc import compressors
+from tf_dgc._internals import launching
+from tf_dgc.collectives.requests import Gather, Result, Sum
+from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors.common import one_round
+from tf_dgc.testing.simulation import Simulation
 
 O = keras.optimizers  # noqa: E741
 
@@ -123,7 +125,7 @@ def test_collectives_of_a_step(strategies, monkeypatch, compressor, gathers, sum
         return count
 
     for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(_internals, name, spy(name, getattr(_internals, name)))
+        monkeypatch.setattr(launching, name, spy(name, getattr(launching, name)))
     trainer = make_trainer(strategies[2], compressor)
     trainer.step(*make_gradients(2, 1))
     assert launched.count("launch_all_gather") == 2 * gathers

@@ -15,8 +15,9 @@ import tensorflow as tf
 from harness import Trainer, record_collectives
 
 import tf_dgc
-from tf_dgc import compressors, validation
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc import compressors
+from tf_dgc.optimizers import validation
+from tf_dgc.testing.simulation import Simulation
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(30, 40), (5, 4, 3, 7), (33, 1)]

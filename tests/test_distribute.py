@@ -11,7 +11,8 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import _internals, distribute
+from tf_dgc._internals import launching, mirrored
+from tf_dgc.distribute import cross_device, preparation
 
 
 def collectives(graph):
@@ -63,8 +64,8 @@ def test_stock_optimizer_for_comparison(strategies):
 
 
 def test_everything_else_falls_through(strategies):
-    strategy = distribute.prepare(strategies[2])
-    hook = distribute.cross_device_ops(strategy)
+    strategy = preparation.prepare(strategies[2])
+    hook = cross_device.cross_device_ops(strategy)
     assert isinstance(hook, tf.distribute.CrossDeviceOps)
     assert not isinstance(hook.base, tf_dgc.CompressedCrossDeviceOps)
 
@@ -96,20 +97,20 @@ def test_everything_else_falls_through(strategies):
 
 
 def test_every_private_seam_falls_through(strategies):
-    hook = distribute.cross_device_ops(strategies[2])
-    for name in distribute._FALL_THROUGH:
+    hook = cross_device.cross_device_ops(strategies[2])
+    for name in cross_device._FALL_THROUGH:
         assert getattr(hook, name) == getattr(hook.base, name), name
     assert {"_all_reduce", "_gather", "_num_between_graph_workers"} <= (
-        distribute._FALL_THROUGH
+        cross_device._FALL_THROUGH
     )
 
 
 def test_prepare_is_idempotent(strategies):
     strategy = strategies[2]
     assert tf_dgc.prepare(strategy) is strategy
-    hook = _internals.get_cross_device_ops(strategy)
+    hook = mirrored.get_cross_device_ops(strategy)
     tf_dgc.prepare(strategy)
-    assert _internals.get_cross_device_ops(strategy) is hook
+    assert mirrored.get_cross_device_ops(strategy) is hook
 
 
 @pytest.mark.parametrize(
@@ -142,12 +143,12 @@ def test_reductions_that_the_user_chose(strategies, cross_device_ops):
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3,), (2, 3), (3, 2), (4, 1, 7)])
 def test_key_of_a_collective_is_that_of_its_tensor(shape):
     """Also where one worker knows the shape while tracing, and another does not."""
-    key = int(_internals.collective_key("all_reduce", tf.zeros(shape)))
+    key = int(launching.collective_key("all_reduce", tf.zeros(shape)))
     assert 0 < key < 2**31
     for known in ([None] * len(shape), None):
         spec = tf.TensorSpec(known, tf.float32)
         later = tf.function(
-            lambda x: _internals.collective_key("all_reduce", x),
+            lambda x: launching.collective_key("all_reduce", x),
             input_signature=[spec],
         )
         assert later(tf.zeros(shape)) == key
@@ -157,21 +158,21 @@ def test_keys_of_collectives_differ():
     tensors = [tf.zeros(s) for s in [(), (1,), (5,), (6,), (2, 3), (3, 2), (6, 1)]]
     tensors += [tf.zeros((6,), t) for t in ("float64", "int32", "float16")]
     kinds = itertools.product(("all_reduce", "_all_gather"), tensors)
-    keys = [int(_internals.collective_key(*kind)) for kind in kinds]
+    keys = [int(launching.collective_key(*kind)) for kind in kinds]
     assert len(set(keys)) == 2 * len(tensors)
 
 
 def test_more_steps_need_no_more_keys(strategies, monkeypatch):
     """TensorFlow keeps something of every key for ever."""
     used = []
-    stock = _internals.collective_key
+    stock = launching.collective_key
 
     def key_of(kind, tensor):
         key = stock(kind, tensor)
         tf.py_function(lambda k: used.append(int(k)), [key], [])
         return key
 
-    monkeypatch.setattr(_internals, "collective_key", key_of)
+    monkeypatch.setattr(launching, "collective_key", key_of)
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97, check_every=2),
@@ -181,7 +182,7 @@ def test_more_steps_need_no_more_keys(strategies, monkeypatch):
     trainer.step(with_checksums)
     trainer.step(without)
     assert len(set(used)) == 2
-    hook = distribute.cross_device_ops(strategies[2])
+    hook = cross_device.cross_device_ops(strategies[2])
     num_keys = hook.num_keys
     for gradients in others:
         trainer.step(gradients)

@@ -7,7 +7,8 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients, record_collectives
 
 import tf_dgc
-from tf_dgc import divergence, native
+from tf_dgc.distribute import divergence
+from tf_dgc.steps import native
 
 SGD = keras.optimizers.SGD
 SHAPES = [(40, 50), (50,)]

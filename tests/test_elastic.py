@@ -13,8 +13,9 @@ import pytest
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import compressors, elastic
+from tf_dgc import compressors
 from tf_dgc.compressors import Compressor, Gather, Result, StateSpec
+from tf_dgc.distribute import elastic
 
 COUNTS = range(1, 5)
 SHAPES = [(40, 50), (50,)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc import elias
+from tf_dgc.codecs import elias
 
 
 def log2(number):

@@ -10,16 +10,11 @@ import types
 import pytest
 import tensorflow as tf
 
-from tf_dgc import (
-    _internals,
-    cluster,
-    coordination,
-    failures,
-    loopback,
-    startup,
-    workers,
-)
-from tf_dgc.watch import Watch
+from tf_dgc._internals import mirrored
+from tf_dgc.cluster import coordination, failures, meeting, workers
+from tf_dgc.cluster.watch import Watch
+from tf_dgc.distribute import startup
+from tf_dgc.launch import loopback
 
 SPEC = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
 STRATEGY = types.SimpleNamespace(
@@ -154,7 +149,7 @@ def test_a_worker_that_left_word_has_ended(monkeypatch, notes, message):
 def test_the_first_reason_is_asked_for(monkeypatch, message, first, named):
     """Later errors of TensorFlow are about where this worker is now."""
     hook = types.SimpleNamespace(abort_message=lambda seconds: first)
-    monkeypatch.setattr(_internals, "get_cross_device_ops", lambda strategy: hook)
+    monkeypatch.setattr(mirrored, "get_cross_device_ops", lambda strategy: hook)
     found = failures.find_reason(STRATEGY, message)
     assert (found or "").startswith(named or "")
     assert (found is None) == (named is None)
@@ -359,11 +354,11 @@ def test_a_worker_that_others_waited_for_says_where_it_was(
     def fails(name, seconds):
         raise tf.errors.UnavailableError(None, None, error)
 
-    monkeypatch.setattr(cluster, "is_multi_worker", lambda strategy: True)
+    monkeypatch.setattr(meeting, "is_multi_worker", lambda strategy: True)
     monkeypatch.setattr(coordination, "wait_at_barrier", fails)
     monkeypatch.setattr(coordination, "report_error", lambda message, seconds: None)
     with pytest.raises(RuntimeError) as raised:
-        cluster.rendezvous(STRATEGY, "read `residual`")
+        meeting.rendezvous(STRATEGY, "read `residual`")
     text = str(raised.value)
     assert reason in text
     assert ".." not in text

@@ -14,7 +14,8 @@ import time
 import psutil
 import pytest
 
-from tf_dgc import interrupts, launcher, worker_interrupts, worker_processes
+from tf_dgc.cluster import worker_interrupts
+from tf_dgc.launch import interrupts, launcher, worker_processes
 
 HEAD = (
     "import os, signal, subprocess, sys, time\nprint('pid', os.getpid(), flush=True)\n"

@@ -18,7 +18,9 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tf_dgc import cli, launcher, loopback, startup
+from tf_dgc.cli.main import main
+from tf_dgc.distribute import startup
+from tf_dgc.launch import launcher, loopback
 
 
 @pytest.fixture(autouse=True)
@@ -185,13 +187,14 @@ def test_the_first_workers_lines_alone(tmp_path):
 
 def test_variables_that_the_user_has_set(tmp_path, monkeypatch):
     names = ("PYTHONUNBUFFERED", "PYTHONIOENCODING", "TF_CPP_MIN_LOG_LEVEL", "COLUMNS")
+    names += ("MALLOC_TOP_PAD_",)
     script = write(tmp_path, f"print([os.environ.get(n) for n in {names}])")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    assert launch(script, 1)[1] == "[0] ['1', 'utf-8', None, None]\n"
-    for name, value in zip(names, ("", "latin-1", "0", "70"), strict=True):
+    assert launch(script, 1)[1] == "[0] ['1', 'utf-8', None, None, '134217728']\n"
+    for name, value in zip(names, ("", "latin-1", "0", "70", "0"), strict=True):
         monkeypatch.setenv(name, value)
-    assert launch(script, 1)[1] == "[0] ['', 'latin-1', '0', '70']\n"
+    assert launch(script, 1)[1] == "[0] ['', 'latin-1', '0', '70', '0']\n"
 
 
 def test_output_that_is_not_utf_8_ends_no_worker(tmp_path):
@@ -268,11 +271,11 @@ def test_a_background_process_that_keeps_the_output_open(tmp_path, monkeypatch):
 
 def test_command_line_runs_a_script(tmp_path, capfd):
     script = write(tmp_path, "print('hello', *sys.argv[1:])")
-    assert cli.main(["run", "--workers", "1", script, "--help"]) == 0
+    assert main.main(["run", "--workers", "1", script, "--help"]) == 0
     assert capfd.readouterr().out == "hello --help\n"
     logs = ["--log-dir", str(tmp_path / "logs")]
     options = ["--workers", "2", "--output", "all", *logs]
-    assert cli.main(["run", *options, script, "--output"]) == 0
+    assert main.main(["run", *options, script, "--output"]) == 0
     out = capfd.readouterr().out
     assert sorted(out.splitlines()) == ["[0] hello --output", "[1] hello --output"]
     assert (tmp_path / "logs" / "worker-1.log").read_text() == "hello --output\n"
@@ -315,6 +318,6 @@ def test_ports_are_held_until_workers_listen():
 )
 def test_wrong_arguments(capsys, arguments, message):
     with pytest.raises(SystemExit) as error:
-        cli.main(arguments)
+        main.main(arguments)
     assert error.value.code == 2
     assert message in capsys.readouterr().err

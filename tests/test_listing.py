@@ -2,11 +2,12 @@
 
 import pytest
 
-from tf_dgc import cli, compressors, listing
+from tf_dgc import compressors
+from tf_dgc.cli import listing, main
 
 
 def test_lists_every_method(capsys):
-    assert cli.main(["methods", "--size", "1000000"]) == 0
+    assert main.main(["methods", "--size", "1000000"]) == 0
     _, _, header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["name", "kind", "bytes/element"]
     cells = {line.split()[0]: line for line in lines}
@@ -27,7 +28,7 @@ def test_lists_every_method(capsys):
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
 def test_size(capsys, size):
     with pytest.raises(SystemExit):
-        cli.main(["methods", "--size", size])
+        main.main(["methods", "--size", size])
     assert "must be a whole number" in capsys.readouterr().err
 
 

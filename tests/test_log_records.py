@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from tf_dgc.display import final_state
-from tf_dgc.log_records import Separator
-from tf_dgc.worker_output import WorkerOutput, open_log
+from tf_dgc.launch.display import final_state
+from tf_dgc.launch.log_records import Separator
+from tf_dgc.launch.worker_output import WorkerOutput, open_log
 
 HEAD = "0000 00:00:1795338385.646852    7450 coordination_service.cc:221] "
 OLDER = "2026-11-22 09:15:00.123456: W tensorflow/core/util/port.cc:113] oneDNN\n"

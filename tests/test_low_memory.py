@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from tf_dgc import ops
+from tf_dgc.ops import loader
 
 SCRIPT = pathlib.Path(__file__).with_name("low_memory.py")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-@pytest.mark.skipif(ops.native().library is None, reason="no native operations")
+@pytest.mark.skipif(loader.native().library is None, reason="no native operations")
 def test_too_little_memory_ends_the_step_with_an_error():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     subprocess.run(

@@ -108,10 +108,15 @@ def test_a_sparsifier_that_does_not_say_what_it_sent():
         velocity_after(corrected(Silent(0.9)), [gradient()])
 
 
-def test_staleness_counts_what_is_coded_as_0_as_sent():
+class Composed(compressors.TopK):
+    """Not fused, as another class might choose in another way."""
+
+
+@pytest.mark.parametrize("method", [compressors.TopK, Composed])
+def test_staleness_counts_what_is_coded_as_0_as_sent(method):
     variable = keras.Variable(np.zeros(SHAPE, "float32"))
     optimizer = tf_dgc.CompressedOptimizer(
-        O.SGD(1.0), compressors.TopK(0.0, "float16"), track_staleness=True
+        O.SGD(1.0), method(1e-5, "float16"), track_staleness=True
     )
     optimizer.build([variable])
     for seed in range(3):

@@ -10,10 +10,14 @@ import wire_reference
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import header, native, ops, payload, wire
+from tf_dgc.codecs import header, wire
+from tf_dgc.ops import loader
+from tf_dgc.steps import native
+from tf_dgc.steps.plan import Plan
 
 pytestmark = pytest.mark.skipif(
-    ops.native().library is None, reason=f"no native operations: {ops.native().reason}"
+    loader.native().library is None,
+    reason=f"no native operations: {loader.native().reason}",
 )
 
 O = keras.optimizers  # noqa: E741
@@ -85,7 +89,7 @@ def test_both_paths_give_the_same_bits(
 
 
 def test_one_warning_under_xla():
-    native._warn_of_xla.cache_clear()
+    native.warn_of_xla.cache_clear()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(300)])
     sgd = O.SGD(0.1, momentum=0.9)
     model.compile(tf_dgc.DGCOptimizer(sgd, 0.9), "mse", jit_compile=True)
@@ -101,7 +105,7 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
     """Compress from zero state; return words, velocity and residual."""
     make = [tf.Variable(tf.zeros([t.size], t.dtype)) for t in layout + layout]
     velocity, residual = make[: len(layout)], make[len(layout) :]
-    words = ops.native().library.tf_dgc_compress(
+    words = loader.native().library.tf_dgc_compress(
         gradients=gradients,
         velocity=[v.handle for v in velocity],
         residual=[v.handle for v in residual],
@@ -111,8 +115,8 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
         offsets=tf.constant(offsets or [0] * len(layout)),
         nesterov=False,
         factor_masking=True,
-        largest_exponents=native._exponents(payload.Plan(layout, counts, False)),
-        **native._agreed(payload.Plan(layout, counts, False)),
+        largest_exponents=native._exponents(Plan(layout, counts, False)),
+        **native._agreed(Plan(layout, counts, False)),
     )
     return words, velocity, residual
 
@@ -234,13 +238,13 @@ def test_a_variable_that_changed_its_shape():
 
 
 def descend(variable, words, layout, counts):
-    return ops.native().library.tf_dgc_descend(
+    return loader.native().library.tf_dgc_descend(
         variables=[variable.handle],
         rate=tf.constant(0.5, tf.float64),
         buffers=words[tf.newaxis],
         counts=tf.constant(counts),
         T=[t.dtype for t in layout],
-        **native._agreed(payload.Plan(layout, counts, False)),
+        **native._agreed(Plan(layout, counts, False)),
     )
 
 

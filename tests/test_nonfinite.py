@@ -6,7 +6,7 @@ import pytest
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import native
+from tf_dgc.steps import native
 
 SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity([4], [0.0, 0.97])
 

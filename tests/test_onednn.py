@@ -5,7 +5,9 @@ import platform
 
 import pytest
 
-from tf_dgc import _internals, doctor, onednn
+from tf_dgc._internals import tracing
+from tf_dgc.cli import doctor
+from tf_dgc.launch import onednn
 
 OLD = "processor\t: 0\nmodel name\t: Old One\nflags\t\t: fpu sse4_2 avx avx2 fma\n"
 NEW = OLD.replace("fma", "fma avx512f avx512_vnni")
@@ -43,13 +45,13 @@ def test_the_processor_has_a_name():
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the rule is x86-64's")
 @pytest.mark.skipif(onednn.VARIABLE in os.environ, reason="it decides")
 def test_tensorflow_decides_as_is_assumed():
-    assert _internals.uses_onednn() == (onednn.advice() is None)
+    assert tracing.uses_onednn() == (onednn.advice() is None)
 
 
 @pytest.mark.parametrize("uses", [False, True])
 def test_doctor_tells(monkeypatch, capsys, uses):
     monkeypatch.setattr(onednn, "read_cpuinfo", lambda: NEW if uses else OLD)
-    monkeypatch.setattr(_internals, "uses_onednn", lambda: uses)
+    monkeypatch.setattr(tracing, "uses_onednn", lambda: uses)
     monkeypatch.delenv(onednn.VARIABLE, raising=False)
     doctor.main()
     printed = capsys.readouterr().out

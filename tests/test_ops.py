@@ -15,20 +15,21 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 import tf_dgc
-from tf_dgc import doctor, ops
+from tf_dgc.cli import doctor
+from tf_dgc.ops import loader
 
 SOURCES = pathlib.Path(__file__).parents[1] / "custom_ops"
-BUILT = ops.native().library is not None
+BUILT = loader.native().library is not None
 
 
 @pytest.fixture
 def fresh():
     """Forget what was found, before and after."""
-    ops.native.cache_clear()
-    ops.warn_if_missing.cache_clear()
+    loader.native.cache_clear()
+    loader.warn_if_missing.cache_clear()
     yield
-    ops.native.cache_clear()
-    ops.warn_if_missing.cache_clear()
+    loader.native.cache_clear()
+    loader.warn_if_missing.cache_clear()
 
 
 def write(directory, content=b"library", **changes):
@@ -38,7 +39,7 @@ def write(directory, content=b"library", **changes):
     fields = {
         "tensorflow": tf.__version__,
         "compiler": "g++",
-        "sources": ops._hash(SOURCES),
+        "sources": loader._hash(SOURCES),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
     stamp.write_text(json.dumps({**fields, **changes}))
@@ -46,7 +47,7 @@ def write(directory, content=b"library", **changes):
 
 
 def test_good_stamp(tmp_path):
-    stamp, wrong = ops.check(*write(tmp_path))
+    stamp, wrong = loader.check(*write(tmp_path))
     assert wrong == ""
     assert stamp["tensorflow"] == tf.__version__
 
@@ -61,44 +62,44 @@ def test_good_stamp(tmp_path):
     ],
 )
 def test_stamp_that_does_not_fit(monkeypatch, tmp_path, changes, what):
-    monkeypatch.setattr(ops, "_sources", lambda: SOURCES)  # as in a source tree
-    assert what in ops.check(*write(tmp_path, **changes))[1]
+    monkeypatch.setattr(loader, "_sources", lambda: SOURCES)  # as in a source tree
+    assert what in loader.check(*write(tmp_path, **changes))[1]
 
 
 def test_which_folder_holds_the_sources(monkeypatch, tmp_path):
-    monkeypatch.setattr(ops, "_DIRECTORY", SOURCES.parent / "tf_dgc" / "_native")
-    assert ops._sources() == SOURCES
+    monkeypatch.setattr(loader, "_DIRECTORY", SOURCES.parent / "tf_dgc" / "_native")
+    assert loader._sources() == SOURCES
     # Somebody else's folder beside an installed package, then somebody else's project.
-    monkeypatch.setattr(ops, "_DIRECTORY", tmp_path / "tf_dgc" / "_native")
+    monkeypatch.setattr(loader, "_DIRECTORY", tmp_path / "tf_dgc" / "_native")
     operations = tmp_path / "custom_ops"
     (operations / "cpu").mkdir(parents=True)
     (operations / "cpu" / "theirs.cc").write_text("int main() {}")
-    assert ops._sources() is None
-    assert ops.check(*write(tmp_path)) == (ANY, "")
+    assert loader._sources() is None
+    assert loader.check(*write(tmp_path)) == (ANY, "")
     (operations / "builder.py").touch()
     project = tmp_path / "pyproject.toml"
     project.write_text('[project]\nname = "theirs"\n')
-    assert ops._sources() is None
+    assert loader._sources() is None
     project.write_text('[project]\nname = "tf_dgc"\n')
-    assert ops._sources() == operations
-    assert "changed since" in ops.check(*write(tmp_path))[1]
+    assert loader._sources() == operations
+    assert "changed since" in loader.check(*write(tmp_path))[1]
 
 
 def test_a_file_that_is_not_ours(tmp_path):
     library, stamp = write(tmp_path)
     library.write_bytes(b"another file")
-    assert "not the file" in ops.check(library, stamp)[1]
+    assert "not the file" in loader.check(library, stamp)[1]
     stamp.write_text("{}")
-    assert "not ours" in ops.check(library, stamp)[1]
+    assert "not ours" in loader.check(library, stamp)[1]
     stamp.unlink()
-    assert "not ours" in ops.check(library, stamp)[1]
+    assert "not ours" in loader.check(library, stamp)[1]
     library.unlink()
-    assert "was not built" in ops.check(library, stamp)[1]
+    assert "was not built" in loader.check(library, stamp)[1]
 
 
 def use(monkeypatch, library, stamp, wish=None):
-    monkeypatch.setattr(ops, "_LIBRARY", library)
-    monkeypatch.setattr(ops, "_STAMP", stamp)
+    monkeypatch.setattr(loader, "_LIBRARY", library)
+    monkeypatch.setattr(loader, "_STAMP", stamp)
     if wish is None:
         monkeypatch.delenv("TF_DGC_NATIVE", raising=False)
     else:
@@ -107,7 +108,7 @@ def use(monkeypatch, library, stamp, wish=None):
 
 def test_a_library_that_cannot_be_loaded(fresh, monkeypatch, tmp_path, capsys):
     use(monkeypatch, *write(tmp_path, b"no ELF file"))
-    assert "could not load" in ops.native().reason
+    assert "could not load" in loader.native().reason
     assert doctor.main() == 1
     printed = capsys.readouterr().out
     assert "native operations   no" in printed
@@ -141,21 +142,21 @@ def test_demanded_and_missing(fresh, monkeypatch, tmp_path, capsys):
 def test_another_value_of_the_variable(fresh, monkeypatch):
     monkeypatch.setenv("TF_DGC_NATIVE", "yes")
     with pytest.raises(ValueError, match="TF_DGC_NATIVE=yes"):
-        ops.native()
+        loader.native()
 
 
 @pytest.mark.parametrize("wish", ["", " ", 'g++ "', "/etc/passwd", "no-such-compiler"])
 def test_doctor_survives_any_compiler(monkeypatch, wish):
     monkeypatch.setenv("CXX", wish)
-    compiler = dict(doctor.report(ops.native()))["compiler here"]
+    compiler = dict(doctor.report(loader.native()))["compiler here"]
     if wish.strip():
         assert compiler.startswith("none (")
     else:
         monkeypatch.delenv("CXX")
-        assert compiler == dict(doctor.report(ops.native()))["compiler here"]
+        assert compiler == dict(doctor.report(loader.native()))["compiler here"]
 
 
-@pytest.mark.skipif(not BUILT, reason=ops.native().reason)
+@pytest.mark.skipif(not BUILT, reason=loader.native().reason)
 def test_doctor_finds_the_native_operations(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "tf_dgc", "doctor"],
@@ -177,7 +178,7 @@ def test_kernels_of_both_devices_are_registered(name):
     devices = {
         kernel.device_type: list(kernel.host_memory_arg) for kernel in registered
     }
-    expected = {"CPU", "GPU"} if ops.native().cuda else {"CPU"}
+    expected = {"CPU", "GPU"} if loader.native().cuda else {"CPU"}
     assert set(devices) == expected
     if "GPU" in expected:
         assert "counts" in devices["GPU"]
@@ -195,16 +196,16 @@ def test_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, problem)
     monkeypatch.delenv("TF_DGC_CUDA", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    state = ops.Native(object(), "", True, stamp)
+    state = loader.Native(object(), "", True, stamp)
     assert state.cuda_problem == problem
     rows = dict(doctor.report(state._replace(library=None)))
     assert rows["path"] == "TensorFlow operations"
 
 
 @pytest.mark.skipif(
-    not ops.native().cuda or bool(tf.config.list_physical_devices("GPU")),
+    not loader.native().cuda or bool(tf.config.list_physical_devices("GPU")),
     reason="needs CUDA kernels, and no GPU to run them",
 )
 def test_cuda_kernels_without_a_gpu(monkeypatch):
     monkeypatch.setenv("TF_DGC_CUDA", "1")
-    assert ops.native().cuda_problem  # what CUDA says
+    assert loader.native().cuda_problem  # what CUDA says

@@ -10,7 +10,7 @@ from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
 from tf_dgc.callbacks import find_compressed_optimizer
-from tf_dgc.state import PerWorkerVariable
+from tf_dgc.distribute.worker_variables import PerWorkerVariable
 
 O = keras.optimizers  # noqa: E741
 

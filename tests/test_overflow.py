@@ -9,7 +9,8 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import native, values
+from tf_dgc.codecs import value_types
+from tf_dgc.steps import native
 
 PATHS = ["native", "tensorflow", "generic"]
 
@@ -138,7 +139,7 @@ def test_sums_fit_into_the_variable(strategies, monkeypatch, path, sparsity, dty
     """Each of two workers sends at most half of what fits, and keeps the rest."""
     trainer = large_trainer(path, monkeypatch, strategies[2], dtype, sparsity=sparsity)
     large, rate = LARGE[dtype]
-    share = values.largest_share(tf.as_dtype(dtype), 2)
+    share = value_types.largest_share(tf.as_dtype(dtype), 2)
     assert share < large < 4 * share
     before = trainer.weights()
     trainer.step([[np.zeros_like(w) for w in before]] * 2)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc import distribute, pieces
+from tf_dgc._internals import mirrored
+from tf_dgc.distribute import cross_device, pieces
 
 SIZE = 64  # bytes of a piece
 
@@ -95,7 +96,7 @@ def test_small_tensors_go_whole():
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_large_step(strategies, dense, scheduled):
     """All replicas of a process launch their pieces side by side."""
-    hook = distribute.cross_device_ops(strategies[2])
+    hook = cross_device.cross_device_ops(strategies[2])
     n = 2 * pieces.BYTES // 4 + 500
     vectors = np.random.default_rng(0).normal(size=[2, n]).astype("float32")
     words = vectors.view(np.int32)[:, : n - 100]
@@ -111,10 +112,10 @@ def test_a_large_step(strategies, dense, scheduled):
         ]
     )
     def exchange(a, b, c, d, dense_now):
-        pairs = distribute._internals.per_replica
+        pairs = mirrored.per_replica
         with strategies[2].scope():
             choice = dense_now if scheduled else dense
-            results = hook.exchange(
+            results = hook.communicate(
                 choice, pairs([a, b]), pairs([c, d]), (4 * n, 4 * n)
             )
             return [local(r) for r in results]

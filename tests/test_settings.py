@@ -9,7 +9,8 @@ import tensorflow as tf
 from harness import Trainer
 
 import tf_dgc
-from tf_dgc import NovoGrad, settings
+from tf_dgc import NovoGrad
+from tf_dgc.optimizers import settings
 
 O = keras.optimizers  # noqa: E741
 SHAPE = (40, 50)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from harness import SHAPES, Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import native
+from tf_dgc.steps import native
 
 SGD = keras.optimizers.SGD
 WARMUP = tf_dgc.schedules.PiecewiseConstantSparsity([3, 5], [0.9, 0.0, 0.97])

@@ -7,7 +7,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import takeover
+from tf_dgc.optimizers import takeover
 
 O = keras.optimizers  # noqa: E741
 

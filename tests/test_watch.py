@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 from test_failures import STRATEGY
 
-from tf_dgc import distribute, workers
-from tf_dgc.watch import Watch
+from tf_dgc.cluster import workers
+from tf_dgc.cluster.watch import Watch
+from tf_dgc.distribute import cross_device
 
 
 def waits(position):
@@ -29,7 +30,7 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
     """The program may catch it, and be busy with other things for long."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     strategy = strategies[2]
-    count = distribute.cross_device_ops(strategy).count
+    count = cross_device.cross_device_ops(strategy).count
 
     @tf.function
     def step(loss):

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_dgc
-from tf_dgc import dense, elias_fano, payload, values, wire
-from tf_dgc.exchange import Exchange
-from tf_dgc.wire import Selection, TensorLayout
+from tf_dgc.codecs import dense, elias_fano, value_types, wire
+from tf_dgc.codecs.wire import Selection, TensorLayout
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.steps import operations
+from tf_dgc.steps.plan import plan
 
 VALUE_DTYPES = ["float32", "float64", "bfloat16", "float16", "sign"]
 TENSORS = st.lists(
@@ -55,7 +57,7 @@ def encode(layout, counts, selections, finite=True):
     coded = []
     for tensor, (positions, entries) in zip(layout, selections, strict=True):
         value_dtype = tensor.dtype.name if tensor.exempt else tensor.value_dtype
-        words = values.encode(tf.constant(entries), value_dtype)
+        words = value_types.encode(tf.constant(entries), value_dtype)
         where = None if positions is None else tf.constant(positions, tf.int32)
         coded.append(Selection(where, words))
     return wire.encode(layout, counts, coded, tf.constant(finite))
@@ -165,8 +167,10 @@ def test_rounding(value_dtype, dtype):
     limits = [65504, 65519.9, 65520, 3.3895e38, 3.4e38, 6e-8, 2.9e-8, 2.0**-25, 0, -0.0]
     limits = [*limits, np.inf, *([1e300] if dtype == "float64" else [])]
     entries = np.concatenate([tied, -tied, limits]).astype(dtype)
-    words = values.encode(tf.constant(entries), value_dtype)
-    mine = values.decode(words[tf.newaxis], value_dtype, len(entries), tf.float64)[0]
+    words = value_types.encode(tf.constant(entries), value_dtype)
+    mine = value_types.decode(words[tf.newaxis], value_dtype, len(entries), tf.float64)[
+        0
+    ]
     expected = entries.astype("float64")
     if value_dtype != dtype:
         expected = wire_reference.rounded(entries, value_dtype)
@@ -328,16 +332,16 @@ def test_wrong_length(words, scheduled):
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
-    exchange = Exchange.__call__
+    choose = Communicator._choose
 
     def damage(self, *args):
-        total, buffers = exchange(self, *args)
+        total, buffers = choose(self, *args)
         return total, tf.concat([buffers[:, :9], buffers[:, 9:] + 1], axis=1)
 
     variable = keras.Variable(np.ones((40, 40), "float32"))
     optimizer = tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99)
     optimizer.build([variable])
-    monkeypatch.setattr(Exchange, "__call__", damage)
+    monkeypatch.setattr(Communicator, "_choose", damage)
 
     def step():
         optimizer.apply([tf.random.normal((40, 40))], [variable])
@@ -387,11 +391,11 @@ def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype
     before = (rng.normal(size=size) * rng.integers(0, 2, size)).astype(dtype)
     velocity = tf.constant(rng.normal(size=size).astype(dtype)) if momentum else None
     layout = [TensorLayout(size, tf.as_dtype(dtype), exempt, value_dtype)]
-    step = payload.plan(layout, sparsity, num_workers=1)
-    vector, words, (v,), (r,) = payload.pack(
+    step = plan(layout, sparsity, num_workers=1)
+    vector, words, (v,), (r,) = operations.pack(
         step, [velocity], [tf.constant(before)], tf.constant(True), [tf.constant(0)]
     )
-    (sent,), _ = payload.unpack(step, vector, words[tf.newaxis])
+    (sent,), _ = operations.unpack(step, vector, words[tf.newaxis])
     if value_dtype == "sign":
         np.testing.assert_allclose(
             sent + r, before, rtol=0, atol=8 * np.finfo(dtype).eps
@@ -407,17 +411,17 @@ def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype
 def test_plan_goes_dense_where_gathering_costs_more():
     layout = [TensorLayout(1_000_000, tf.float32, False, "float32")]
     narrow = [layout[0]._replace(value_dtype="sign")]
-    assert payload.plan(layout, 0.75, num_workers=32).dense is True
-    assert payload.plan(layout, 0.75, num_workers=2).dense is False
-    assert payload.plan(layout, 0.75, num_workers=8).dense is True
-    assert payload.plan(narrow, 0.75, num_workers=8).dense is False
-    assert payload.plan(layout, 0.999, num_workers=64).dense is False
-    assert payload.plan(layout, 0.0, num_workers=1).dense is True
+    assert plan(layout, 0.75, num_workers=32).dense is True
+    assert plan(layout, 0.75, num_workers=2).dense is False
+    assert plan(layout, 0.75, num_workers=8).dense is True
+    assert plan(narrow, 0.75, num_workers=8).dense is False
+    assert plan(layout, 0.999, num_workers=64).dense is False
+    assert plan(layout, 0.0, num_workers=1).dense is True
     for tensors, sparsity, num_workers in itertools.product(
         (layout, narrow), (0.0, 0.75, 0.999), (1, 2, 8, 32, 64)
     ):
-        static = payload.plan(tensors, sparsity, num_workers)
+        static = plan(tensors, sparsity, num_workers)
         sparsity = tf.constant(sparsity, tf.float64)
-        scheduled = payload.plan(tensors, sparsity, num_workers)
+        scheduled = plan(tensors, sparsity, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc import coordination
+from tf_dgc.cluster import coordination, meeting
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
@@ -209,13 +209,13 @@ def scenario_start(directory):
 def start_bytes(seed):
     """Return what crossed the loopback meanwhile, the weights' size, and them."""
     keras.utils.set_random_seed(seed)
-    tf_dgc.cluster.rendezvous(STRATEGY, "start")
+    meeting.rendezvous(STRATEGY, "start")
     before = LOOPBACK_SENT.read_text()
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((700,)), keras.layers.Dense(3000)])
         optimizer = dgc()
         optimizer.build(model.trainable_variables)
-    tf_dgc.cluster.rendezvous(STRATEGY, "end")
+    meeting.rendezvous(STRATEGY, "end")
     return {
         "sent": int(LOOPBACK_SENT.read_text()) - int(before),
         "weights": 4 * model.count_params(),
@@ -232,7 +232,7 @@ def train_before_the_chief_is_alone(directory):
         model.fit(x, y, batch_size=16, verbose=0)
 
     train()
-    tf_dgc.cluster.rendezvous(STRATEGY, "begin")
+    meeting.rendezvous(STRATEGY, "begin")
     os.environ["TF_DGC_TIMEOUT"] = "3"
     return model, train
 
@@ -381,7 +381,7 @@ def scenario_peer_ends(directory):
     checkpoint = tf.train.Checkpoint(optimizer=optimizer)
     saved = checkpoint.write(str(directory / f"c-{RANK}"))
     (directory / f"pid-{RANK}").write_text(str(os.getpid()))
-    tf_dgc.cluster.rendezvous(STRATEGY, "begin")
+    meeting.rendezvous(STRATEGY, "begin")
     if victim == RANK:
         time.sleep(0 if late else 2)  # later than the others, who wait already
         raise ValueError("the disk of this worker is full")
@@ -396,7 +396,7 @@ def scenario_peer_ends(directory):
         "load weights": lambda: model.load_weights(weights),
         "load": load,
         "read": lambda: optimizer.residual[0].numpy(),
-        "agree": lambda: tf_dgc.cluster.agree(STRATEGY, dict),
+        "agree": lambda: meeting.agree(STRATEGY, dict),
         "write": lambda: checkpoint.write(str(directory / f"d-{RANK}")),
         "restore": lambda: checkpoint.read(saved),
         "fit": train,
@@ -408,10 +408,10 @@ def scenario_peer_ends(directory):
 def scenario_peer_leaves(directory):
     """The last worker ends early, and by no error that anybody could be told of."""
     tf_dgc.prepare(STRATEGY)
-    tf_dgc.cluster.rendezvous(STRATEGY, "begin")
+    meeting.rendezvous(STRATEGY, "begin")
     if RANK == 1:
         sys.exit(3)
-    return what_it_raises(lambda: tf_dgc.cluster.rendezvous(STRATEGY, "go on"))
+    return what_it_raises(lambda: meeting.rendezvous(STRATEGY, "go on"))
 
 
 def what_it_raises(way):

@@ -2,6 +2,6 @@
 
 import sys
 
-from tf_dgc.cli import main
+from tf_dgc.cli.main import main
 
 sys.exit(main())

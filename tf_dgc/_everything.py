@@ -16,10 +16,11 @@ _versions.check_supported(
 )
 
 from tf_dgc import callbacks, compressors, saving, schedules
-from tf_dgc.dgc import DGCOptimizer
-from tf_dgc.distribute import CompressedCrossDeviceOps, prepare
-from tf_dgc.monitor import CompressionStats
-from tf_dgc.novograd import NovoGrad
-from tf_dgc.optimizer import CompressedOptimizer
-from tf_dgc.startup import multi_worker_strategy
-from tf_dgc.statistics import average_statistics
+from tf_dgc.distribute.cross_device import CompressedCrossDeviceOps
+from tf_dgc.distribute.preparation import prepare
+from tf_dgc.distribute.startup import multi_worker_strategy
+from tf_dgc.metrics.counting import CompressionStats
+from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.dgc import DGCOptimizer
+from tf_dgc.optimizers.novograd import NovoGrad
+from tf_dgc.training.statistics import average_statistics

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from tf_dgc import hints
-from tf_dgc.optimizer import CompressedOptimizer
-from tf_dgc.resuming import BackupAndRestore, ModelCheckpoint
+from tf_dgc.checkpoint.resuming import BackupAndRestore, ModelCheckpoint
+from tf_dgc.optimizers import hints
+from tf_dgc.optimizers.compressed import CompressedOptimizer
 
 __all__ = [
     "BackupAndRestore",

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc import startup, state
+from tf_dgc.distribute import cross_device, startup, worker_variables
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 RANK = CONFIG["task"]["index"]
@@ -64,12 +64,12 @@ class Steps(keras.callbacks.Callback):
             print("FAULT", flush=True)
             raise ValueError("the disk of this worker is full")
         if FAULT == "save":
-            state.PerWorkerVariable.gather = lambda self: die()
+            worker_variables.PerWorkerVariable.gather = lambda self: die()
         if FAULT == "stopped_save":
-            state.PerWorkerVariable.gather = lambda self: stop()
+            worker_variables.PerWorkerVariable.gather = lambda self: stop()
         if FAULT == "collective":
             strategy = self.model.distribute_strategy
-            count = tf_dgc.distribute.cross_device_ops(strategy).count
+            count = cross_device.cross_device_ops(strategy).count
             threading.Thread(target=die_within_collective, args=[count]).start()
 
 

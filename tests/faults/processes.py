@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from tf_dgc import loopback, worker_processes
+from tf_dgc.launch import loopback, worker_processes
 
 SCRIPT = pathlib.Path(__file__).with_name("fault_worker.py")
 _SAID = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc import state
+from tf_dgc.distribute import worker_variables
 
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
 KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"
@@ -58,7 +58,7 @@ def main():
     )
     digest = hashlib.sha256()
     for variable in model.variables + model.optimizer.variables:
-        per_worker = isinstance(variable, state.PerWorkerVariable)
+        per_worker = isinstance(variable, worker_variables.PerWorkerVariable)
         values = variable.gather() if per_worker else variable.numpy()
         digest.update(np.ascontiguousarray(values).data)
     print("digest", digest.hexdigest(), flush=True)

@@ -8,7 +8,7 @@ import pytest
 
 import tf_dgc
 from tf_dgc.compressors import AdaComp
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def test_by_hand():

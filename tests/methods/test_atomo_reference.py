@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_dgc.compressors import ATOMO
 from tf_dgc.compressors.atomo import probabilities
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def algorithm_1(scales, budget):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_dgc.compressors import CountSketch, Draw
 from tf_dgc.compressors.countsketch import _Sketch
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 SIZE = 300
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import ECQ, QSGD
-from tf_dgc.compressors.one_round import send_whole
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.testing.simulation import Simulation
 
 
 class Halves:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import LAQ
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 HEADER = 4 * 5
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc.compressors import LGC, autoencoder
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.compressors import LGC
+from tf_dgc.compressors.common import autoencoder
+from tf_dgc.testing.simulation import Simulation
 
 HEADER, FLAG = 4 * 5, 4
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def test_sums():

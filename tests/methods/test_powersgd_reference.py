@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dgc.compressors import Draw, PowerSGD
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 @pytest.mark.parametrize("warm_start", [True, False])

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dgc.compressors import QSGD, Draw
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def sent_by(levels, bucket, values, draws=200):

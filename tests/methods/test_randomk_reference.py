@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import RandomK
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 @pytest.mark.parametrize("unbiased", [False, True])

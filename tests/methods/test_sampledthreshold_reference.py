@@ -6,7 +6,7 @@ import pytest
 
 import tf_dgc
 from tf_dgc.compressors import SampledThreshold
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def test_small_tensors_are_exact_by_hand():

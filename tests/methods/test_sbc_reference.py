@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dgc.compressors import SBC
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def test_by_hand():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import STC
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def ternary(row, k, chosen=None):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc.compressors import TernGrad, quantize
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.compressors import TernGrad
+from tf_dgc.compressors.common import quantize
+from tf_dgc.testing.simulation import Simulation
 
 
 def simulated(values, clip=None, dtype="float64"):

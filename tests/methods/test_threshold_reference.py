@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc.compressors import Threshold
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def test_by_hand():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import VarianceBased
-from tf_dgc.compressors.simulate import Simulation
+from tf_dgc.testing.simulation import Simulation
 
 
 def test_by_hand():

@@ -8,17 +8,18 @@ from typing import Any
 
 import keras
 
+from tf_dgc.collectives.requests import Exchange as Exchange
+from tf_dgc.collectives.requests import Gather as Gather
+from tf_dgc.collectives.requests import Result as Result
+from tf_dgc.collectives.requests import Sum as Sum
 from tf_dgc.compressors import base
 from tf_dgc.compressors.adacomp import AdaComp as AdaComp
 from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
-from tf_dgc.compressors.base import Exchange as Exchange
-from tf_dgc.compressors.base import Gather as Gather
-from tf_dgc.compressors.base import Result as Result
 from tf_dgc.compressors.base import StateSpec as StateSpec
-from tf_dgc.compressors.base import Sum as Sum
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
+from tf_dgc.compressors.common.one_round import OneRound as OneRound
 from tf_dgc.compressors.countsketch import CountSketch as CountSketch
 from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.ecq import ECQ as ECQ
@@ -28,7 +29,6 @@ from tf_dgc.compressors.laq import LAQ as LAQ
 from tf_dgc.compressors.lgc import LGC as LGC
 from tf_dgc.compressors.natural import Natural as Natural
 from tf_dgc.compressors.none import NoCompression as NoCompression
-from tf_dgc.compressors.one_round import OneRound as OneRound
 from tf_dgc.compressors.onebit import OneBit as OneBit
 from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
 from tf_dgc.compressors.qsgd import QSGD as QSGD

@@ -6,10 +6,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.arguments import check_whole
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
-from tf_dgc.compressors.low_rank import as_matrix
-from tf_dgc.compressors.one_round import from_words, send_whole, sum_decoded, to_words
+from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common.arguments import check_whole
+from tf_dgc.compressors.common.low_rank import as_matrix
+from tf_dgc.compressors.common.one_round import (
+    from_words,
+    send_whole,
+    sum_decoded,
+    to_words,
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

@@ -3,8 +3,8 @@
 A method sees one tensor of one worker: `Compressor.exchange` is a generator that asks
 for collectives (`yield Sum(values)`, `yield Gather(words)`) and returns a `Result`. It
 knows nothing of ranks, of strategies or of Keras variables. Whoever runs it packs the
-requests of all tensors of a round into one collective (`tf_dgc/rounds.py`), and owns
-the state.
+requests of all tensors of a round into one collective (`collectives/rounds.py`), and
+owns the state.
 
 A method of one round, whose payloads are gathered and summed, is a `OneRound`
 (`one_round.py`), which asks for less.
@@ -12,57 +12,13 @@ A method of one round, whose payloads are gathered and summed, is a `OneRound`
 
 import abc
 import math
-from collections.abc import Callable, Generator
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-
-class Sum(NamedTuple):
-    """Ask for the sum over workers of a float tensor, by all-reduce.
-
-    The reply has the same shape and dtype, and the same bits on all workers.
-    """
-
-    values: tf.Tensor
-
-
-class Gather(NamedTuple):
-    """Ask for every worker's words, int32 `[w]`, w equal on all workers.
-
-    The reply is int32 `[num_workers, w]`, the same on all workers.
-    """
-
-    words: tf.Tensor
-
-
-Request: TypeAlias = Sum | Gather
-
-
-class Result(NamedTuple):
-    """What an exchange of one tensor comes to.
-
-    Attributes:
-        sum: what all workers contributed, `[n]` or of the tensor's shape, in its dtype;
-            equal on all workers.
-        sent: what this worker contributed to it, likewise. With error feedback, the
-            optimizer keeps the rest in `residual`.
-        state: the new values of the method's state, by name; None if it has none.
-        entries: how many entries went out; None if all.
-        chosen: whether each entry went out, bool, `[n]` or of the tensor's shape, also
-            where its value is coded as 0; None if all did. Methods of the kind
-            "sparsification" say so with `entries`, for factor masking.
-    """
-
-    sum: tf.Tensor
-    sent: tf.Tensor
-    state: dict[str, tf.Tensor] | None = None
-    entries: int | tf.Tensor | None = None
-    chosen: tf.Tensor | None = None
-
-
-Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]
+from tf_dgc.collectives.requests import Exchange
 
 
 class StateSpec(NamedTuple):

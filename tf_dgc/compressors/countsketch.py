@@ -7,17 +7,11 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.compressors import capacity as places
-from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import (
-    Compressor,
-    Draw,
-    Exchange,
-    Result,
-    StateSpec,
-    Sum,
-)
-from tf_dgc.compressors.one_round import send_whole
+from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import values as coding
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, Sum
+from tf_dgc.codecs import value_types as coding
+from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.compressors.base import Compressor, Draw
 
 _HEADROOM = 32  # workers that can send the largest number without overflow of the sum
 

@@ -6,18 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors import quantize
-from tf_dgc.compressors.arguments import check_whole
-from tf_dgc.compressors.base import (
-    Compressor,
-    Draw,
-    Exchange,
-    Gather,
-    Request,
-    Result,
-    StateSpec,
-)
-from tf_dgc.compressors.one_round import (
+from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
+from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.arguments import check_whole
+from tf_dgc.compressors.common.one_round import (
     from_words,
     only_if,
     sum_decoded,

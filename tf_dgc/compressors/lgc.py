@@ -7,22 +7,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import elias_fano, schedules
-from tf_dgc.checks import gate
-from tf_dgc.compressors import autoencoder
-from tf_dgc.compressors.arguments import check_whole
-from tf_dgc.compressors.autoencoder import Adam
-from tf_dgc.compressors.base import (
-    Compressor,
-    Draw,
-    Exchange,
-    Gather,
-    Request,
-    Result,
-    StateSpec,
-    Sum,
-)
-from tf_dgc.compressors.one_round import from_words, to_words
+from tf_dgc import schedules
+from tf_dgc.codecs import elias_fano
+from tf_dgc.codecs.checks import gate
+from tf_dgc.collectives.requests import Exchange, Gather, Request, Result, Sum
+from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.common import autoencoder
+from tf_dgc.compressors.common.arguments import check_whole
+from tf_dgc.compressors.common.autoencoder import Adam
+from tf_dgc.compressors.common.one_round import from_words, to_words
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 _DENSE, _LEARNING, _CODED = 0, 1, 2

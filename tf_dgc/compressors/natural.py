@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors import quantize
 from tf_dgc.compressors.base import Draw
-from tf_dgc.compressors.one_round import OneRound
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.one_round import OneRound
 
 _MANTISSA_BITS = {tf.float32: 23, tf.float64: 52}
 _EXPONENT_BITS = {tf.float32: 8, tf.float64: 11}

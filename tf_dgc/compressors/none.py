@@ -5,8 +5,9 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import Compressor, Draw, Exchange
-from tf_dgc.compressors.one_round import send_whole
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common.one_round import send_whole
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

@@ -6,10 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import bitstream
-from tf_dgc import values as coding
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
-from tf_dgc.compressors.one_round import from_words, sum_decoded, to_words
+from tf_dgc.codecs import bitstream
+from tf_dgc.codecs import value_types as coding
+from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

@@ -5,17 +5,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.arguments import check_whole
-from tf_dgc.compressors.base import (
-    Compressor,
-    Draw,
-    Exchange,
-    Result,
-    StateSpec,
-    Sum,
-)
-from tf_dgc.compressors.low_rank import as_matrix
-from tf_dgc.compressors.one_round import send_whole
+from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.common.arguments import check_whole
+from tf_dgc.compressors.common.low_rank import as_matrix
+from tf_dgc.compressors.common.one_round import send_whole
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

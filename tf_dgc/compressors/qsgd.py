@@ -6,11 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, elias
-from tf_dgc.compressors import quantize
-from tf_dgc.compressors.arguments import check_whole
+from tf_dgc._internals import tracing
+from tf_dgc.codecs import elias
 from tf_dgc.compressors.base import Draw
-from tf_dgc.compressors.one_round import OneRound, from_words, to_words
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.arguments import check_whole
+from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
 
 _OVERFLOWS = 1e-12  # probability that a tensor's code does not fit, at the most
 
@@ -132,7 +133,7 @@ class QSGD(OneRound):
         `s sqrt(d)`. Rounded independently by less than 1, they add up to more than
         that and t with probability `exp(-2 t^2 / n)` at the most (Hoeffding).
         """
-        if self.coding == "fixed" or _internals.in_xla_context():
+        if self.coding == "fixed" or tracing.in_xla_context():
             return None
         whole, rest = divmod(size, self.bucket)
         expected = self.levels * (whole * math.sqrt(self.bucket) + math.sqrt(rest))

@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Result, Sum
+from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent
 
 

@@ -7,10 +7,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.compressors import quantize
-from tf_dgc.compressors.arguments import check_whole
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
-from tf_dgc.compressors.one_round import from_words, sum_decoded, to_words
+from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.arguments import check_whole
+from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

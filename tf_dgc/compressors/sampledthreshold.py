@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.compressors import capacity as places
-from tf_dgc.compressors.base import Compressor, Draw, Exchange
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.topk import num_sent
 
 # Of the k largest entries, about so many are in a sample, or it would say little: the

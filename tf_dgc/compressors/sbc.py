@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc import values as coding
-from tf_dgc.checks import Check
-from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import Compressor, Draw, Exchange
+from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs.checks import Check
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 

@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc import bitstream
+from tf_dgc.codecs import bitstream
 from tf_dgc.compressors.base import Draw
-from tf_dgc.compressors.one_round import OneRound
+from tf_dgc.compressors.common.one_round import OneRound
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

@@ -5,7 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import Draw, Exchange, Result, StateSpec
+from tf_dgc.collectives.requests import Exchange, Result
+from tf_dgc.compressors.base import Draw, StateSpec
 from tf_dgc.compressors.signsgd import SignSGD
 
 

@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, StateSpec
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 

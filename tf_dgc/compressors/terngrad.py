@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors import quantize
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, Gather, Result
-from tf_dgc.compressors.one_round import maximum, sum_decoded
+from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.one_round import maximum, sum_decoded
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

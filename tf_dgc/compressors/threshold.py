@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors import capacity as places
-from tf_dgc.compressors.base import Compressor, Draw, Exchange
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.common import capacity as places
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

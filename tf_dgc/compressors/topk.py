@@ -4,17 +4,19 @@ Lin et al., ICLR 2018, section 3.1 (gradient sparsification).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_dgc import _internals, schedules
-from tf_dgc import values as coding
+from tf_dgc import schedules
+from tf_dgc._internals import tracing
 from tf_dgc.choice import Choice, choose
-from tf_dgc.compressors import sparse
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, draw_ties
+from tf_dgc.codecs import value_types as coding
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw, draw_ties
+from tf_dgc.compressors.common import sparse
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
@@ -63,22 +65,38 @@ class TopK(Compressor):
         k = num_sent(size, schedules.current(self.sparsity, draw.step))
         offset = tie_offset(size, draw)
         value_dtype = self.value_dtype or values.dtype.name
-        if tf.is_tensor(k) and _internals.in_xla_context():
-            capacity = num_sent(size, schedules.smallest(self.sparsity))
-            check_capacity(value_dtype)
-            positions, taken = top_k_of(values, capacity, k, offset)
-            at = positions[:, tf.newaxis]
-            kept = tf.where(taken, tf.gather(values, positions), 0)
-            values = tf.scatter_nd(at, kept, [size])
-            result = yield from sparse.exchange(
-                values, positions, capacity, value_dtype, draw.largest
-            )
-            chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
-            return result._replace(entries=k, chosen=chosen)
+        if tf.is_tensor(k) and tracing.in_xla_context():
+            return (yield from self._in_fixed_shapes(values, k, draw, value_dtype))
         positions, _ = top_k(values, k, offset)
         return (
             yield from sparse.exchange(values, positions, k, value_dtype, draw.largest)
         )
+
+    def _in_fixed_shapes(
+        self, values: tf.Tensor, k: tf.Tensor, draw: Draw, value_dtype: str
+    ) -> Exchange:
+        """Exchange in shapes that are known while tracing, for XLA.
+
+        There is room for the most that the schedule ever sends; room that is not used
+        is sent as 0.
+        """
+        size = values.shape[0]
+        capacity = num_sent(size, schedules.smallest(self.sparsity))
+        _check_capacity(value_dtype)
+        positions, taken = top_k_of(values, capacity, k, tie_offset(size, draw))
+        at = positions[:, tf.newaxis]
+        kept = tf.where(taken, tf.gather(values, positions), 0)
+        kept = coding.at_most(kept, draw.largest)
+        if capacity == size:
+            # Where everything is sent, it is sent exactly: so must all steps be.
+            coded = coding.encode(kept, value_dtype)[tf.newaxis]
+            rounded = coding.decode(coded, value_dtype, capacity, values.dtype)[0]
+            kept = tf.where(tf.equal(k, size), kept, rounded)
+            value_dtype = values.dtype.name
+        values = tf.scatter_nd(at, kept, [size])
+        result = yield from sparse.exchange(values, positions, capacity, value_dtype)
+        chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
+        return result._replace(entries=k, chosen=chosen)
 
     def error_bound(self, size: int) -> float | None:
         """Return `1 - k/n` (Stich et al., lemma A.1), if values are sent exactly."""
@@ -156,7 +174,7 @@ def top_k_of(
     return tf.gather(positions, order), order < k
 
 
-def check_capacity(value_dtype: str) -> None:
+def _check_capacity(value_dtype: str) -> None:
     """Raise `ValueError` if room that is not used cannot be told from what is."""
     if value_dtype == "sign":
         raise ValueError(
@@ -173,7 +191,7 @@ def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
     Its time grows with k: a warm-up step at 75 % of 1 M entries takes it 100 ms, the
     threshold 23 ms. XLA compiles only the heap.
     """
-    return _internals.in_xla_context() or k * 128 <= size
+    return tracing.in_xla_context() or k * 128 <= size
 
 
 def _by_heap(magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
@@ -202,7 +220,9 @@ def tie_offset(size: int, draw: Draw) -> tf.Tensor:
     return tf.cast(draw.tie() * size, tf.int32)
 
 
-def tie_offsets(sizes: list[int], seed: int, iteration: tf.Tensor) -> list[tf.Tensor]:
+def tie_offsets(
+    sizes: Sequence[int], seed: int, iteration: tf.Tensor
+) -> list[tf.Tensor]:
     """Return `tie_offset` of every tensor.
 
     Args:

@@ -5,9 +5,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors import quantize
 from tf_dgc.compressors.base import Draw
-from tf_dgc.compressors.one_round import OneRound
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.one_round import OneRound
 
 _ABOVE, _BELOW = 1, 2
 

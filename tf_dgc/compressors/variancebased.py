@@ -6,12 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import values as coding
-from tf_dgc.checks import Check
-from tf_dgc.compressors import capacity as places
-from tf_dgc.compressors import quantize
-from tf_dgc.compressors.base import Compressor, Draw, Exchange, StateSpec
-from tf_dgc.compressors.sparse import position_words
+from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs.checks import Check
+from tf_dgc.collectives.requests import Exchange
+from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.common.sparse import position_words
 
 _BITS = 4  # a sign, and how many powers of two below the largest
 

@@ -1,0 +1,70 @@
+"""`exclude_from_compression`, in the manner of Keras's `exclude_from_weight_decay`."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dgc
+
+SGD = keras.optimizers.SGD
+
+
+def make_model():
+    inputs = keras.Input((40,))
+    hidden = keras.layers.Dense(50, name="hidden")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(30, name="logits")(hidden))
+
+
+OPTIMIZERS = {
+    "dgc": lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.99),
+    "composed": lambda: tf_dgc.CompressedOptimizer(SGD(1.0), "qsgd"),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("by", ["var_list", "var_names"])
+def test_what_is_excluded_is_sent_whole(kind, by):
+    model, optimizer = make_model(), OPTIMIZERS[kind]()
+    layer = model.get_layer("hidden")
+    if by == "var_list":
+        optimizer.exclude_from_compression(var_list=layer.trainable_variables)
+    else:
+        optimizer.exclude_from_compression(var_names=["^hidden/"])
+    before = layer.kernel.numpy()
+    optimizer.build(model.trainable_variables)
+    assert optimizer.num_compressed == 1
+    rng = np.random.default_rng(0)
+    gradients = [rng.normal(size=v.shape) for v in model.trainable_variables]
+    optimizer.apply(gradients)
+    whole = before - gradients[0].astype("float32")
+    np.testing.assert_array_equal(layer.kernel.numpy(), whole)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_it_is_part_of_the_config(kind):
+    model, optimizer = make_model(), OPTIMIZERS[kind]()
+    optimizer.exclude_from_compression([model.get_layer("hidden").kernel], ["logits"])
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    again.build(model.trainable_variables)
+    assert again.num_compressed == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"var_names": "hidden"}, "must be a list of texts"),
+        ({"var_names": [3]}, "must be a list of texts"),
+        ({"var_list": ["hidden"]}, "must be a list of a model's variables"),
+    ],
+)
+def test_bad_arguments(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        OPTIMIZERS["dgc"]().exclude_from_compression(**arguments)
+
+
+def test_too_late():
+    model, optimizer = make_model(), OPTIMIZERS["dgc"]()
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match="before the optimizer is built"):
+        optimizer.exclude_from_compression(var_names=["hidden"])

@@ -1,0 +1,123 @@
+"""Private Keras and TensorFlow names for the end of a save, and what `fit` calls."""
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Container
+from types import CodeType, FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.saving import saving_lib
+
+# Where Keras saves, and what it closes last there.
+_CLOSED_LAST = {
+    saving_lib._save_model_to_fileobj.__code__: "zf",
+    saving_lib._save_model_to_dir.__code__: "asset_store",
+    saving_lib.save_weights_only.__code__: "weights_store",
+}
+
+
+def closed_last() -> Any | None:
+    """Return what Keras, if it saves among our callers, closes in the end.
+
+    A `zipfile.ZipFile`, or one of the stores of `saving_lib`.
+    """
+    frame = _caller(_CLOSED_LAST)
+    return None if frame is None else frame.f_locals[_CLOSED_LAST[frame.f_code]]
+
+
+def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) -> None:
+    """Call a function once, when this instance has been closed.
+
+    Args:
+        file: with a method `close`.
+        call: gets the error because of which the file is closed, or None.
+    """
+    if "close" in vars(file):
+        return
+    before = sys.exc_info()[1]  # a program may save because of an error
+
+    def close() -> None:
+        del file.close
+        error = sys.exc_info()[1]
+        try:
+            file.close()
+        except OSError as failed:
+            call(failed)
+            raise
+        call(None if error is before else error)
+
+    file.close = close
+
+
+def call_when_checkpoint_is_written(call: Callable[[], None]) -> None:
+    """Call a function when the `tf.train.Checkpoint` among our callers is written.
+
+    The manager's record is written before (`Checkpoint._write`). Without a checkpoint,
+    and for one that is written asynchronously, nothing is done.
+    """
+    frame = _caller({tf.train.Checkpoint._write.__code__})
+    options = None if frame is None else frame.f_locals["options"]
+    if options is None or options.experimental_enable_async_checkpoint:
+        return
+    before = options.experimental_write_callbacks or []
+    if any(isinstance(callback, _Written) for callback in before):
+        return
+    options.experimental_write_callbacks = [*before, _Written(options, before, call)]
+
+
+class _Written:
+    """Calls a function, once."""
+
+    def __init__(self, options: Any, before: list, call: Callable[[], None]):
+        self._options, self._before, self._call = options, before, call
+
+    def __call__(self) -> None:
+        self._options.experimental_write_callbacks = self._before
+        self._call()
+
+
+class CheckpointSeam(keras.optimizers.Optimizer):
+    """Tells an optimizer that it is saved in, or restored from, a checkpoint.
+
+    TensorFlow asks every object for what belongs to it (`_trackable_children`).
+    """
+
+    def in_checkpoint(self) -> None:
+        """Do what has to be done before anything is read."""
+        raise NotImplementedError
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        self.in_checkpoint()
+        return super()._trackable_children(*args, **kwargs)
+
+
+def call_when_fit_begins(
+    model: keras.Model, call: Callable[[keras.callbacks.CallbackList], None]
+) -> None:
+    """Call a function before the callbacks of every `fit` (`make_train_function`)."""
+    stock = model.make_train_function
+
+    def make_train_function(force: bool = False) -> Any:
+        function = stock(force)
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back
+        if caller and caller.f_code is _FIT:
+            call(caller.f_locals["callbacks"])
+        return function
+
+    model.make_train_function = make_train_function
+
+
+_FIT = inspect.unwrap(TensorFlowTrainer.fit).__code__
+
+
+def _caller(codes: Container[CodeType]) -> FrameType | None:
+    """Return the innermost of our callers that runs one of these."""
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        if frame.f_code in codes:
+            return frame
+    return None

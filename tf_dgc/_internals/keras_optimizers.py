@@ -1,0 +1,215 @@
+"""Private names of Keras's optimizers and their variables."""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.utils import tracking
+
+
+def settings_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the optimizer's config, a learning-rate schedule or callable as it is.
+
+    Keras warns when it serializes a lambda; nothing is serialized here.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with tf.init_scope():  # it reads the learning rate, also while a step is traced
+            config = optimizer.get_config()
+    if not isinstance(optimizer._learning_rate, keras.Variable):
+        config["learning_rate"] = optimizer._learning_rate
+    return config
+
+
+def copy_optimizer(
+    optimizer: keras.optimizers.Optimizer, settings: dict[str, Any]
+) -> keras.optimizers.Optimizer:
+    """Return a new, unbuilt optimizer of the same type.
+
+    `_exclude_from_weight_decay*` are not in Keras's config and are copied by name.
+    """
+    twin = type(optimizer).from_config(settings)
+    for name, value in vars(optimizer).items():
+        if name.startswith("_exclude_from_weight_decay"):
+            setattr(twin, name, copy.copy(value))
+    return twin
+
+
+def methods_of_instance(optimizer: keras.optimizers.Optimizer) -> set[str]:
+    """Return the methods that were replaced on the object, not in its class."""
+    kind = type(optimizer)
+    return {n for n in vars(optimizer) if callable(getattr(kind, n, None))}
+
+
+def behaves_as(
+    optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
+) -> bool:
+    """Whether a step is that of `kind`, though the class may be a subclass.
+
+    None of what `kind` consists of, or takes as an argument, may be replaced in a
+    subclass or on the object, but for how it is made and `replace_all_reduce`.
+    """
+    subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
+    replaced = methods_of_instance(optimizer).union(*map(vars, subclasses))
+    consists_of = {*dir(kind), *inspect.signature(kind).parameters}
+    changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
+    return isinstance(optimizer, kind) and not changed
+
+
+def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the class overrides `_clip_gradients` or `_clip_by_norm`."""
+    kind, stock = type(optimizer), keras.optimizers.Optimizer
+    return (
+        kind._clip_gradients is not stock._clip_gradients
+        or kind._clip_by_norm is not stock._clip_by_norm
+    )
+
+
+_HOW_IT_IS_MADE = {
+    *("__init__", "get_config", "from_config", "__doc__", "__module__"),
+    *("__annotations__", "__firstlineno__", "__static_attributes__"),
+}
+
+
+def share_iterations(
+    optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
+) -> None:
+    """Make `optimizer` count its steps in the variable of `other`.
+
+    The variable it had stays in `_variables`: TensorFlow cannot checkpoint a tracked
+    list from which something was removed.
+    """
+    optimizer._unused_iterations = optimizer._iterations
+    optimizer._iterations = other._iterations
+
+
+class _Adopted(keras.Variable):
+    """A `tf.Variable` as a Keras variable: the same memory.
+
+    Keras's optimizers take both (`_initialize_with_initializer`, `_path`).
+    """
+
+    def __init__(self, variable: tf.Variable):
+        self._adopted = variable
+        name = variable.name.split(":")[0]
+        super().__init__(
+            initializer="zeros",  # is not asked
+            shape=variable.shape,
+            dtype=variable.dtype.name,
+            trainable=variable.trainable,
+            name=name.replace("/", "_"),
+        )
+        self._path = name
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        self._initialize(self._adopted)
+
+
+def as_keras_variable(variable: Any) -> keras.Variable:
+    """Return a `tf.Variable` as a `keras.Variable`, and that as it is."""
+    return variable if isinstance(variable, keras.Variable) else _Adopted(variable)
+
+
+class _Scalar(keras.Variable):
+    """A variable that `float` and `int` take under every strategy.
+
+    `tf.distribute`'s variables cannot be converted, `keras.Variable` tries to.
+    """
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+
+def make_scalars_readable(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let `float` and `int` take the optimizer's learning rate and iterations."""
+    for variable in (optimizer._iterations, optimizer._learning_rate):
+        if type(variable) is keras.Variable:
+            variable.__class__ = _Scalar
+
+
+@tracking.no_automatic_dependency_tracking
+def remember_variables(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> None:
+    """Build an optimizer, without moving averages (`Optimizer.build`).
+
+    Its indices count variables that are trained; those that gradients overwrite follow.
+    """
+    trained_first = sorted(variables, key=overwrites_with_gradient)
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(v): i for i, v in enumerate(trained_first)
+    }
+    optimizer._trainable_variables = variables[:]
+    optimizer.built = True
+
+
+def replace_all_reduce(
+    optimizer: keras.optimizers.Optimizer, function: Callable[[Any], Any]
+) -> None:
+    """Replace how this instance sums `(gradient, variable)` pairs over replicas."""
+    optimizer._all_reduce_sum_gradients = function
+
+
+def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return the variables the optimizer itself tracks, not its inner ones."""
+    return [v for v in optimizer._variables if v is not optimizer._unused_iterations]
+
+
+def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Return the model variables the optimizer was built with."""
+    return optimizer._trainable_variables
+
+
+def drop_missing_gradients(
+    optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any
+) -> tuple[list[Any], list[Any]]:
+    """Drop pairs whose gradient is None, with Keras's own warning."""
+    return optimizer._filter_empty_gradients(gradients, variables)
+
+
+def check_known(optimizer: keras.optimizers.Optimizer, variables: Any) -> None:
+    """Raise `ValueError` for variables the optimizer was not built with."""
+    optimizer._check_variables_are_known(variables)
+
+
+def known_variables(
+    optimizer: keras.optimizers.Optimizer, variables: Any
+) -> list[keras.Variable]:
+    """Return, for each variable, the object that the optimizer was built with.
+
+    All replicas then have the same one, which is how TensorFlow knows that it is one.
+    """
+    known = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
+    return [known[optimizer._var_key(v)] for v in variables]
+
+
+def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """Return the position of `variable` among those the optimizer was built with."""
+    return optimizer._get_variable_index(variable)
+
+
+def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether `exclude_from_weight_decay` leaves the variable in."""
+    return optimizer._use_weight_decay(variable)
+
+
+class CoupledDecay(keras.optimizers.Optimizer):
+    """An optimizer that applies `weight_decay` in `update_step`.
+
+    Keras does it apart from the gradient, in `_apply_weight_decay`.
+    """
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        pass
+
+
+def overwrites_with_gradient(variable: Any) -> bool:
+    """Whether Keras overwrites the variable by its gradient (float8 scales)."""
+    return getattr(variable, "overwrite_with_gradient", False)

@@ -1,0 +1,190 @@
+"""Private names of TensorFlow's launcher of collectives, its keys and its order."""
+
+import functools
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    cross_device_ops,
+)
+from tensorflow.python.ops import resource_variable_ops
+
+CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
+
+
+def launchers(collective_ops: Any) -> list[Any]:
+    """Return one `CollectiveReplicaLauncher` per local replica."""
+    return collective_ops._launchers
+
+
+def group_size(launcher: Any) -> int:
+    """Return how many replicas, of all workers, a launcher's collectives have."""
+    return launcher._group_size
+
+
+def launch_lock(collective_ops: Any) -> Any:
+    """Return the lock under which TensorFlow launches its own collectives."""
+    return collective_ops._lock
+
+
+def launch_all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Launch one `CollectiveGatherV2` (`CollectiveReplicaLauncher._all_gather`)."""
+    return launcher._all_gather(tensor, None)
+
+
+def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Launch one `CollectiveReduceV2` that sums."""
+    return launcher.all_reduce(tensor)
+
+
+def abort_message(collective_ops: Any, seconds: float) -> str:
+    """Return why TensorFlow ends the collectives of this worker, or "" if it does not.
+
+    The first reason stays, whatever fails later, and every collective fails with it.
+    One that does not fail is given up after so many seconds, and ends all others.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+    found = []
+
+    def launch() -> None:
+        try:
+            launchers(collective_ops)[0].all_reduce(tf.zeros([]), options=options)
+        except tf.errors.OpError as error:
+            found.append(str(error.message))
+
+    # A thread, as the time-out of a collective is TensorFlow's own.
+    thread = threading.Thread(target=launch, daemon=True)
+    thread.start()
+    thread.join(2 * seconds)
+    return "".join(found)
+
+
+def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
+    """Give collectives of one kind, dtype and shape the same key, again and again.
+
+    TensorFlow hands a new key to every execution (`_next_instance_key`) and never
+    forgets one: each costs memory for as long as the process lives, and the workers a
+    round trip to the first of them. It does so when Python calls a function
+    (`FuncGraph.capture_call_time_value`), which fails for a function called within a
+    `tf.while_loop`, as Keras's `steps_per_execution` does.
+
+    A key that follows from the tensor is the same on all workers, whenever each of
+    them traces. A launcher's collectives are one after the other (`_ordering_token`),
+    so no key is in use when it is used again.
+
+    Returns:
+        A function that tells how many collectives this worker has started and finished
+        so far; any thread may call it, at any time.
+    """
+    pairs = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
+    started, finished = pairs[0]  # all local replicas go through the same ones
+    return lambda: [int(c.read_value()) for c in (started, finished)]
+
+
+def _count_collectives(launcher: Any) -> tuple[Any, Any]:
+    """Count what one launcher starts and finishes, and let it use keys again."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        # Not tf.Variable: the strategy would distribute it.
+        started, finished = (
+            resource_variable_ops.ResourceVariable(0, dtype=tf.int32) for _ in range(2)
+        )
+
+    def counted(kind: str) -> Callable:
+        launch = getattr(launcher, kind)
+
+        def launch_and_count(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+            tensor = tf.convert_to_tensor(tensor)
+            launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
+            launcher._next_instance_key = lambda: _after(
+                started, [tensor], collective_key(kind, tensor)
+            )
+            result = launch(tensor, *args, **kwargs)
+            return _after(finished, [result], result)
+
+        return launch_and_count
+
+    launcher._tf_dgc_kinds = set()
+    for kind in ("all_reduce", "_all_gather"):
+        setattr(launcher, kind, counted(kind))
+    return started, finished
+
+
+def wrap_launches(
+    collective_ops: Any, all_reduce: Callable[..., Any], all_gather: Callable[..., Any]
+) -> None:
+    """Launch every collective between processors by these functions.
+
+    Not between GPUs, which have connections of their own (`_device`).
+
+    Args:
+        collective_ops: a `CollectiveAllReduce`.
+        all_reduce: gets the function that launches one collective, and the tensor.
+        all_gather: gets both, and the number of replicas (`_group_size`).
+    """
+    for launcher in launchers(collective_ops):
+        if "GPU" not in launcher._device:
+            _wrap_launches(launcher, all_reduce, all_gather)
+
+
+def _wrap_launches(launcher: Any, all_reduce: Callable, all_gather: Callable) -> None:
+    reduce_one, gather_one = launcher.all_reduce, launcher._all_gather
+
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        launch = functools.partial(_launch, reduce_one, args, kwargs)
+        return all_reduce(launch, tf.convert_to_tensor(tensor))
+
+    def gather(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        launch = functools.partial(_launch, gather_one, args, kwargs)
+        return all_gather(launch, tf.convert_to_tensor(tensor), launcher._group_size)
+
+    launcher.all_reduce, launcher._all_gather = reduce, gather
+
+
+def _launch(one: Callable, args: Any, kwargs: Any, tensor: tf.Tensor) -> tf.Tensor:
+    return one(tensor, *args, **kwargs)
+
+
+def _after(counter: Any, inputs: list[tf.Tensor], value: tf.Tensor) -> tf.Tensor:
+    """Return `value` when all inputs were there and the counter has counted."""
+    with tf.control_dependencies(inputs):
+        done = counter.assign_add(1, read_value=False)
+    with tf.control_dependencies([] if done is None else [done]):
+        return tf.identity(value)
+
+
+def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
+    """Return kind, dtype and shape of all collectives so far, which have a key each."""
+    return set().union(*(x._tf_dgc_kinds for x in launchers(collective_ops)))
+
+
+def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Return the key of a collective, scalar int32.
+
+    It is a hash. Should two kinds of tensors of a model get the same, at a chance of
+    one in 10^9, TensorFlow refuses the second.
+
+    Args:
+        kind: of collective.
+        tensor: that is handed over; equal in dtype and shape on all workers, whether
+            the shape is known while tracing or not.
+    """
+    name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
+    if tensor.shape.is_fully_defined():
+        shape: Any = np.array(tensor.shape.as_list(), np.int64)
+        factors, add_up = _FACTORS[: len(shape)], np.sum
+    else:
+        shape = tf.shape(tensor, tf.int64)
+        factors, add_up = tf.constant(_FACTORS)[: tf.size(shape)], tf.reduce_sum
+    with tf.device("CPU:0"):
+        terms = (shape + 1) % _NUM_KEYS * factors % _NUM_KEYS
+        return tf.cast(_FIRST_KEY + (name + add_up(terms)) % _NUM_KEYS, tf.int32)
+
+
+# Above the keys that TensorFlow hands out itself, to create variables, and below 2**31.
+_FIRST_KEY = 1_000_000_000
+_NUM_KEYS = 1_000_000_007  # a prime
+_FACTORS = np.array([pow(1_000_003, i, _NUM_KEYS) for i in range(1, 17)], np.int64)

@@ -1,0 +1,51 @@
+"""Private names that tell what is being traced, compiled or executed."""
+
+import os
+import traceback
+from collections.abc import Iterable
+from types import FrameType
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import func_graph
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.util import _pywrap_util_port
+
+
+def num_functions() -> int:
+    """Return how many graph functions the runtime knows (`context.Context`)."""
+    return len(eager_context.context().list_function_names())
+
+
+def is_tracing(frame: FrameType | None) -> bool:
+    """Whether a stack is within the tracing of a `tf.function`."""
+    return any(f.f_code.co_filename == _TRACING for f, _ in traceback.walk_stack(frame))
+
+
+_TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python function
+
+
+def is_executing(frames: Iterable[FrameType]) -> bool:
+    """Whether one of these stacks may be within TensorFlow's runtime.
+
+    A call of it returns when the operation, or the function, has ended.
+
+    Args:
+        frames: the innermost ones of threads.
+    """
+    return any(f.f_code.co_filename.startswith(_TENSORFLOW) for f in frames)
+
+
+_TENSORFLOW = os.path.join(os.path.dirname(tf.__file__), "")
+
+
+def uses_onednn() -> bool:
+    """Whether TensorFlow's kernels for CPUs are those of oneDNN (`IsMklEnabled`)."""
+    return _pywrap_util_port.IsMklEnabled()
+
+
+def in_xla_context() -> bool:
+    """Whether the graph being built will be compiled by XLA."""
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )

@@ -1,0 +1,11 @@
+"""Checkpoint: saving and resuming where several workers train one model.
+
+Files are complete or not there at all. May import `training` and `cluster`.
+"""
+
+__all__ = [
+    "backup",
+    "keras_saving",
+    "resuming",
+    "saving",
+]

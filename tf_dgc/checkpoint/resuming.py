@@ -1,0 +1,252 @@
+"""Keras's callbacks that save, for models that several workers train."""
+
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import stores, trainer
+from tf_dgc.checkpoint import backup, saving
+from tf_dgc.checkpoint.backup import Backup
+from tf_dgc.cluster import meeting
+
+
+class ModelCheckpoint(stores.ModelCheckpointSeam):
+    """`keras.callbacks.ModelCheckpoint` for several workers.
+
+    The arguments are Keras's, and so is what it does, but that one worker writes the
+    file while all take part, and that a file is replaced when the new one is complete,
+    not before. Use it on every worker, with the same arguments.
+
+    Raises:
+        ValueError: for a `filepath` that does not end in `.keras`, or in `.weights.h5`
+            with `save_weights_only=True`. The old `.h5` format has no place for state
+            that differs between workers.
+    """
+
+    def __init__(self, filepath: saving.Path, *args: Any, **kwargs: Any):
+        super().__init__(filepath, *args, **kwargs)
+        self.check_filepath()
+
+    def check_filepath(self) -> None:
+        """Raise `ValueError` for an ending that cannot be."""
+        if not self.save_weights_only and not self.filepath.endswith(".keras"):
+            raise ValueError(
+                "`filepath` must end in `.keras`, or in `.weights.h5` with "
+                f"`save_weights_only=True`. Received: filepath={self.filepath!r}"
+            )
+
+    def write(self, path: str) -> None:
+        """Save the model, or its weights."""
+        save = saving.save_weights if self.save_weights_only else saving.save_model
+        save(self.model, path)
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """`keras.callbacks.BackupAndRestore` for several workers.
+
+    Backs up what training has come to, state of all workers included, and goes on from
+    there when `fit` is called again by a new process: with as many workers and the same
+    input, bit for bit as if nothing had happened; with more or fewer workers, with the
+    total of what was not yet sent. Random streams of layers (`Dropout`), which Keras
+    does not save, are backed up too. Use it on every worker, with the same arguments.
+
+    It differs from Keras's in this: one worker writes while all take part, all restore,
+    and compare which backup. A backup is one file, that takes the place of the last
+    one when it is complete. After a backup within an epoch (`save_freq` a number),
+    `fit` goes on within the epoch: batches that were trained on are drawn from the
+    input and left out.
+
+    Callbacks with a memory of their own (`EarlyStopping`, `ReduceLROnPlateau`) begin
+    anew, as with Keras's.
+
+    Args:
+        backup_dir: a directory on a disk that all workers can read.
+        save_freq: "epoch", or a number of batches between backups.
+        double_checkpoint: keep the backup before the last one too, and restore it if
+            the last one cannot be read.
+        delete_checkpoint: delete the backup when `fit` comes to its end.
+
+    Raises:
+        ValueError: for other arguments; on all workers, when training begins, if they
+            find different backups, or none of the files can be read.
+        RuntimeError: if a worker does not take part within `TF_DGC_TIMEOUT` seconds.
+    """
+
+    def __init__(
+        self,
+        backup_dir: saving.Path,
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+    ):
+        super().__init__()
+        if not backup_dir:
+            raise ValueError(
+                f"`backup_dir` must be a directory. Received: backup_dir={backup_dir!r}"
+            )
+        is_number = isinstance(save_freq, int) and save_freq > 0
+        if isinstance(save_freq, bool) or not (is_number or save_freq == "epoch"):
+            raise ValueError(
+                '`save_freq` must be "epoch" or a number of batches, 1 or more. '
+                f"Received: save_freq={save_freq!r}"
+            )
+        directory = pathlib.Path(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self._last = directory / "latest.weights.h5"
+        self._before = directory / "previous.weights.h5"
+        self._restored: Backup | None = None
+        self._train: Any = None  # the train function, while batches are left out
+        self._left_out = 0
+        self._epoch = 0
+        self._batches = 0  # of this epoch that are done
+        self._since = 0  # batches since the last backup
+
+    # --- restore --------------------------------------------------------------------
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Go on from a backup, if there is one."""
+        self._train_again()  # if the last run ended while batches were left out
+        model = self.model
+        if not model.built:
+            raise ValueError(
+                "The model must be built before `fit` can go on from a backup. Give "
+                "it an `Input`, or call `model.build(input_shape)`. "
+                f"Received: model={model.name!r}"
+            )
+        found, unreadable = self._find()
+        meeting.agree(
+            model.distribute_strategy,
+            lambda: {"backup": found[1].name if found else f"none {unreadable}"},
+            "All workers must find the same backup: `backup_dir` must be a directory "
+            "on a disk that all can read. "
+            f"Received: backup_dir={str(self._last.parent)!r}.",
+        )
+        if found is not None:
+            self._restore(*found)
+        elif unreadable:
+            raise ValueError(
+                "No backup can be read. Delete them to start anew. "
+                f"Received: {unreadable}"
+            )
+
+    def _find(self) -> tuple[tuple[pathlib.Path, Backup] | None, dict[str, str]]:
+        """Return the last backup that can be read, and what cannot be."""
+        unreadable: dict[str, str] = {}
+        for path in filter(pathlib.Path.exists, (self._last, self._before)):
+            try:
+                return (path, backup.read(path)), unreadable
+            except (OSError, KeyError) as error:
+                unreadable[str(path)] = str(error)
+                warnings.warn(f"{path} cannot be read: {error}", stacklevel=2)
+        return None, unreadable
+
+    def _restore(self, path: pathlib.Path, found: Backup) -> None:
+        model = self.model
+        if not model.optimizer.built:
+            with model.distribute_strategy.scope():
+                model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+        _assign(backup.random_streams(model), found.streams)
+        trainer.start_fit_at(model, found.epoch)
+        self._restored = found
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Leave out what of this epoch was trained on before the backup."""
+        trainer.start_fit_at(self.model, None)  # or an error leaves it to others
+        self._epoch, self._batches = epoch, 0
+        restored, self._restored = self._restored, None
+        if restored is not None and restored.batches:
+            self._leave_out(restored)
+
+    def _leave_out(self, restored: Backup) -> None:
+        """Draw batches that are done, instead of training on them."""
+        model = self.model
+        train = model.train_function
+        logs: dict[str, Any] = {}
+        inputs: list[Any] = []
+
+        def draw(iterator: Any) -> dict[str, Any]:
+            if not inputs:
+                inputs.append(iterator)
+            if iterator is not inputs[0]:
+                self._train_again()  # an error ended the `fit` that this is for
+                return train(iterator)
+            for _ in range(model.steps_per_execution):
+                batch = next(iterator)
+                if not logs:
+                    trainer.build_metrics(model, batch)
+                    _assign(model.metrics_variables, restored.metrics)
+                    logs.update(model.get_metrics_result())
+            return logs
+
+        self._train, self._left_out = train, restored.batches
+        model.train_function = draw
+
+    def _train_again(self) -> None:
+        if self._train is not None:
+            self.model.train_function = self._train
+            self._train = None
+
+    # --- back up --------------------------------------------------------------------
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Back up every `save_freq` batches."""
+        done = batch + 1 - self._batches
+        self._batches += done
+        if self._train is not None:
+            if self._batches >= self._left_out:
+                self._train_again()
+            return
+        self._since += done
+        if isinstance(self.save_freq, int) and self._since >= self.save_freq:
+            self._back_up(self._epoch, self._batches)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Back up every epoch."""
+        self._train_again()
+        if self.save_freq == "epoch":
+            self._back_up(epoch + 1, 0)
+
+    def _back_up(self, epoch: int, batches: int) -> None:
+        self._since = 0
+        now = backup.make(self.model, epoch, batches)
+
+        def write(path: pathlib.Path) -> None:
+            backup.write(self.model, now, path)
+            if self.double_checkpoint and self._last.exists():
+                os.replace(self._last, self._before)
+
+        saving.save(self.model, self._last, ".weights.h5", write)
+
+    # --- the end --------------------------------------------------------------------
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Delete the backup, when all workers have come this far."""
+        trainer.start_fit_at(self.model, None)
+        strategy = self.model.distribute_strategy
+        meeting.rendezvous(strategy, "finish training")
+        if not self.delete_checkpoint or not meeting.is_chief(strategy):
+            return
+        for path in (self._last, self._before):
+            path.unlink(missing_ok=True)
+        if self._last.parent.exists() and not any(self._last.parent.iterdir()):
+            self._last.parent.rmdir()
+
+
+def _assign(variables: list[keras.Variable], values: list[Any]) -> None:
+    """Assign what a backup of the same model holds."""
+    if len(variables) != len(values):
+        raise ValueError(
+            "The backup was made by a model with other random streams or metrics. Go "
+            "on with the same model, or delete the backup to start anew. "
+            f"Received: {len(values)} values for {[v.path for v in variables]}"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

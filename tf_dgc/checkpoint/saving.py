@@ -1,0 +1,171 @@
+"""Save a model that several workers train: one file, complete or not there at all.
+
+Every worker has to call these functions, since each holds a part of what is saved. One
+of them writes.
+
+>>> tf_dgc.saving.save_model(model, "model.keras")
+>>> model = keras.models.load_model("model.keras")  # also on every worker
+"""
+
+import contextlib
+import contextvars
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import stores
+from tf_dgc.cluster import meeting
+from tf_dgc.training.statistics import average_statistics
+
+Path = str | os.PathLike
+
+
+def save_model(model: keras.Model, filepath: Path) -> None:
+    """Do what `model.save` does, on several workers, and replace the file at once.
+
+    The file is written beside its place and then moved there: until it is complete, a
+    file that was there before stays as it was, whatever happens to the process.
+
+    Args:
+        model: compiled under the workers' strategy.
+        filepath: local or on a mounted disk, ending in `.keras`.
+
+    Raises:
+        ValueError: for another ending.
+        OSError: if the file cannot be written. With several workers, `RuntimeError`
+            on all of them.
+        RuntimeError: if a worker does not call it within `TF_DGC_TIMEOUT` seconds.
+    """
+    save(model, filepath, ".keras", model.save)
+
+
+def save_weights(model: keras.Model, filepath: Path) -> None:
+    """Do what `model.save_weights` does, as `save_model` does it.
+
+    Args:
+        model: compiled under the workers' strategy.
+        filepath: local or on a mounted disk, ending in `.weights.h5`.
+
+    Raises:
+        ValueError: as `save_model`.
+        OSError: as `save_model`.
+        RuntimeError: as `save_model`.
+    """
+    save(model, filepath, ".weights.h5", model.save_weights)
+
+
+def save(
+    model: keras.Model,
+    filepath: Path,
+    ending: str,
+    write: Callable[[pathlib.Path], Any],
+) -> None:
+    """Let one worker write, and all others take part.
+
+    Args:
+        model: whose variables `write` reads.
+        filepath: where the file is to be.
+        ending: of that path.
+        write: saves to the path that it is given.
+    """
+    path = pathlib.Path(filepath)
+    if not path.name.endswith(ending) or "://" in str(filepath):
+        raise ValueError(
+            f"`filepath` must be a local path that ends in {ending!r}. "
+            f"Received: filepath={str(filepath)!r}"
+        )
+    strategy = model.distribute_strategy
+    average_statistics(model)
+    if meeting.is_chief(strategy):
+        with told_to_all(strategy, path), replacing(path) as unfinished, _writing():
+            write(unfinished)
+    else:
+        stores.take_part_in_saving(model)
+    meeting.rendezvous(strategy, f"finish saving {str(path)!r}")
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a path to write to; what is there in the end takes the place of `path`.
+
+    After an error, or the death of the process, `path` is what it was before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".unfinished.{path.name}")
+    try:
+        yield unfinished
+        _flush(unfinished)
+        os.replace(unfinished, path)
+        _flush(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _flush(path: pathlib.Path) -> None:
+    """Wait until the disk has the file, or the directory's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_is_writing = contextvars.ContextVar("is_writing", default=False)
+
+
+def is_writing() -> bool:
+    """Whether this worker is the one that writes, while the others take part."""
+    return _is_writing.get()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    token = _is_writing.set(True)
+    try:
+        yield
+    finally:
+        _is_writing.reset(token)
+
+
+@contextlib.contextmanager
+def told_to_all(strategy: tf.distribute.Strategy, path: Path) -> Iterator:
+    """Let nobody wait for a worker that cannot write."""
+    try:
+        yield
+    except OSError as error:
+        if not meeting.is_multi_worker(strategy):
+            raise
+        what = f"could not save {str(path)!r}: {error}"
+        raise meeting.failure(strategy, what) from error
+
+
+@contextlib.contextmanager
+def checkpoint_directory(
+    strategy: tf.distribute.Strategy, directory: Path
+) -> Iterator[str]:
+    """Yield the directory in which this worker is to write TensorFlow checkpoints.
+
+    `tf.train.Checkpoint` writes on every worker. It must not be to the same place, and
+    only one copy is needed: the first worker gets `directory`, the others temporary
+    ones. All restore from `directory`:
+
+    >>> checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    >>> checkpoint.restore(tf.train.latest_checkpoint("checkpoints"))
+    >>> with tf_dgc.saving.checkpoint_directory(strategy, "checkpoints") as mine:
+    ...     manager = tf.train.CheckpointManager(checkpoint, mine, max_to_keep=2)
+    ...     ...  # train, and call `manager.save()` on every worker
+
+    Args:
+        strategy: whose workers save.
+        directory: where the checkpoints are to be, on a disk that all can read.
+    """
+    if meeting.is_chief(strategy):
+        yield os.fspath(directory)
+        return
+    with tempfile.TemporaryDirectory(prefix="tf_dgc_") as temporary:
+        yield temporary

@@ -1,0 +1,14 @@
+"""Cluster: the processes that train together, their names, meetings and failures.
+
+Nothing here is about gradients. May import `_internals`.
+"""
+
+__all__ = [
+    "coordination",
+    "failures",
+    "meeting",
+    "tf_config",
+    "watch",
+    "worker_interrupts",
+    "workers",
+]

@@ -1,0 +1,213 @@
+"""TensorFlow's coordination of workers, by calls that end and let other threads run.
+
+TensorFlow's own Python wrappers (`context.Context`) hold Python's lock while they wait
+for the worker that coordinates, and most have no time limit: if it is stopped, nothing
+in this process runs any more. The functions here call the same C API
+(tensorflow/c/eager/c_api_experimental.h) without the lock, each in a thread that is
+left behind when there is no answer in time.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+from concurrent import futures
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc._internals import service
+
+_GRACE_SECONDS = 2.0  # for the service to say itself that a time is over
+
+
+def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
+    """Start this worker's server, and connect it to the others'.
+
+    Args:
+        capsule: of the `TFE_Context`.
+        server_def: a serialized `ServerDef`.
+        seconds: how long to wait for the worker that coordinates.
+
+    Raises:
+        tf.errors.DeadlineExceededError: if that worker does not answer in time.
+    """
+    try:
+        _within(
+            seconds + _GRACE_SECONDS,
+            "TFE_EnableCollectiveOps",
+            server_def,
+            ctypes.c_size_t(len(server_def)),
+            context=_pointer(capsule),
+        )
+    except tf.errors.DeadlineExceededError:
+        # What was left behind uses the context: it must outlive everything.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
+        raise
+
+
+def publish(key: str, value: str, seconds: float) -> None:
+    """Set a key that every worker can read.
+
+    Args:
+        key: which must not be set.
+        value: any text.
+        seconds: how long to wait for the worker that coordinates.
+
+    Raises:
+        tf.errors.AlreadyExistsError: if the key is set.
+        tf.errors.DeadlineExceededError: if that worker does not answer in time.
+    """
+    _within(seconds, "TFE_InsertConfigKeyValue", key.encode(), value.encode())
+
+
+def publish_at_exit(key: str, value: str) -> None:
+    """Do what `publish` does, in this thread, for as long as it takes.
+
+    While the interpreter ends, Python 3.12 starts no thread any more.
+    """
+    _call("TFE_InsertConfigKeyValue", _context(), key.encode(), value.encode())
+
+
+def unpublish(key: str, seconds: float) -> None:
+    """Remove a key, so that it can be published again; raises as `publish`."""
+    _within(seconds, "TFE_DeleteConfigKeyValue", key.encode())
+
+
+def lookup(key: str, seconds: float) -> str:
+    """Return the value of a key, waiting until some worker publishes it.
+
+    Raises:
+        tf.errors.DeadlineExceededError: if that takes more than so many seconds.
+    """
+    library = _library()
+    buffer = ctypes.c_void_p(library.TF_NewBuffer())
+    # After a time-out the buffer stays with the call that was left behind.
+    _within(
+        seconds + _GRACE_SECONDS,
+        "TFE_GetConfigKeyValue",
+        key.encode(),
+        _milliseconds(seconds),
+        buffer,
+    )
+    value = library.TF_GetBuffer(buffer)
+    text = ctypes.string_at(value.data, value.length).decode()
+    library.TF_DeleteBuffer(buffer)
+    return text
+
+
+def wait_at_barrier(name: str, seconds: float) -> None:
+    """Wait until every worker waits at this barrier.
+
+    Raises:
+        tf.errors.DeadlineExceededError: if one does not arrive in time.
+    """
+    _within(
+        seconds + _GRACE_SECONDS,
+        "TFE_WaitAtBarrier",
+        name.encode(),
+        _milliseconds(seconds),
+    )
+
+
+def report_error(message: str, seconds: float) -> None:
+    """Make pending collectives of all workers fail with this message."""
+    _within(
+        seconds,
+        "TFE_ReportErrorToCluster",
+        ctypes.c_int(tf.errors.FAILED_PRECONDITION),
+        message.encode(),
+    )
+
+
+def abort_collectives(message: str) -> None:
+    """Make pending collectives of this worker alone fail with the message."""
+    status = _new_status(tf.errors.UNAVAILABLE, message)
+    _library().TFE_AbortCollectiveOps(_context(), status)
+    _library().TF_DeleteStatus(status)
+
+
+def _within(
+    seconds: float,
+    function: str,
+    *arguments: Any,
+    context: ctypes.c_void_p | None = None,
+) -> None:
+    """Call a function of the C API; raise what its status says, or if it is slow."""
+    context = context or _context()
+    answer: futures.Future[None] = futures.Future()
+
+    def call() -> None:
+        try:
+            _call(function, context, *arguments)
+            answer.set_result(None)
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=call, name=f"tf_dgc {function}", daemon=True).start()
+    try:
+        answer.result(seconds)
+    except futures.TimeoutError:
+        raise tf.errors.DeadlineExceededError(
+            None,
+            None,
+            f"the CoordinationService has not answered {function} for {seconds:g} s",
+        ) from None
+
+
+def _call(function: str, *arguments: Any) -> None:
+    library = _library()
+    status = _new_status(tf.errors.OK, "")
+    try:
+        getattr(library, function)(*arguments, status)
+        code = library.TF_GetCode(status)
+        message = library.TF_Message(status).decode(errors="replace")
+    finally:
+        library.TF_DeleteStatus(status)
+    if code != tf.errors.OK:
+        kind = tf.compat.v1.errors.exception_type_from_error_code(code)
+        raise kind(None, None, message)
+
+
+def _new_status(code: int, message: str) -> ctypes.c_void_p:
+    status = ctypes.c_void_p(_library().TF_NewStatus())
+    _library().TF_SetStatus(status, ctypes.c_int(code), message.encode())
+    return status
+
+
+def _milliseconds(seconds: float) -> ctypes.c_int64:
+    return ctypes.c_int64(max(1, int(1000 * seconds)))  # 0 is for ever
+
+
+def _context() -> ctypes.c_void_p:
+    return _pointer(service.eager_context_capsule())
+
+
+def _pointer(capsule: Any) -> ctypes.c_void_p:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype = ctypes.c_void_p
+    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(pointer(capsule, None))
+
+
+class _Buffer(ctypes.Structure):
+    """What TensorFlow's `TF_Buffer` is (tensorflow/c/tf_buffer.h)."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("data_deallocator", ctypes.c_void_p),
+    ]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Return the library with TensorFlow's C API, which the process has loaded."""
+    name = "libtensorflow_cc." + ("2.dylib" if sys.platform == "darwin" else "so.2")
+    library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), name))
+    library.TF_NewStatus.restype = ctypes.c_void_p
+    library.TF_Message.restype = ctypes.c_char_p
+    library.TF_NewBuffer.restype = ctypes.c_void_p
+    library.TF_GetBuffer.restype = _Buffer
+    return library

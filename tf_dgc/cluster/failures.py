@@ -1,0 +1,197 @@
+"""Failures: which other worker an error is about, said by all workers alike."""
+
+import contextlib
+import faulthandler
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+import tensorflow as tf
+
+from tf_dgc._internals import mirrored
+from tf_dgc.cluster import coordination, workers
+
+ADVICE = (
+    "Training cannot go on without it: end all workers and start all of them again "
+    "from the last checkpoint (`tf-dgc run --max-restarts` does both). The cause is at "
+    "the end of what that worker printed."
+)
+
+DOES_NOT_COME = "which responds but does not come"  # of a worker that is waited for
+
+_REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
+_PROBE_SECONDS = 1.0
+_TEARDOWN_SECONDS = 5.0
+told = threading.Event()  # the workers have been told, by whichever, why they end
+
+
+def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
+    """Return which worker an error of TensorFlow is about, and what happened to it.
+
+    Args:
+        strategy: whose workers may be meant.
+        message: TensorFlow's.
+
+    Returns:
+        None if it is about no other worker.
+    """
+    reason = _TOLD.search(message)
+    if reason:
+        told.set()
+        return reason.group(1).strip()
+    silent = "stopped sending heartbeats" in message or "heartbeat timeout" in message
+    tasks = _TASK.findall(_PASSED_ON.sub("", message) if silent else message)
+    everyone = (f"{job} {index}" for job, index in tasks)
+    others = dict.fromkeys(t for t in everyone if t != workers.me(strategy))
+    names = " and ".join(workers.full_name(strategy, name) for name in others)
+    lost = silent or "while calling /tensorflow." in message
+    ended = [name for name in others if lost and _has_ended(name)]
+    if ended:
+        first = workers.full_name(strategy, ended[0])
+        what = f"{first} has ended: its program was over, or called `sys.exit`"
+    elif silent:
+        what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
+    elif "Barrier timed out" in message:
+        return None  # all are there, and somebody does not come: `cluster.rendezvous`
+    elif "CoordinationService" in message:
+        name = workers.full_name(strategy, workers.everyone(strategy)[0])
+        what = f"{name}, which coordinates all, cannot be reached: killed, stopped, "
+        what += "cut off or at its end"
+    elif names and "while calling /tensorflow." in message:
+        # A worker passes on what it heard, and its own name comes after that.
+        first = workers.full_name(strategy, next(iter(others)))
+        what = f"the connection to {first} broke: it died or was cut off"
+    elif names and "Collective ops is aborted by" in message:
+        what = f"{names} failed"
+    else:
+        return None
+    return f"{what} (TensorFlow says: {_gist(message)})"
+
+
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?!/device)")
+_PASSED_ON = re.compile(r"remote target \S+ while calling")  # by that worker
+_TOLD = re.compile(
+    r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\n\t \[\["
+    r"| \[type\.googleapis\.com|\Z)",
+    re.S,
+)
+
+
+def find_reason(strategy: tf.distribute.Strategy, message: str) -> str | None:
+    """Return what `explain` does, or what the workers were told before that.
+
+    What TensorFlow says after that, when workers are to meet, is that this worker is in
+    an error state, or that the one that coordinates is gone.
+    """
+    if "tf_dgc: " not in message and _AFTERWARDS.search(message):
+        ops = mirrored.get_cross_device_ops(strategy)
+        first = getattr(ops, "abort_message", lambda seconds: "")(_PROBE_SECONDS)
+        message = first if "tf_dgc: " in first else message
+    return explain(strategy, message)
+
+
+_AFTERWARDS = re.compile(r"must be in CONNECTED state|CoordinationService(?!Error)")
+
+
+@contextlib.contextmanager
+def named(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turn an error about another worker into a `RuntimeError` that names it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        reason = find_reason(strategy, str(error.message))
+        if reason is None:
+            raise
+        raise give_up(strategy, reason) from error
+
+
+def give_up(strategy: tf.distribute.Strategy, reason: str) -> RuntimeError:
+    """Pass the reason on to the other workers; return the error to raise here."""
+    tell(reason)
+    return RuntimeError(error_text(strategy, reason))
+
+
+def tell(reason: str) -> None:
+    """End the collectives of all workers, this one's too, for this reason.
+
+    All then name the worker that was at the start of it, not one that fails because
+    another did.
+    """
+    if told.is_set():
+        return
+    told.set()
+    report(f"tf_dgc: {reason}")
+
+
+def report(message: str) -> None:
+    """End the collectives of all workers with this message, if that is possible."""
+    with contextlib.suppress(tf.errors.OpError):  # one may have been told already
+        coordination.report_error(message, _REPORT_SECONDS)
+
+
+def limit_teardown() -> None:
+    """Let this process end soon, whatever TensorFlow's threads wait for."""
+    # It says goodbye to workers that are gone, for up to 20 s.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=nowhere)
+
+
+def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
+    """Return what a worker that cannot go on says."""
+    name = workers.full_name(strategy, workers.me(strategy))
+    return f"tf_dgc: {name} cannot go on: {reason}. {ADVICE}"
+
+
+def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
+    """When an error ends this process, name the worker it is about, or tell the others.
+
+    By `sys.excepthook`, which shows what it showed before.
+    """
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        reason = None
+        if isinstance(error, tf.errors.OpError):
+            reason = find_reason(strategy, str(error.message))
+        if reason is not None:
+            named_error = give_up(strategy, reason)
+            named_error.__cause__ = error
+            return show(RuntimeError, named_error, trace)
+        if not str(error).startswith("tf_dgc: "):  # else the others know already
+            name = workers.full_name(strategy, workers.me(strategy))
+            tell(f"{name} ended with {kind.__name__}: {_gist(str(error))}")
+        return show(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def note_end(strategy: tf.distribute.Strategy) -> None:
+    """Leave word that this process ends by itself, for who misses it later.
+
+    For an exit that no error brings about, of which nobody is told: the others may be
+    done as well. Call it at the end of the process, from a thread.
+    """
+    if not told.is_set():
+        coordination.publish_at_exit(_ENDED.format(workers.me(strategy)), "1")
+
+
+def _has_ended(name: str) -> bool:
+    """Whether a worker has left word that it ended by itself."""
+    try:
+        return bool(coordination.lookup(_ENDED.format(name), _PROBE_SECONDS))
+    except tf.errors.OpError:
+        return False
+
+
+_ENDED = "tf_dgc/ended/{}"
+
+
+def _gist(message: str, length: int = 300) -> str:
+    """Return the one line of an error's message that says what happened."""
+    lines = message.rpartition("aborted by: ")[2].strip().splitlines() or [""]
+    return lines[0] if len(lines[0]) <= length else lines[0][:length] + " ..."

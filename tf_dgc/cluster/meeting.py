@@ -1,0 +1,217 @@
+"""Meeting: workers wait for each other, compare what they hold, and exchange notes."""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc._internals import service
+from tf_dgc.cluster import coordination, failures
+from tf_dgc.cluster.workers import (
+    TIMEOUT_VARIABLE,
+    everyone,
+    full_name,
+    me,
+    peers,
+    timeout_seconds,
+)
+
+_ANSWER_SECONDS = 2.0
+_numbers = itertools.count()  # equal on all workers, as all call the same functions
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Whether other processes take part in this strategy."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+        and service.has_coordination_service()
+    )
+
+
+def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
+    """Wait until all workers arrive.
+
+    Args:
+        strategy: the strategy whose workers meet; nothing is done if it has only one.
+        purpose: for the error, e.g. "read `residual`".
+
+    Raises:
+        RuntimeError: on every worker that did arrive, if one does not within
+            `TF_DGC_TIMEOUT` seconds. Collectives pending elsewhere fail with the same
+            message.
+    """
+    if not is_multi_worker(strategy):
+        return
+    seconds = timeout_seconds()
+    name = f"tf_dgc/{next(_numbers)}"
+    try:
+        coordination.wait_at_barrier(name, seconds)
+    except tf.errors.OpError as error:
+        raise _in_vain(strategy, name, purpose, seconds, error) from error
+
+
+def _in_vain(
+    strategy: tf.distribute.Strategy,
+    barrier: str,
+    purpose: str,
+    seconds: float,
+    error: tf.errors.OpError,
+) -> RuntimeError:
+    """Return the error to raise when the workers have not met."""
+    reason = failures.find_reason(strategy, str(error.message))
+    name = full_name(strategy, me(strategy))
+    if reason is not None and failures.DOES_NOT_COME in reason and name in reason:
+        # The others wait for this worker, somewhere else, and know it.
+        return RuntimeError(
+            f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
+            f"{reason}. {_ALL_ALIKE}"
+        )
+    if reason is not None and failures.told.is_set():
+        return failures.give_up(strategy, reason)
+    if reason is not None:
+        meanwhile = f"Meanwhile {me(strategy)} waited for the others to {purpose}"
+        return failures.give_up(strategy, f"{reason}. {meanwhile}")
+    if not isinstance(error, tf.errors.DeadlineExceededError):
+        what = f"could not meet the others to {purpose}"
+        return failure(strategy, f"{what}. TensorFlow says: {error.message}")
+    missing = " and ".join(_missing(strategy, barrier))
+    return failure(
+        strategy,
+        f"waited {seconds:g} s for {missing} to {purpose}, in vain. {_ALL_ALIKE} If a "
+        f"worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. TensorFlow "
+        f"says: {error.message}",
+    )
+
+
+_ALL_ALIKE = (
+    "All workers must run the same program: the same model, the same optimizer, and "
+    "calls that involve the optimizer's state (such as `model.save`) on every worker, "
+    "not on the chief alone."
+)
+
+
+def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
+    """Return who did not come to a barrier, of which those who did all have heard."""
+
+    def came(name: str) -> bool:
+        try:
+            return bool(coordination.lookup(f"{barrier}/{name}", _ANSWER_SECONDS))
+        except tf.errors.OpError:
+            return False
+
+    with contextlib.suppress(tf.errors.OpError):
+        key = f"{barrier}/{me(strategy)}"
+        coordination.publish(key, "here", _ANSWER_SECONDS)
+    missing = [full_name(strategy, name) for name in peers(strategy) if not came(name)]
+    return missing or ["the others"]
+
+
+def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
+    """Tell the other workers that this one fails; return the error to raise.
+
+    Collectives that they wait in end with the same message.
+
+    Args:
+        strategy: whose workers are told.
+        what: what happened, to follow the worker's name.
+    """
+    message = f"tf_dgc: {full_name(strategy, me(strategy))} {what}"
+    failures.report(message)
+    return RuntimeError(message)
+
+
+_SAME_ARGUMENTS = (
+    "The workers were started with different models or settings. All must run the same "
+    "program with the same arguments."
+)
+
+
+def agree(
+    strategy: tf.distribute.Strategy,
+    describe: Callable[[], dict[str, Any]],
+    otherwise: str = _SAME_ARGUMENTS,
+) -> None:
+    """Raise on all workers, naming the differences, unless their descriptions agree.
+
+    Args:
+        strategy: the strategy whose workers are compared.
+        describe: returns nested dictionaries and lists of JSON values; it is called
+            only if there are other workers.
+        otherwise: what the error says before the differences.
+
+    Raises:
+        ValueError: on every worker, if two descriptions differ.
+        RuntimeError: if a worker does not come to be compared.
+    """
+    if not is_multi_worker(strategy):
+        return
+    text = json.dumps(describe(), sort_keys=True, default=str)
+    purpose = f"compare models and settings (here: {_shorten(text)})"
+    mine = dict(_flatten(json.loads(text)))
+    differences = []
+    for peer, theirs_text in exchange_notes(strategy, text, purpose).items():
+        theirs = dict(_flatten(json.loads(theirs_text)))
+        differences += [
+            f"  {key}: {mine.get(key, 'nothing')!r} on {me(strategy)}, "
+            f"{theirs.get(key, 'nothing')!r} on {peer}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+    if differences:
+        raise ValueError(f"{otherwise} Differences:\n" + "\n".join(differences))
+
+
+def exchange_notes(
+    strategy: tf.distribute.Strategy, note: str, purpose: str
+) -> dict[str, str]:
+    """Return the notes of all workers, by worker, this one's among them.
+
+    Args:
+        strategy: the strategy whose workers exchange notes.
+        note: of this worker.
+        purpose: for the error, to follow "waited for the other workers to".
+
+    Raises:
+        RuntimeError: as `rendezvous`.
+    """
+    if not is_multi_worker(strategy):
+        return {"": note}
+    number = next(_numbers)
+    key = f"tf_dgc/{number}/{me(strategy)}"
+    with failures.named(strategy):
+        coordination.publish(key, note, timeout_seconds())
+    rendezvous(strategy, purpose)
+    with failures.named(strategy):
+        notes = {
+            peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+            for peer in everyone(strategy)
+        }
+    # Nobody goes on, or dies, before all have read.
+    rendezvous(strategy, purpose)
+    with contextlib.suppress(tf.errors.OpError):
+        coordination.unpublish(key, _ANSWER_SECONDS)
+    return notes
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this worker does what is to be done once; true without other workers."""
+    return not is_multi_worker(strategy) or me(strategy) == everyone(strategy)[0]
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted path, leaf) of nested dictionaries and lists."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        yield prefix, value
+        return
+    for key, item in value.items():
+        yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _shorten(text: str, length: int = 2000) -> str:
+    return text if len(text) <= length else text[:length] + " ..."

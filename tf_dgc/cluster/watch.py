@@ -1,0 +1,247 @@
+"""The watch: ends a worker that others keep waiting, and says for whom it waited.
+
+TensorFlow notices by itself, within seconds, when another process is gone, for its own
+threads send heartbeats. It never notices when a process lives but does not come to the
+collective that this worker waits in. That is for threads here: every worker publishes
+how many collectives it has started, and who waits too long looks who is behind.
+"""
+
+import atexit
+import contextlib
+import itertools
+import json
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_dgc._internals import tracing
+from tf_dgc.cluster import coordination, failures, workers
+
+STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
+_STUCK_SECONDS = 8.0
+# What is lost TCP sends again, after pauses each twice as long as the one before: after
+# a silence of so long, the next attempt comes within as long again.
+_NETWORK_SECONDS = 15.0
+_numbers = itertools.count()  # equal on all workers, as strategies are
+
+Position: TypeAlias = dict[str, Any]  # where a worker is: see `_look`
+
+
+class Watch:
+    """Watches over what a worker waits for in.
+
+    Args:
+        strategy: of several workers.
+        count: returns how many collectives this worker has started and finished.
+
+    Raises:
+        ValueError: for environment variables that are not times.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, count: Callable[[], list[int]]
+    ):
+        self._strategy = strategy
+        self._count = count
+        self._limit = workers.timeout_seconds()
+        self._tracing_limit = workers.tracing_timeout_seconds()
+        self._interval = min(2.0, self._limit / 10)
+        self._key = f"tf_dgc/watch/{next(_numbers)}"
+        self._started = self._finished = 0  # waits outside of collectives
+        self._lost = 0  # collectives that an error ended, which count no finish
+        self._published: Position | None = None
+        self._seen = (0, 0)
+        self._since = self._excused = self._moved = time.monotonic()
+        self._progress: Any = None  # of everyone, as last heard
+        self._heard: set[str] = set()
+        self._stop = threading.Event()
+        # One may have to wait long for a slow network, which the other is to notice.
+        self._threads = [
+            threading.Thread(target=target, name="tf_dgc", daemon=True)
+            for target in (self._publish_often, self._blame_often)
+        ]
+
+    def start(self) -> None:
+        """Start the threads; they end before the interpreter does."""
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self._end)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what is done within as a collective."""
+        self._started += 1
+        try:
+            yield
+        finally:
+            self._finished += 1
+
+    def _end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(1.0)  # it may wait for who coordinates, in vain
+        if failures.told.is_set():
+            failures.limit_teardown()
+
+    # Without the coordination service there is nothing to watch with: the cluster has
+    # failed, and TensorFlow has ended its collectives.
+
+    def _publish_often(self) -> None:
+        while not self._stop.wait(self._interval):
+            with contextlib.suppress(tf.errors.OpError):
+                self._publish(self._look())
+        with contextlib.suppress(tf.errors.OpError):
+            failures.note_end(self._strategy)
+
+    def _blame_often(self) -> None:
+        while not self._stop.wait(self._interval):
+            with contextlib.suppress(tf.errors.OpError):
+                reason = self._blame(self._look())
+                if reason is not None:
+                    return self._give_up(reason)
+
+    def _look(self) -> Position:
+        """Return where this worker is."""
+        started, finished = self._count()
+        # What nothing runs any more has ended, if nothing was started meanwhile.
+        idle = not tracing.is_executing(self._frames_of_others())
+        if idle and self._count() == [started, finished]:
+            self._lost = started - finished
+        frame = _main_frame()
+        return {
+            "started": started + self._started,
+            "finished": finished + self._finished + self._lost,
+            "tracing": frame is not None and tracing.is_tracing(frame),
+            "place": _place(frame),
+        }
+
+    def _frames_of_others(self) -> list[FrameType]:
+        mine = {thread.ident for thread in self._threads}
+        return [f for i, f in sys._current_frames().items() if i not in mine]
+
+    def _publish(self, position: Position) -> None:
+        if position == self._published:
+            return
+        key = f"{self._key}/{workers.me(self._strategy)}"
+        with contextlib.suppress(tf.errors.NotFoundError):
+            coordination.unpublish(key, self._limit)
+        coordination.publish(key, json.dumps(position), self._limit)
+        self._published = position
+
+    def _blame(self, position: Position) -> str | None:
+        """Return why to give up, if this worker has waited for too long."""
+        seen = position["started"], position["finished"]
+        now = time.monotonic()
+        if seen != self._seen or position["finished"] == position["started"]:
+            self._seen, self._since = seen, now
+        waited = now - self._since
+        if waited < self._limit / 2:
+            return None
+        others = {peer: self._lookup(peer) for peer in workers.peers(self._strategy)}
+        self._note_progress(seen, others)
+        behind = {p: o for p, o in others.items() if o and o["started"] < seen[0]}
+        if any(o["tracing"] for o in behind.values()) and waited < self._tracing_limit:
+            self._excused = now
+        late = {p: o for p, o in behind.items() if o["started"] == o["finished"]}
+        if late or not self._heard.issuperset(others):
+            patience, since = 0.0, self._since
+        else:  # all wait for the network
+            patience, since = min(self._limit, _NETWORK_SECONDS), self._moved
+        if now - max(since, self._excused) < self._limit + patience:
+            return None
+        return (
+            f"{self._name(workers.me(self._strategy))} has waited {waited:.0f} s in "
+            f"collective {seen[0]} {self._for_whom(others, late)}. If it is only "
+            f"slow, set {workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
+        )
+
+    def _note_progress(
+        self, seen: tuple[int, int], others: dict[str, Position | None]
+    ) -> None:
+        """Remember when anyone was last known to start or finish a collective."""
+        heard = {p: o for p, o in others.items() if o is not None}
+        self._heard |= heard.keys()
+        before = self._progress
+        self._progress = (
+            seen,
+            {p: (o["started"], o["finished"]) for p, o in heard.items()},
+        )
+        if before is None or before[0] != seen:
+            self._moved = self._since
+        elif any(before[1].get(p) != at for p, at in self._progress[1].items()):
+            self._moved = time.monotonic()
+
+    def _for_whom(
+        self, others: dict[str, Position | None], late: dict[str, Position]
+    ) -> str:
+        silent = [self._name(peer) for peer, where in others.items() if where is None]
+        if late:
+            names = [f"{self._name(p)} (at {o['place']})" for p, o in late.items()]
+            return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
+        if silent:
+            return (
+                f"for {' and '.join(silent)}, of which nothing is to be heard: it has "
+                "not called `tf_dgc.prepare` yet, or the network is too slow"
+            )
+        return (
+            f"for data from {' and '.join(map(self._name, others))}, which waits in a "
+            "collective too: the network is too slow for it, or loses too much"
+        )
+
+    def _lookup(self, peer: str) -> Position | None:
+        try:
+            text = coordination.lookup(f"{self._key}/{peer}", 2 * self._interval)
+        except tf.errors.DeadlineExceededError:
+            return None
+        return json.loads(text)
+
+    def _name(self, worker: str) -> str:
+        return workers.full_name(self._strategy, worker)
+
+    def _give_up(self, reason: str) -> None:
+        """Let the collective fail; if that does not free the main thread, end here."""
+        before = _main_frame()
+        instruction = before and before.f_lasti
+        threading.Thread(target=_fail, args=[reason], daemon=True).start()
+        if self._stop.wait(_STUCK_SECONDS):
+            return
+        after = _main_frame()
+        if after is before and (after and after.f_lasti) == instruction:
+            text = failures.error_text(self._strategy, reason)
+            sys.stderr.write(f"{text} The main thread is stuck; ending this process.\n")
+            sys.stderr.flush()
+            os._exit(STUCK_EXIT_CODE)
+
+
+def _fail(reason: str) -> None:
+    coordination.abort_collectives(f"tf_dgc: {reason}")  # even if nobody can be told
+    failures.tell(reason)
+
+
+def _main_frame() -> FrameType | None:
+    identity = threading.main_thread().ident
+    return None if identity is None else sys._current_frames().get(identity)
+
+
+def _place(frame: FrameType | None) -> str:
+    """Return where in the user's program a stack is, past all libraries."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown place"
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+
+_LIBRARIES = (
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib")),
+    os.path.dirname(os.path.dirname(__file__)),  # the package
+    "<",  # code without a file
+)

@@ -1,0 +1,15 @@
+"""Codecs: positions, values and headers as words of 32 bits, and back.
+
+docs/wire_format.md specifies them. May import `transforms` and `_internals`.
+"""
+
+__all__ = [
+    "bitstream",
+    "checks",
+    "dense",
+    "elias",
+    "elias_fano",
+    "header",
+    "value_types",
+    "wire",
+]

@@ -1,0 +1,125 @@
+"""Refuse buffers that are not what they should be, and say which and why."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_dgc._internals import tracing
+from tf_dgc.transforms import clipping
+
+_DAMAGED = (
+    "The buffer was damaged on its way or built wrongly; restart from a checkpoint."
+)
+
+
+class Check(NamedTuple):
+    """A number of every worker that must be as expected, modulo 2**32.
+
+    Attributes:
+        what: the number is, for the error.
+        received: int32 `[N]`.
+        expected: an int, or a scalar integer tensor.
+        advice: what to do if they differ.
+    """
+
+    what: str
+    received: tf.Tensor
+    expected: int | tf.Tensor
+    advice: str = _DAMAGED
+
+
+def gate(checks: Sequence[Check], results: Any) -> Any:
+    """Return `results`, to be had only if all checks hold.
+
+    XLA drops assertions, so within it nothing is checked.
+
+    Args:
+        checks: of all buffers.
+        results: nested structure of tensors and Nones.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run; of all that fails, the first check
+            and for it the first worker are named.
+    """
+    if tracing.in_xla_context():
+        return results
+    received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
+    expected = tf.convert_to_tensor([_int64(c.expected) for c in checks], tf.int64)
+    expected = tf.cast(expected, tf.uint32)
+    wrong = tf.not_equal(received, expected[:, tf.newaxis])
+    first = tf.argmax(tf.reshape(wrong, [-1]))
+    check, worker = first // received.shape[1], first % received.shape[1]
+    message = tf.strings.join(
+        [
+            "The buffer of worker ",
+            tf.strings.as_string(worker),
+            " is refused: ",
+            tf.constant([c.what for c in checks])[check],
+            ". Received: ",
+            tf.strings.as_string(received[check, worker]),
+            ", expected: ",
+            tf.strings.as_string(expected[check]),
+            ". ",
+            tf.constant([c.advice for c in checks])[check],
+        ]
+    )
+    verdict = tf.raw_ops.Assert(
+        condition=tf.logical_not(tf.reduce_any(wrong)), data=[message]
+    )
+    with tf.control_dependencies([verdict]):
+        return tf.nest.map_structure(
+            lambda x: None if x is None else tf.identity(x), results
+        )
+
+
+def finite_sums(
+    sums: Sequence[tf.Tensor],
+    narrow: Sequence[tf.DType | None],
+    labels: Sequence[str],
+    results: Any,
+) -> Any:
+    """Return `results`, to be had only if no sum overflowed.
+
+    Args:
+        sums: over workers.
+        narrow: the dtype that each is going to be cast to; None if it stays as it is.
+        labels: of each, for the error.
+        results: nested structure of tensors, and of what else there is.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run, on all workers alike. Not within XLA,
+            which drops assertions.
+    """
+    if tracing.in_xla_context():
+        return results
+    held = [
+        s if dtype is None else tf.cast(s, dtype)
+        for s, dtype in zip(sums, narrow, strict=True)
+    ]
+    finite = tf.cond(
+        clipping.all_finite(held),
+        lambda: tf.fill([len(held)], True),
+        lambda: tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in held]),
+    )
+    types = ", ".join(sorted({s.dtype.name for s in held}))
+    verdict = tf.debugging.Assert(
+        tf.reduce_all(finite),
+        [
+            "The sum over workers of what was sent is not finite, or too large for the "
+            f"variable's dtype ({types}). Clip gradients (`clipnorm` of the inner "
+            "optimizer), lower the learning rate, or use variables of a wider dtype. "
+            "Received of the tensors, finite or not:",
+            finite,
+            tf.constant(list(labels)),
+        ],
+        summarize=len(labels),
+    )
+    with tf.control_dependencies([] if verdict is None else [verdict]):
+        return tf.nest.map_structure(
+            lambda x: tf.identity(x) if tf.is_tensor(x) else x, results
+        )
+
+
+def _int64(number: int | tf.Tensor) -> int | tf.Tensor:
+    return number if isinstance(number, int) else tf.cast(number, tf.int64)

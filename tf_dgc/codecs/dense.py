@@ -1,0 +1,59 @@
+"""Encode and decode a dense step: everything, uncoded, in a vector for an all-reduce.
+
+A flag comes first, 1 if this worker's gradient was not finite, then all entries.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_dgc.codecs.wire import TensorLayout
+
+
+def num_words(layout: Sequence[TensorLayout]) -> int:
+    """Return the length of the vector, in words of 32 bits."""
+    return num_entries(layout) * widest(layout).size // 4
+
+
+def num_entries(layout: Sequence[TensorLayout]) -> int:
+    """Return the length of the vector."""
+    return 1 + sum(t.size for t in layout)
+
+
+def encode(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
+    """Concatenate all tensors whole.
+
+    Args:
+        tensors: float32 or float64 `[n]` each.
+        finite: scalar bool, whether this worker's gradient was finite.
+
+    Returns:
+        `[1 + sum of n]`, float64 if any tensor is, else float32.
+    """
+    dtype = widest(tensors)
+    flag = tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
+    return tf.concat([flag, *(tf.cast(t, dtype) for t in tensors)], axis=0)
+
+
+def decode(
+    vector: tf.Tensor, layout: Sequence[TensorLayout]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Split the sum over workers of what `encode` made.
+
+    Args:
+        vector: `[1 + sum of n]`.
+        layout: of all tensors of the step.
+
+    Returns:
+        One float `[n]` per tensor, and the number of workers whose gradient was not
+        finite, scalar int32.
+    """
+    flag, *parts = tf.split(vector, [1, *(t.size for t in layout)])
+    totals = [tf.cast(p, t.dtype) for p, t in zip(parts, layout, strict=True)]
+    return totals, tf.cast(flag[0], tf.int32)
+
+
+def widest(tensors: Sequence[TensorLayout | tf.Tensor]) -> tf.DType:
+    """Return the type in which tensors are summed together."""
+    wide = any(t.dtype == tf.float64 for t in tensors)
+    return tf.float64 if wide else tf.float32

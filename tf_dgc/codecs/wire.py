@@ -1,0 +1,208 @@
+"""Encode and decode: everything one worker sends in a sparse step, as one buffer.
+
+A vector of int32 words: a header, then positions and values of every tensor, as
+docs/wire_format.md specifies.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_dgc.codecs import bitstream, elias_fano, header, value_types
+from tf_dgc.codecs.checks import Check, gate
+
+
+class TensorLayout(NamedTuple):
+    """What is known of a tensor before the step.
+
+    Attributes:
+        size: number of entries n.
+        dtype: of the residual, float32 or float64.
+        exempt: whether it is always sent whole.
+        value_dtype: of the values on the wire, one of `values.CHOICES` or "float64";
+            without meaning if exempt, as then it is that of the residual.
+        largest: what one worker may send of an entry, a power of two, so that the sum
+            does not overflow (`values.largest_share`); the rest stays in the residual.
+    """
+
+    size: int
+    dtype: tf.DType
+    exempt: bool
+    value_dtype: str
+    largest: float = math.inf
+
+
+class Selection(NamedTuple):
+    """What is sent of one tensor.
+
+    Attributes:
+        positions: int32 `[k]`, distinct and ascending; None for a whole tensor.
+        words: the values there, coded by `values.encode`.
+    """
+
+    positions: tf.Tensor | None
+    words: tf.Tensor
+
+
+def fingerprint(layout: Sequence[TensorLayout]) -> int:
+    """Return the checksum of what must be equal on all workers, 0 to 2**32 - 1."""
+    return header.fingerprint(
+        f"{t.size}:{t.dtype.name}:{'exempt' if t.exempt else t.value_dtype}"
+        for t in layout
+    )
+
+
+def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.Tensor:
+    """Return the length of the buffer of a sparse step, in words.
+
+    Args:
+        layout: of all tensors of the step.
+        counts: entries sent of each, ints or scalar int32 tensors.
+
+    Returns:
+        An int, or a scalar int64 tensor if one of the counts is a tensor.
+    """
+    pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
+    streams = [bits for pair in pairs for part in pair for bits in part]
+    return header.NUM_WORDS + sum(map(bitstream.num_words, streams))
+
+
+def encode(
+    layout: Sequence[TensorLayout],
+    counts: Sequence,
+    selections: Sequence[Selection],
+    finite: tf.Tensor,
+) -> tf.Tensor:
+    """Pack the selections of all tensors into one buffer.
+
+    Args:
+        layout: of all tensors of the step.
+        counts: entries sent of each, ints or scalar int32 tensors.
+        selections: one per tensor.
+        finite: scalar bool, whether this worker's gradient was finite.
+
+    Returns:
+        int32 `[sparse_words(layout, counts)]`.
+    """
+    body = []
+    for tensor, k, selection in zip(layout, counts, selections, strict=True):
+        if not tensor.exempt:
+            body.append(elias_fano.encode(selection.positions, tensor.size, k))
+        body.append(selection.words)
+    length = sparse_words(layout, counts)
+    return header.seal(fingerprint(layout), length, body, finite)
+
+
+def decode(
+    buffers: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Sum the buffers of all workers.
+
+    Workers are added one after the other: positions are distinct within one buffer,
+    so the order of additions, and with it every bit of the result, is the same on all
+    workers.
+
+    Args:
+        buffers: int32 `[num_workers, words]`, equal on all workers.
+        layout: of all tensors of the step.
+        counts: entries sent of each, ints or scalar int32 tensors.
+
+    Returns:
+        One dense float `[n]` per tensor, and the number of workers whose gradient was
+        not finite, scalar int32.
+
+    Raises:
+        ValueError: if the buffers are known while tracing to be of another length.
+        tf.errors.InvalidArgumentError: when run, if a buffer is not what was agreed
+            upon or was damaged; nothing is returned then. Not within XLA, which drops
+            assertions.
+    """
+    streams, words = _sections(layout, counts)
+    buffers = header.of_length(buffers, sum(words))
+    head, *parts = tf.split(buffers, words, axis=1)
+    checks = header.check(head, fingerprint(layout), sum(words))
+    checks += _check_bits(buffers, [bits for part in streams for bits in part])
+    entries = []
+    for i, (tensor, k) in enumerate(zip(layout, counts, strict=True)):
+        found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
+        entries.append(found)
+        checks += [c._replace(what=f"{c.what} of tensor {i}") for c in found_checks]
+    flags, entries = gate(checks, (head[:, header.FLAGS], entries))
+    totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
+    return totals, tf.reduce_sum(flags)
+
+
+def positions(
+    words: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
+) -> list[tf.Tensor | None]:
+    """Return the positions, int32 `[k]`, that this worker's own buffer sends.
+
+    Args:
+        words: int32 `[sparse_words(layout, counts)]`, as encoded here; it is not
+            checked.
+        layout: of all tensors of the step.
+        counts: entries sent of each, ints or scalar int32 tensors.
+
+    Returns:
+        One per tensor; None if it is exempt.
+    """
+    parts = tf.split(words[tf.newaxis], _sections(layout, counts)[1], axis=1)[1::2]
+    return [
+        None if t.exempt else elias_fano.decode(part, t.size, k)[0][0]
+        for t, k, part in zip(layout, counts, parts, strict=True)
+    ]
+
+
+def _sections(layout: Sequence[TensorLayout], counts: Sequence) -> tuple[list, list]:
+    """Return the bits of positions and values by turns, and the words of all sections.
+
+    The header is the first section.
+    """
+    streams = [s for t, k in zip(layout, counts, strict=True) for s in _streams(t, k)]
+    words = [header.NUM_WORDS, *(sum(map(bitstream.num_words, s)) for s in streams)]
+    return streams, words
+
+
+def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
+    """Return the bits of a tensor's streams: of its positions, and of its values."""
+    if tensor.exempt:
+        return [], value_types.stream_bits(tensor.dtype.name, tensor.size)
+    positions = elias_fano.stream_bits(tensor.size, k)
+    return positions, value_types.stream_bits(tensor.value_dtype, k)
+
+
+def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
+    excess = bitstream.num_excess(buffers, header.NUM_WORDS, streams)
+    return [
+        header.check_sum(buffers),
+        Check("streams followed by bits that should be 0", excess, 0),
+    ]
+
+
+def _decode_tensor(
+    tensor: TensorLayout, k: int | tf.Tensor, positions: tf.Tensor, words: tf.Tensor
+) -> tuple[tuple[tf.Tensor | None, tf.Tensor], list[Check]]:
+    """Return positions `[N, k]` (None if whole) and values, with their checks."""
+    value_dtype = tensor.dtype.name if tensor.exempt else tensor.value_dtype
+    found = value_types.decode(words, value_dtype, k, tensor.dtype)
+    checks = value_types.checks(found, words, value_dtype)
+    if tensor.exempt:
+        return (None, found), checks
+    where, where_checks = elias_fano.decode(positions, tensor.size, k)
+    return (where, found), where_checks + checks
+
+
+def _add_up(
+    tensor: TensorLayout, positions: tf.Tensor | None, found: tf.Tensor
+) -> tf.Tensor:
+    """Add N workers' entries in order, into `[n]`."""
+    total = tf.zeros([tensor.size], tensor.dtype)
+    if positions is None:
+        for whole in tf.unstack(found):
+            total += whole
+        return total
+    for where, part in zip(tf.unstack(positions), tf.unstack(found), strict=True):
+        total = tf.tensor_scatter_nd_add(total, where[:, tf.newaxis], part)
+    return total

@@ -1,0 +1,10 @@
+"""Collectives: what a step asks for, and many tensors' requests as a few.
+
+Knows neither methods nor strategies. May import `codecs` and what that may.
+"""
+
+__all__ = [
+    "packs",
+    "requests",
+    "rounds",
+]

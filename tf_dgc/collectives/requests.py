@@ -1,0 +1,77 @@
+"""Requests: what a step asks of the communicator, and what it gets."""
+
+from collections.abc import Generator
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tf_dgc.choice import Choice
+
+
+class Sum(NamedTuple):
+    """Ask for the sum over workers of a float tensor, by all-reduce.
+
+    The reply has the same shape and dtype, and the same bits on all workers.
+    """
+
+    values: tf.Tensor
+
+
+class Gather(NamedTuple):
+    """Ask for every worker's words, int32 `[w]`, w equal on all workers.
+
+    The reply is int32 `[num_workers, w]`, the same on all workers.
+    """
+
+    words: tf.Tensor
+
+
+class Either(NamedTuple):
+    """Ask for one of two, as all workers alike have decided.
+
+    The reply is the sum, `[n]`, and the gathered words, int32 `[num_workers, w]`; what
+    was not asked for is empty.
+
+    Attributes:
+        dense: whether `vector` is to be summed, else `words` gathered; a bool, or a
+            scalar bool tensor that is decided at run time.
+        vector: float `[n]`.
+        words: int32 `[w]`, w equal on all workers.
+        entries: n, where the graph computes the shapes of both; `words` has no more
+            bytes than `vector` then.
+    """
+
+    dense: Choice
+    vector: tf.Tensor
+    words: tf.Tensor
+    entries: int | None = None
+
+
+Request: TypeAlias = Sum | Gather
+Message: TypeAlias = Request | Either
+Reply: TypeAlias = tf.Tensor | tuple[tf.Tensor, tf.Tensor]
+
+
+class Result(NamedTuple):
+    """What an exchange of one tensor comes to.
+
+    Attributes:
+        sum: what all workers contributed, `[n]` or of the tensor's shape, in its dtype;
+            equal on all workers.
+        sent: what this worker contributed to it, likewise. With error feedback, the
+            optimizer keeps the rest in `residual`.
+        state: the new values of the method's state, by name; None if it has none.
+        entries: how many entries went out; None if all.
+        chosen: whether each entry went out, bool, `[n]` or of the tensor's shape, also
+            where its value is coded as 0; None if all did. Methods of the kind
+            "sparsification" say so with `entries`, for factor masking.
+    """
+
+    sum: tf.Tensor
+    sent: tf.Tensor
+    state: dict[str, tf.Tensor] | None = None
+    entries: int | tf.Tensor | None = None
+    chosen: tf.Tensor | None = None
+
+
+Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]

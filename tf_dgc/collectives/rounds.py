@@ -1,0 +1,201 @@
+"""Rounds: run the exchanges of all tensors in lockstep, a few collectives for all.
+
+In every round each tensor asks for one thing. All that are to be summed go into one
+vector per dtype, all that are to be gathered into one buffer: so a round costs as many
+collectives as there are kinds of requests, whatever the number of tensors.
+"""
+
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tf_dgc.codecs import checks, header
+from tf_dgc.collectives.packs import GatherPack, SumPack, num_bytes
+from tf_dgc.collectives.requests import (
+    Exchange,
+    Gather,
+    Message,
+    Reply,
+    Request,
+    Result,
+    Sum,
+)
+
+
+class Tensor(NamedTuple):
+    """What is known of a tensor before the step.
+
+    Attributes:
+        label: for errors, for example the path of the variable.
+        shape: of the tensor.
+        dtype: of what is accumulated, float32 or float64.
+        exempt: whether it is sent whole, not compressed.
+        narrow: dtype of the variable, if that holds less than `dtype`, else None.
+        largest: what one worker may send of an entry; see `wire.TensorLayout`.
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    exempt: bool
+    narrow: tf.DType | None = None
+    largest: float = math.inf
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+
+class Part(NamedTuple):
+    """One tensor's share in a step.
+
+    Attributes:
+        label: of the tensor, for errors.
+        agreed: what must be equal on all workers, without spaces.
+        stated: bytes that it may hand to the collectives; None if decided at run time.
+        exchange: not yet started.
+        narrow: dtype that the sum must fit into, if it is not that of the values.
+    """
+
+    label: str
+    agreed: str
+    stated: int | None
+    exchange: Exchange
+    narrow: tf.DType | None = None
+
+
+class Outcome(NamedTuple):
+    """What a step came to.
+
+    Attributes:
+        results: one per part.
+        nonfinite: number of workers whose gradient was not finite, scalar int32.
+        sent_bytes: handed to the collectives by one worker: an int, or a scalar int64
+            tensor.
+    """
+
+    results: list[Result]
+    nonfinite: tf.Tensor
+    sent_bytes: int | tf.Tensor
+
+
+Rounds: TypeAlias = Generator[list[Message], list[Reply], Outcome]
+
+
+def merge(parts: Sequence[Part], finite: tf.Tensor) -> Rounds:
+    """Run all parts' exchanges as one.
+
+    Args:
+        parts: of all tensors of the step.
+        finite: scalar bool, whether this worker's gradient was finite. It travels with
+            every collective.
+
+    Yields:
+        The collectives of a round: `Sum`s of float vectors, of different dtypes, and at
+        most one `Gather`.
+
+    Raises:
+        ValueError: if a part hands over more or less than it states.
+        tf.errors.InvalidArgumentError: when run, for buffers that are refused, and sums
+            that are not finite.
+    """
+    results: dict[int, Result] = {}
+    replies: dict[int, tf.Tensor] = {}
+    used: list[int | tf.Tensor] = [0] * len(parts)
+    nonfinite, sent_bytes = tf.constant(0), 0
+    for number in itertools.count():
+        requests = _advance(parts, replies, results)
+        if not requests:
+            break
+        for i, request in requests.items():
+            used[i] = used[i] + num_bytes(request[0])
+            _check_stated(parts[i], used[i], done=False)
+        packs = _pack(parts, requests, number, finite)
+        answers = yield [pack.message for pack in packs]
+        replies = {}
+        for pack, answer in zip(packs, answers, strict=True):
+            found, nonfinite = pack.unpack(answer)
+            replies.update(found)
+            sent_bytes = sent_bytes + num_bytes(pack.message[0])
+    for part, total in zip(parts, used, strict=True):
+        _check_stated(part, total, done=True)
+    ordered = [results[i] for i in range(len(parts))]
+    return Outcome(_finite_only(parts, ordered), nonfinite, sent_bytes)
+
+
+def _advance(
+    parts: Sequence[Part], replies: dict[int, tf.Tensor], results: dict[int, Result]
+) -> dict[int, Request]:
+    """Give every part its reply; return what those that are not done ask for."""
+    requests = {}
+    for i, part in enumerate(parts):
+        if i in results:
+            continue
+        try:
+            requests[i] = part.exchange.send(replies.get(i))
+        except StopIteration as end:
+            results[i] = end.value
+            _check_result(part, end.value)
+        else:
+            _check_request(part, requests[i])
+    return requests
+
+
+def _check_request(part: Part, request: Request) -> None:
+    if isinstance(request, Sum):
+        right = request.values.dtype.is_floating
+    elif isinstance(request, Gather):
+        right = request.words.dtype == tf.int32 and request.words.shape.rank == 1
+    else:
+        right = False
+    if not right:
+        raise ValueError(
+            f"{part.label} must yield `Sum` of a float tensor or `Gather` of an int32 "
+            f"vector. Received: {request!r}"
+        )
+
+
+def _check_result(part: Part, result: Result) -> None:
+    if not isinstance(result, Result):
+        raise ValueError(
+            f"{part.label} must end with `return Result(...)`. Received: {result!r}"
+        )
+
+
+def _pack(
+    parts: Sequence[Part], requests: dict[int, Request], number: int, finite: tf.Tensor
+) -> list[SumPack | GatherPack]:
+    sums: dict[tf.DType, dict[int, tf.Tensor]] = {}
+    gathers: dict[int, tf.Tensor] = {}
+    for i, request in requests.items():
+        if isinstance(request, Sum):
+            sums.setdefault(request.values.dtype, {})[i] = request.values
+        else:
+            gathers[i] = request.words
+    packs: list[SumPack | GatherPack] = [SumPack(s, finite) for s in sums.values()]
+    if gathers:
+        items = [f"round:{number}", *(parts[i].agreed for i in gathers)]
+        packs.append(GatherPack(gathers, header.fingerprint(items), finite))
+    return packs
+
+
+def _check_stated(part: Part, used: int | tf.Tensor, done: bool) -> None:
+    if part.stated is None or not isinstance(used, int):
+        return
+    if used > part.stated or (done and used < part.stated):
+        raise ValueError(
+            f"{part.label} handed over a payload of another size than its compressor "
+            f"states. `bytes` says {part.stated}; received: {used} bytes so far in all "
+            "rounds"
+        )
+
+
+def _finite_only(parts: Sequence[Part], results: list[Result]) -> list[Result]:
+    """Return the results, to be had only if no sum overflowed."""
+    sums = [r.sum for r in results]
+    labels = [part.label for part in parts]
+    return checks.finite_sums(sums, [part.narrow for part in parts], labels, results)

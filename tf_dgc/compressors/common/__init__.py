@@ -1,0 +1,14 @@
+"""What several methods have in common.
+
+May import what methods may: `collectives`, `codecs`, `schedules`.
+"""
+
+__all__ = [
+    "arguments",
+    "autoencoder",
+    "capacity",
+    "low_rank",
+    "one_round",
+    "quantize",
+    "sparse",
+]

@@ -1,0 +1,144 @@
+"""What many methods do: gather once, decode, sum. And pieces of exchanges."""
+
+import abc
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc._internals import tracing
+from tf_dgc.collectives.requests import Exchange, Gather, Request, Result, Sum
+from tf_dgc.compressors.base import Compressor, Draw
+
+
+class OneRound(Compressor):
+    """A method whose payloads, of known size, are gathered once, decoded and summed.
+
+    A subclass implements `words`, `encode` and `decode`.
+    """
+
+    @abc.abstractmethod
+    def words(self, size: int, dtype: tf.DType) -> int:
+        """Return the words of 32 bits that a tensor of `size` entries takes."""
+
+    @abc.abstractmethod
+    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+        """Return int32 `[words(n, dtype)]` for float `[n]`."""
+
+    @abc.abstractmethod
+    def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return float `[size]` of one worker's words, int32 `[w]`."""
+
+    def combine(self, gathered: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
+        """Return float `[size]`, the sum of all workers' payloads, int32 `[N, w]`.
+
+        Every bit of it is equal on all workers.
+        """
+        return sum_decoded(
+            gathered, lambda words: self.decode(words, size, dtype), [size], dtype
+        )
+
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return `4 * words(size, dtype)`."""
+        return 4 * self.words(math.prod(shape), dtype)
+
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Encode, gather, and combine."""
+        del state
+        values = tf.reshape(values, [-1])
+        size, dtype = values.shape[0], values.dtype
+        words = self.encode(values, draw)
+        gathered = yield Gather(self._of_stated_length(words, self.words(size, dtype)))
+        total = self.combine(gathered, size, dtype)
+        return Result(total, self.decode(words, size, dtype))
+
+    def _of_stated_length(self, words: tf.Tensor, stated: int) -> tf.Tensor:
+        if words.shape.rank == 1 and words.shape[0] is None:
+            return tf.ensure_shape(words, [stated], name=f"{self.name}_payload")
+        if words.shape != (stated,) or words.dtype != tf.int32:
+            raise ValueError(
+                f"{self!r} returned a payload of another size than it states. "
+                f"`words` says int32 [{stated}]; received from `encode`: "
+                f"{words.dtype.name} {words.shape}"
+            )
+        return words
+
+
+def sum_decoded(
+    gathered: tf.Tensor,
+    decode: Callable[[tf.Tensor], tf.Tensor],
+    shape: Any,
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """Return the sum of what all workers' words decode to.
+
+    Worker after worker, so every bit of it is equal on all workers; in a loop of the
+    graph, which is traced once for any number of them.
+
+    Args:
+        gathered: int32 `[N, w]`.
+        decode: makes a tensor of `shape` and `dtype` of int32 `[w]`.
+        shape: of the sum.
+        dtype: of the sum.
+    """
+    return tf.foldl(
+        lambda total, words: total + decode(words),
+        gathered,
+        tf.zeros(shape, dtype),
+        parallel_iterations=1,
+    )
+
+
+def send_whole(values: tf.Tensor, aggregation: str) -> Exchange:
+    """Exchange a tensor exactly, in the same kind of collective as the others.
+
+    Args:
+        values: float32 or float64, of any shape.
+        aggregation: of the method that the other tensors are sent with.
+    """
+    if aggregation == "sum":
+        total = yield Sum(values)
+        return Result(total, values)
+    gathered = yield Gather(to_words(values))
+    total = tf.zeros_like(values)
+    for row in tf.unstack(gathered):
+        total += from_words(row, values.dtype, values.shape)
+    return Result(total, values)
+
+
+def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
+    """Return float32 or float64 numbers of `shape` from their bits, int32 `[w]`."""
+    bits = tf.reshape(words, [-1, 2]) if dtype == tf.float64 else words
+    return tf.reshape(tf.bitcast(bits, dtype), shape)
+
+
+def to_words(values: tf.Tensor) -> tf.Tensor:
+    """Return the bits, int32 `[w]`, of float32 or float64 numbers."""
+    return tf.reshape(tf.bitcast(values, tf.int32), [-1])
+
+
+def only_if(wanted: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Return the words if they are wanted, else none of them.
+
+    XLA, in which the number of words cannot depend on the step, gets all of them.
+    """
+    if tracing.in_xla_context():
+        return words
+    return words[: tf.where(wanted, tf.size(words), 0)]
+
+
+def maximum(values: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:
+    """Ask for the largest over workers, entry by entry.
+
+    Use it as `largest = yield from maximum(values)`. It travels with the gathered words
+    of other tensors, so it costs no collective of its own; for small tensors.
+
+    Args:
+        values: float32 or float64, of any shape.
+    """
+    gathered = yield Gather(to_words(values))
+    rows = [from_words(row, values.dtype, values.shape) for row in tf.unstack(gathered)]
+    return tf.reduce_max(tf.stack(rows), axis=0)

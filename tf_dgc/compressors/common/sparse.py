@@ -1,0 +1,114 @@
+"""What methods that send some entries have in common: positions and values as words.
+
+Positions are coded by Elias-Fano, values by any of `tf_dgc.values` or as a method
+says. A method whose number of entries varies states a capacity (`capacity.py`).
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from tf_dgc.codecs import bitstream, elias_fano
+from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs.checks import Check, gate
+from tf_dgc.collectives.requests import Exchange, Gather, Result
+
+Decode: TypeAlias = Callable[[tf.Tensor], tuple[tf.Tensor, list[Check]]]
+"""Makes values, float `[N, k]`, of all workers' words, int32 `[N, w]`.
+
+It also returns what must hold before they may be used; that they are finite is checked
+in any case.
+"""
+
+
+def num_words(size: int, k: int | tf.Tensor, value_dtype: str) -> int | tf.Tensor:
+    """Return the words of a payload of k of `size` entries.
+
+    Args:
+        size: n.
+        k: 1 <= k <= n, an int or a scalar int32 tensor.
+        value_dtype: one of `tf_dgc.values.CHOICES`, or "float64".
+    """
+    streams = coding.stream_bits(value_dtype, k)
+    return position_words(size, k) + sum(map(bitstream.num_words, streams))
+
+
+def position_words(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
+    """Return the words that k positions below `size` take."""
+    return sum(map(bitstream.num_words, elias_fano.stream_bits(size, k)))
+
+
+def exchange(
+    values: tf.Tensor,
+    positions: tf.Tensor,
+    k: int | tf.Tensor,
+    value_dtype: str,
+    largest: float = math.inf,
+) -> Exchange:
+    """Gather chosen entries of all workers and sum them.
+
+    Args:
+        values: float `[n]`.
+        positions: int32 `[k]`, strictly ascending.
+        k: how many; an int, or a scalar int32 tensor.
+        value_dtype: of the values on the wire.
+        largest: what is sent of an entry at most.
+    """
+    size, dtype = values.shape[0], values.dtype
+    chosen = coding.at_most(tf.gather(values, positions), largest)
+    coded = coding.encode(chosen, value_dtype)
+    decode = decoder(value_dtype, k, dtype)
+    return (yield from exchange_coded(positions, size, k, coded, decode))
+
+
+def exchange_coded(
+    positions: tf.Tensor,
+    size: int,
+    k: int | tf.Tensor,
+    coded: tf.Tensor,
+    decode: Decode,
+) -> Exchange:
+    """Gather entries whose values a method has coded itself, and sum them.
+
+    Args:
+        positions: int32 `[k]`, strictly ascending.
+        size: n; of the result.
+        k: how many; an int, or a scalar int32 tensor.
+        coded: the values, as words, int32 `[w]`.
+        decode: what `coded` is decoded with.
+    """
+    words = tf.concat([elias_fano.encode(positions, size, k), coded], axis=0)
+    gathered = yield Gather(words)
+    split = position_words(size, k)
+    where, checks = elias_fano.decode(gathered[:, :split], size, k)
+    found, more = decode(gathered[:, split:])
+    where, found = gate([*checks, *more, _finite(found)], (where, found))
+    total = tf.zeros([size], found.dtype)
+    for at, part in zip(tf.unstack(where), tf.unstack(found), strict=True):
+        total = tf.tensor_scatter_nd_add(total, at[:, tf.newaxis], part)
+    mine = decode(coded[tf.newaxis])[0][0]
+    sent = tf.scatter_nd(positions[:, tf.newaxis], mine, [size])
+    return Result(total, sent, entries=k, chosen=marks(positions, size))
+
+
+def marks(positions: tf.Tensor, size: int) -> tf.Tensor:
+    """Return whether each entry is at one of the positions, bool `[size]`."""
+    ones = tf.ones_like(positions)
+    return tf.scatter_nd(positions[:, tf.newaxis], ones, [size]) > 0
+
+
+def decoder(value_dtype: str, k: int | tf.Tensor, dtype: tf.DType) -> Decode:
+    """Return what decodes values of this type to `dtype`."""
+
+    def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
+        found = coding.decode(words, value_dtype, k, dtype)
+        return found, coding.checks(found, words, value_dtype)
+
+    return decode
+
+
+def _finite(values: tf.Tensor) -> Check:
+    bad = tf.math.count_nonzero(~tf.math.is_finite(values), axis=1, dtype=tf.int32)
+    return Check("values that are not finite", bad, 0)

@@ -1,0 +1,166 @@
+"""The cross-device hook: a strategy's reduction that also exchanges payloads."""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_dgc._internals import launching, mirrored
+from tf_dgc.choice import Choice, choose
+from tf_dgc.distribute import pieces
+
+Bounds: TypeAlias = tuple[int | None, int | None]
+
+SUPPORTED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
+
+
+class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
+    """A `tf.distribute.CrossDeviceOps` that also exchanges compressed payloads.
+
+    `communicate` carries a whole step in one collective. Everything else (metrics,
+    `strategy.reduce`, `strategy.gather`) falls through to the reduction that was there
+    before.
+
+    Args:
+        base: the strategy's own `tf.distribute.CrossDeviceOps`.
+        collective_ops: TensorFlow's `CollectiveAllReduce` for the same replicas,
+            whose group and instance keys are used.
+
+    Attributes:
+        count: function that returns how many collectives of these replicas this worker
+            has started and finished.
+    """
+
+    def __init__(self, base: tf.distribute.CrossDeviceOps, collective_ops: Any):
+        super().__init__()
+        self.base = base
+        self._collectives = collective_ops
+        self._launchers = launching.launchers(collective_ops)
+        self.count = launching.reuse_collective_keys(collective_ops)
+        launching.wrap_launches(collective_ops, pieces.all_reduce, pieces.all_gather)
+
+    def communicate(
+        self, dense: Choice, vector: Any, words: Any, bounds: Bounds = (None, None)
+    ) -> tuple[Any, Any]:
+        """Sum a dense vector or gather sparse buffers.
+
+        Either is one collective, or one per piece of what is large (`pieces.py`). Call
+        it in cross-replica context.
+
+        Args:
+            dense: which of the two to do, the same on all replicas: a bool, or a
+                (per-replica) scalar bool tensor.
+            vector: per replica, float `[n]`; used if `dense`.
+            words: per replica, int32 `[w]`, w equal on all; used unless `dense`.
+            bounds: the most bytes of either, about, where the graph computes its shape;
+                without a bound it goes whole then.
+
+        Returns:
+            The sum of the vectors, `[n]`, and the gathered buffers, int32
+            `[num_replicas * w]`, per replica; what was not exchanged is empty.
+        """
+        local = tf.distribute.get_strategy().experimental_local_results
+        if not isinstance(dense, bool):
+            dense = local(dense)[0]
+        vectors, buffers = self._communicate(dense, local(vector), local(words), bounds)
+        return mirrored.per_replica(vectors), mirrored.per_replica(buffers)
+
+    def abort_message(self, seconds: float) -> str:
+        """Return why all collectives of this worker fail, if they do.
+
+        Ask when training cannot go on anyway: see `_internals.abort_message`.
+        """
+        return launching.abort_message(self._collectives, seconds)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys of collectives are in use; more steps need no more keys."""
+        return len(launching.kinds_of_collectives(self._collectives))
+
+    def _communicate(
+        self, dense: Choice, vectors: Any, words: Any, bounds: Bounds
+    ) -> tuple[Any, Any]:
+        def all_reduce(launcher: Any, vector: tf.Tensor) -> tf.Tensor:
+            launch = functools.partial(launching.launch_all_reduce, launcher)
+            if bounds[0] is None or vector.shape.is_fully_defined():
+                return launch(vector)
+            return pieces.all_reduce_about(launch, vector, bounds[0])
+
+        def gather(launcher: Any, buffer: tf.Tensor) -> tf.Tensor:
+            launch = functools.partial(launching.launch_all_gather, launcher)
+            if bounds[1] is None or buffer.shape.is_fully_defined():
+                return launch(buffer)
+            num_replicas = launching.group_size(launcher)
+            return pieces.all_gather_at_most(launch, buffer, num_replicas, bounds[1])
+
+        return choose(
+            dense,
+            lambda: (self._launch(all_reduce, vectors), _empty(words)),
+            lambda: (_empty(vectors), self._launch(gather, words)),
+        )
+
+    def _launch(self, launch: Any, values: Any) -> tuple[tf.Tensor, ...]:
+        with launching.launch_lock(self._collectives):
+            if not tf.executing_eagerly() or len(self._launchers) == 1:
+                return tuple(map(launch, self._launchers, values))
+            # Eager code would wait in the first one for the others for ever.
+            with ThreadPoolExecutor(len(self._launchers)) as threads:
+                return tuple(threads.map(launch, self._launchers, values))
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Fall through to the strategy's own reduction."""
+        return self.base.reduce(*args, **kwargs)
+
+    def batch_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Fall through to the strategy's own reduction."""
+        return self.base.batch_reduce(*args, **kwargs)
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Any:
+        """Fall through to the strategy's own broadcast."""
+        return self.base.broadcast(*args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        # The seams that TensorFlow calls under private names (`_all_reduce`,
+        # `_gather`, `_num_between_graph_workers`, ...) are defined by the base class,
+        # so `__getattr__` alone would never see them.
+        if name in _FALL_THROUGH:
+            return getattr(self.base, name)
+        return super().__getattribute__(name)
+
+
+_FALL_THROUGH = frozenset(
+    name
+    for name in vars(tf.distribute.CrossDeviceOps)
+    if name.startswith("_") and not name.startswith("__")
+) - {"_canonicalize_devices"}
+
+
+def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceOps:
+    """Return the hook of this strategy, installing it at the first call."""
+    if not isinstance(strategy, SUPPORTED):
+        raise ValueError(
+            "tf_dgc trains under no strategy, `tf.distribute.MirroredStrategy` or "
+            "`tf.distribute.MultiWorkerMirroredStrategy`. "
+            f"Received: strategy={strategy!r}"
+        )
+    current = mirrored.get_cross_device_ops(strategy)
+    if isinstance(current, CompressedCrossDeviceOps):
+        return current
+    collective_ops = mirrored.collective_ops_of(strategy)
+    if collective_ops is None:
+        raise ValueError(
+            "This strategy mixes kinds of devices, for which TensorFlow has no "
+            "collectives. Use devices of one kind. "
+            f"Received: devices={strategy.extended.worker_devices}"
+        )
+    hook = CompressedCrossDeviceOps(current, collective_ops)
+    mirrored.set_cross_device_ops(strategy, hook)
+    return hook
+
+
+def _empty(values: Any) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.zeros([0], v.dtype) for v in values)

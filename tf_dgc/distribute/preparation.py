@@ -1,0 +1,132 @@
+"""What Keras 3 needs to train under a stock strategy, and we under Keras.
+
+It acts on one strategy instance; no class or module is changed.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.checkpoint import keras_saving
+from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
+from tf_dgc.cluster.watch import Watch
+from tf_dgc.distribute.cross_device import SUPPORTED, cross_device_ops
+from tf_dgc.distribute.initial_values import InitialValues, report_failed_variables
+from tf_dgc.training.loops import TrainingLoops
+
+Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy)
+
+
+def prepare(strategy: Strategy) -> Strategy:
+    """Make a stock strategy ready for Keras 3 and for compressed exchange.
+
+    `DGCOptimizer` calls this for the strategy in whose scope it is created. Call it
+    yourself to train with any other optimizer under `MultiWorkerMirroredStrategy`,
+    where stock Keras 3 cannot `fit`:
+
+    >>> strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+
+    If TensorFlow's constructor says "Collective ops must be configured at program
+    startup", something used TensorFlow before: move this line up, right behind the
+    imports.
+
+    A step of `fit` then meets the other workers once, for the gradients. The logs of a
+    step are this worker's, those of an epoch are the exact value over all workers.
+    Where a callback of one worker sets `model.stop_training`, all workers stop. The
+    moving statistics of batch normalizations are averaged over workers: see
+    `average_statistics`.
+
+    From here on a worker that waits for another one in a collective for more than
+    `TF_DGC_TIMEOUT` seconds (environment variable, default 40) ends with an error that
+    names it, and so do all others. A worker that traces a `tf.function` is waited for
+    longer, `TF_DGC_TRACING_TIMEOUT` (1200).
+
+    Args:
+        strategy: a `tf.distribute.MultiWorkerMirroredStrategy` or `MirroredStrategy`
+            instance, changed in place; or the default strategy, left as it is.
+
+    Returns:
+        The same strategy.
+
+    Raises:
+        ValueError: for other kinds of strategy, or a `TF_CONFIG` that cannot be right,
+            also because it names several workers and this strategy has one.
+    """
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise ValueError(
+            "`prepare` needs a strategy, for example "
+            "`tf.distribute.MultiWorkerMirroredStrategy()`, or "
+            "`tf.distribute.get_strategy()` for the one in whose scope it is called. "
+            f"Received: strategy={strategy!r}"
+        )
+    tf_config.check_tf_config(strategy)
+    if strategy.num_replicas_in_sync > 1:
+        cross_device_ops(strategy)
+    mended = getattr(strategy, "_tf_dgc_prepared", False)
+    if not mended and isinstance(strategy, SUPPORTED):
+        strategy._tf_dgc_prepared = True
+        TrainingLoops(strategy)
+        if meeting.is_multi_worker(strategy):
+            _watch_over(strategy)
+        _agree_on_overflow(strategy)
+    return strategy
+
+
+def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Let this worker and the others end with the name of one that fails."""
+    watch = Watch(strategy, cross_device_ops(strategy).count)
+    failures.tell_what_ends_this_worker(strategy)
+    worker_interrupts.raise_in_time()
+    keras_saving.mend_saving(strategy)
+    report_failed_variables(strategy)
+    strategy._tf_dgc_initial_values = InitialValues(strategy, watch.waiting)
+    watch.start()
+
+
+def zeros_expected(
+    strategy: tf.distribute.Strategy,
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which variables that start at zero need no comparison each.
+
+    All workers have to create the same variables within.
+    """
+    values = getattr(strategy, "_tf_dgc_initial_values", None)
+    return contextlib.nullcontext() if values is None else values.zeros_expected()
+
+
+def _agree_on_overflow(strategy: Strategy) -> None:
+    """Make all replicas skip a step if the gradients of one overflowed.
+
+    `LossScaleOptimizer` asks every replica whether its gradients are finite and goes by
+    the first one's answer, as if they had been summed before. Elsewhere an overflow
+    then gets into all weights, and where processes differ, one skips the step while
+    the others wait for it.
+    """
+    stock_call = strategy.extended.call_for_each_replica
+
+    def call_for_each_replica(
+        fn: Callable, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _is_check_of_gradients(fn):
+            fn = _true_everywhere(fn)
+        return stock_call(fn, args, kwargs)
+
+    strategy.extended.call_for_each_replica = call_for_each_replica
+
+
+def _is_check_of_gradients(fn: Any) -> bool:
+    owner = getattr(fn, "__self__", None)
+    scales = isinstance(owner, keras.optimizers.LossScaleOptimizer)
+    return scales and fn.__name__ == "check_finite"
+
+
+def _true_everywhere(check: Callable) -> Callable:
+    def check_everywhere(*args: Any) -> tf.Tensor:
+        fails = tf.cast(tf.logical_not(check(*args)), tf.float32)
+        context = tf.distribute.get_replica_context()
+        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, fails), 0.0)
+
+    return check_everywhere

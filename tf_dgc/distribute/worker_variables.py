@@ -1,0 +1,203 @@
+"""Optimizer variables that differ between workers."""
+
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc._internals import mirrored, stores
+from tf_dgc.cluster import meeting
+from tf_dgc.distribute import cross_device, elastic
+
+
+class PerWorkerVariable(keras.Variable):
+    """A variable with a value of its own on every worker, zero at first.
+
+    Inside a training step it is the local value. Outside, reading it (`numpy`) gives
+    the sum over all workers, and assigning divides among them. What is saved is the
+    value of every worker, so that as many workers go on bit for bit where they were;
+    another number of workers divides it (`elastic.share`). Reading and saving are
+    collectives, which every worker has to take part in.
+
+    Args:
+        shape: of the value on one worker.
+        dtype: float32 or float64.
+        name: of the variable.
+        rule: one of `elastic.RULES`, for another number of workers.
+    """
+
+    def __init__(self, shape: Any, dtype: str, name: str, rule: str = "sum"):
+        self._strategy = tf.distribute.get_strategy()
+        self._rule = rule
+        super().__init__(
+            initializer="zeros",
+            shape=shape,
+            dtype=dtype,
+            trainable=False,
+            aggregation="sum",
+            synchronization="on_read",
+            name=name,
+        )
+
+    def local(self) -> tf.Tensor:
+        """Return this replica's value; call it inside a training step."""
+        return tf.convert_to_tensor(self.value)
+
+    @property
+    def value(self) -> Any:
+        """The `tf.Variable`; outside a step, for every worker to read together."""
+        self._meet()
+        return super().value
+
+    def numpy(self) -> Any:
+        """Return the sum over all workers; call it on every worker."""
+        return super().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        del copy  # it is a new array in any case
+        return np.asarray(self.numpy(), dtype)
+
+    def __repr__(self) -> str:
+        # The base class prints the value, and reading it is a collective.
+        return (
+            f"<PerWorkerVariable path={self.path}, shape={tuple(self.shape)}, "
+            f"dtype={self.dtype}>"
+        )
+
+    def local_values(self) -> list[np.ndarray]:
+        """Return the value of every replica of this process; it is not collective."""
+        return [copy.numpy() for copy in self._copies()]
+
+    def gather(self) -> np.ndarray:
+        """Return the values of all workers, `[num_workers, ...]`; call it on all."""
+        self._meet()
+        workers = range(self._strategy.num_replicas_in_sync)
+        local = dict(zip(self._replicas(), self._copies(), strict=True))
+        if len(local) == len(workers):
+            return np.stack([local[worker].numpy() for worker in workers])
+        return self._gather_from_peers(local)
+
+    def scatter(self, values: np.ndarray) -> None:
+        """Restore what `gather` returned, here or on another number of workers.
+
+        Args:
+            values: `[N, ...]`, N the number of workers then.
+
+        Raises:
+            ValueError: if it is of another shape, as of another model or method.
+        """
+        shape = tuple(self.shape)
+        if np.ndim(values) == 0 or np.shape(values)[1:] != shape:
+            raise ValueError(
+                f"The saved values of {self.path!r} must be of the shape "
+                f"(number of workers, {', '.join(map(str, shape))}). Load with the "
+                "model and the compression method they were saved with. "
+                f"Received: shape={np.shape(values)}"
+            )
+        num_workers = self._strategy.num_replicas_in_sync
+        for worker, copy in zip(self._replicas(), self._copies(), strict=True):
+            copy.assign(elastic.share(values, worker, num_workers, self._rule))
+
+    # --- how tf.train.Checkpoint saves and restores ---------------------------------
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        device = self._copies()[0].device
+        read = stores.read_when_saved(self.gather, self.dtype, device)
+        return {_SAVED: read}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        values = restored_tensors[_SAVED].numpy()
+        meeting.agree(
+            self._strategy,
+            lambda: {self.path: zlib.crc32(values.data)},
+            SAME_CHECKPOINT,
+        )
+        self.scatter(values)
+        return super().value
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        raise ValueError(
+            "State that differs between workers cannot be saved asynchronously, while "
+            "the next step changes it. Pass no `tf.train.CheckpointOptions("
+            "experimental_enable_async_checkpoint=True)`."
+        )
+
+    # --- the copies of this process -------------------------------------------------
+
+    def _copies(self) -> tuple[tf.Variable, ...]:
+        """Return the values that this process holds, one per local replica."""
+        return self._strategy.experimental_local_results(super().value)
+
+    def _replicas(self) -> list[int]:
+        """Return the indices of these among all workers."""
+        indices = self._strategy.experimental_distribute_values_from_function(
+            lambda context: context.replica_id_in_sync_group
+        )
+        return list(map(int, self._strategy.experimental_local_results(indices)))
+
+    def _gather_from_peers(self, local: dict[int, tf.Variable]) -> np.ndarray:
+        """Return what `gather` does: one collective, of words behind each index."""
+        words = [
+            tf.concat([[replica], _to_words(copy)], axis=0)
+            for replica, copy in local.items()
+        ]
+        none = mirrored.per_replica([tf.zeros([0])] * len(words))
+        with self._strategy.scope():
+            hook = cross_device.cross_device_ops(self._strategy)
+            _, buffers = hook.communicate(False, none, mirrored.per_replica(words))
+            first = self._strategy.experimental_local_results(buffers)[0]
+        rows = first.numpy().reshape(self._strategy.num_replicas_in_sync, -1)
+        rows = rows[np.argsort(rows[:, 0])]
+        values = np.ascontiguousarray(rows[:, 1:]).view(self.dtype)
+        return values.reshape(len(rows), *self.shape)
+
+    def _meet(self) -> None:
+        if tf.executing_eagerly() and not self._in_replica():
+            meeting.rendezvous(
+                self._strategy, f"read the per-worker state {self.path!r}"
+            )
+
+    def _in_replica(self) -> bool:
+        return (
+            tf.distribute.get_strategy() is self._strategy
+            and not tf.distribute.in_cross_replica_context()
+        )
+
+
+SAME_CHECKPOINT = (
+    "All workers must restore, and from the same checkpoint or copies of it."
+)
+_SAVED = "VALUES_OF_ALL_WORKERS"
+
+
+def _to_words(values: tf.Variable) -> tf.Tensor:
+    """Return the bits of float32 or float64 as int32 `[words]`."""
+    return tf.reshape(tf.bitcast(tf.reshape(values, [-1]), tf.int32), [-1])
+
+
+class SharedVariable(keras.Variable):
+    """A variable that every worker computes alike, and assigns to itself.
+
+    Reading and writing it is local. A checkpoint has the first worker's value.
+
+    Args:
+        initial_value: a NumPy array, equal on all workers.
+        dtype: a float type.
+        name: of the variable.
+    """
+
+    def __init__(self, initial_value: np.ndarray, dtype: str, name: str):
+        super().__init__(
+            initial_value,
+            dtype=dtype,
+            trainable=False,
+            aggregation="only_first_replica",
+            synchronization="on_read",
+            name=name,
+        )
+
+    def local(self) -> tf.Tensor:
+        """Return this replica's value; call it inside a training step."""
+        return tf.convert_to_tensor(self.value)

@@ -1,0 +1,17 @@
+"""Launch: one process per worker on this machine, what they print, and their end.
+
+Loads no TensorFlow, and imports nothing of the package.
+"""
+
+__all__ = [
+    "allocator",
+    "display",
+    "interrupts",
+    "launcher",
+    "log_records",
+    "loopback",
+    "onednn",
+    "worker_output",
+    "worker_processes",
+    "worker_start",
+]

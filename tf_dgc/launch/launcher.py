@@ -1,0 +1,200 @@
+"""Start one process per worker on this machine, and end all of them."""
+
+import functools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TextIO
+
+from tf_dgc.launch import loopback, onednn, worker_processes
+from tf_dgc.launch.display import Display
+from tf_dgc.launch.interrupts import Interrupts
+from tf_dgc.launch.worker_output import Reader, WorkerOutput, open_channel, open_log
+from tf_dgc.launch.worker_processes import POLL_SECONDS, exit_code, wait_until
+
+_INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt` in the program
+_OWN_WORDS_SECONDS = 1.0  # for a worker to end with an error that names the failed one
+_SURVIVOR_SECONDS = 2.0
+_READ_SECONDS = 2.0  # for what is left to read when all have ended
+
+
+class Run(NamedTuple):
+    """What is run, and where what it prints goes.
+
+    `logs` is the directory with a file per worker; `stream` is where lines are shown,
+    by `shown`, of the first worker or of all.
+    """
+
+    command: Sequence[str]
+    num_workers: int
+    stream: TextIO
+    shown: Display
+    show_all: bool
+    logs: pathlib.Path
+    interrupts: Interrupts
+
+
+def launch(
+    command: Sequence[str],
+    num_workers: int,
+    output: TextIO | None = None,
+    max_restarts: int = 0,
+    show_all: bool = False,
+    log_dir: str | None = None,
+) -> int:
+    """Run `command` once per worker with `TF_CONFIG` set; wait for all of them.
+
+    What the first worker's program prints is passed on, without TensorFlow's C++ log.
+    All that a worker prints is in `worker-RANK.log`, of which the end is shown when
+    that worker fails. As soon as one fails, or on an interrupt, the others get SIGINT,
+    which Python raises as `KeyboardInterrupt`; those that have not ended 2 s later, or
+    10 s after an interrupt, are ended with all their children. On a second interrupt
+    all are killed. After a failure all workers are started again, as often as
+    `max_restarts` says: with the same ranks, on other ports, and with the number of the
+    attempt, from 1, in the environment variable `TF_DGC_ATTEMPT`. Resuming is up to the
+    command.
+
+    Args:
+        command: program and arguments, the same for every worker.
+        num_workers: how many, at least 1.
+        output: where the workers' lines go; default standard output. If it is a
+            terminal, so is the first worker's output, progress bars and colours
+            included; otherwise a line is passed on when it is finished.
+        max_restarts: how often to start again.
+        show_all: pass on the lines of all workers, each behind its rank.
+        log_dir: directory for the workers' files, made if missing; default a temporary
+            one, which is named and kept if the exit code is not 0.
+
+    Returns:
+        0, or the exit code of the first worker that failed in the last attempt; 128 + n
+        if signal n ended it; 130 after an interrupt (SIGINT, SIGTERM or SIGHUP, unless
+        ignored).
+
+    Raises:
+        OSError: if `log_dir` cannot be made.
+    """
+    stream = output or sys.stdout
+    if log_dir is not None:
+        os.makedirs(log_dir, exist_ok=True)
+    logs = pathlib.Path(log_dir or tempfile.mkdtemp(prefix="tf-dgc-"))
+    with Interrupts() as interrupts:
+        shown = Display(stream)
+        if advice := onednn.advice():
+            shown.say(advice)
+        code = _attempts(
+            Run(command, num_workers, stream, shown, show_all, logs, interrupts),
+            max_restarts + 1,
+        )
+    if code:
+        shown.say(f"all that the workers printed is in {logs}")
+    elif log_dir is None:
+        shutil.rmtree(logs, ignore_errors=True)
+    return code
+
+
+def _attempts(run: Run, attempts: int) -> int:
+    """Run all workers until none fails."""
+    code = 0
+    for attempt in range(1, attempts + 1):
+        if attempt > 1:
+            run.shown.say(f"attempt {attempt} of {attempts}: starting all "
+                          f"{run.num_workers} workers again")  # fmt: skip
+        code = _attempt(run, attempt)
+        if code == 0 or run.interrupts.count:
+            break
+    return code
+
+
+def _attempt(run: Run, attempt: int) -> int:
+    """Run all workers once."""
+    interrupts = run.interrupts
+    outputs = [_output(run, rank, attempt) for rank in range(run.num_workers)]
+    workers: list[subprocess.Popen[bytes]] = []
+    reader = Reader()
+    failed = None
+    try:
+        with loopback.held_ports(run.num_workers) as ports:
+            for rank, environment in enumerate(loopback.environments(ports, attempt)):
+                workers.append(_start(run, rank, environment, reader, outputs[rank]))
+            reader.start()
+            failed = _wait(run, workers)
+    finally:
+        seconds = _INTERRUPT_SECONDS if interrupts.count else _SURVIVOR_SECONDS
+        worker_processes.end(workers, seconds, lambda: interrupts.count > 1)
+        reader.stop(_READ_SECONDS)
+    if failed is not None:
+        _show_end(run, failed, outputs[failed])
+    if interrupts.count:
+        return 128 + signal.SIGINT
+    return 0 if failed is None else exit_code(workers[failed]) or 0
+
+
+def _output(run: Run, rank: int, attempt: int) -> WorkerOutput:
+    log = open_log(run.logs, rank, attempt)
+    if run.show_all:
+        return WorkerOutput(log, show=functools.partial(run.shown.ranked, rank))
+    if rank > 0:
+        return WorkerOutput(log)
+    if run.shown.terminal:
+        return WorkerOutput(log, pass_on=run.shown.write)
+    return WorkerOutput(log, show=run.shown.line)
+
+
+def _start(
+    run: Run,
+    rank: int,
+    environment: Mapping[str, str],
+    reader: Reader,
+    output: WorkerOutput,
+) -> "subprocess.Popen[bytes]":
+    as_terminal = rank == 0 and run.shown.terminal and not run.show_all
+    read, write = open_channel(run.stream if as_terminal else None)
+    reader.add(output, read)
+    try:
+        return worker_processes.start(run.command, environment, write)
+    finally:
+        os.close(write)
+
+
+def _wait(run: Run, workers: Sequence["subprocess.Popen[bytes]"]) -> int | None:
+    """Wait until all workers end, or one fails; return which. Or until an interrupt."""
+    running = dict(enumerate(workers))
+    while running and not run.interrupts.count:
+        for rank, worker in list(running.items()):
+            code = exit_code(worker)
+            if code is None:
+                continue
+            del running[rank]
+            if code:
+                run.shown.say(f"worker {rank} failed with exit code {code}; "
+                              f"ending the other {len(running)} running")  # fmt: skip
+                wait_until(
+                    lambda: run.interrupts.count > 0 or _have_ended(running.values()),
+                    _OWN_WORDS_SECONDS,
+                )
+                return rank
+        time.sleep(POLL_SECONDS)
+    if running:
+        run.shown.say(
+            "interrupted: every worker gets KeyboardInterrupt, and has "
+            f"{_INTERRUPT_SECONDS:g} s to end; interrupt again to kill them at once"
+        )
+    return None
+
+
+def _have_ended(workers: Iterable["subprocess.Popen[bytes]"]) -> bool:
+    return all(exit_code(worker) is not None for worker in workers)
+
+
+def _show_end(run: Run, rank: int, output: WorkerOutput) -> None:
+    """Show what a worker that failed printed last, unless it was shown already."""
+    if lines := output.unseen():
+        run.shown.say(f"worker {rank} printed last:")
+        for line in lines:
+            run.shown.ranked(rank, line)

@@ -1,0 +1,128 @@
+"""Monitor: what was sent, counted where it is handed to the collective."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import tracing
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressionStats:
+    """What one worker sent. Equal on all workers.
+
+    Attributes:
+        steps: optimizer steps counted.
+        entries: gradient entries sent, in total.
+        bytes: bytes handed to the collective, in total.
+        dense_bytes: bytes a dense all-reduce would have been handed, in total.
+        nonfinite: gradients, summed over workers, that were left out because they held
+            NaN or Inf, or where they made the residual overflow.
+        entries_per_step: in the last step.
+        bytes_per_step: in the last step.
+        dense_bytes_per_step: in the last step.
+    """
+
+    steps: int
+    entries: int
+    bytes: int
+    dense_bytes: int
+    nonfinite: int
+    entries_per_step: int
+    bytes_per_step: int
+    dense_bytes_per_step: int
+
+    @property
+    def ratio(self) -> float:
+        """Dense bytes by sent bytes, in the last step; NaN before the first."""
+        return _ratio(self.dense_bytes_per_step, self.bytes_per_step)
+
+    @property
+    def total_ratio(self) -> float:
+        """Dense bytes by sent bytes since the start, warm-up included."""
+        return _ratio(self.dense_bytes, self.bytes)
+
+
+_FIELDS = [field.name for field in dataclasses.fields(CompressionStats)]
+NONFINITE = _FIELDS.index("nonfinite")
+
+
+def make_counters() -> keras.Variable:
+    """Return the variable that holds `CompressionStats`, equal on all workers."""
+    return keras.Variable(
+        initializer="zeros",
+        shape=[len(_FIELDS)],
+        dtype="int64",
+        trainable=False,
+        aggregation="only_first_replica",
+        name="compression_counters",
+    )
+
+
+def count_step(
+    counters: keras.Variable,
+    entries: int | tf.Tensor,
+    sent_bytes: int | tf.Tensor,
+    dense_bytes: int,
+    nonfinite: tf.Tensor,
+) -> None:
+    """Add one step to the counters.
+
+    Args:
+        counters: made by `make_counters`.
+        entries: sent in this step.
+        sent_bytes: size of the buffer that was handed to the collective.
+        dense_bytes: size that a dense all-reduce would have had.
+        nonfinite: number of workers whose gradient was dropped.
+    """
+    step = tf.stack(
+        [tf.cast(x, tf.int64) for x in (1, entries, sent_bytes, dense_bytes, nonfinite)]
+    )
+    totals = tf.convert_to_tensor(counters.value)[:5] + step
+    counters.assign(tf.concat([totals, step[1:4]], axis=0))
+
+
+def dense_bytes(variables: Sequence[keras.Variable]) -> int:
+    """Return what a dense all-reduce of the gradients would be handed."""
+    return sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in variables)
+
+
+def warn_at_first(
+    counters: keras.Variable, finite: tf.Tensor, iteration: tf.Tensor
+) -> None:
+    """Say once on this worker's standard error that its gradient was dropped.
+
+    Args:
+        counters: before this step is counted.
+        finite: scalar bool, whether this worker's gradient was finite.
+        iteration: scalar, the step.
+    """
+    if tracing.in_xla_context():
+        return  # XLA cannot print; `stats.nonfinite` counts all the same
+    first = tf.logical_and(tf.logical_not(finite), counters.value[NONFINITE] == 0)
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+
+    def warn() -> tf.Operation:
+        return tf.print(
+            "WARNING: tf_dgc: the gradient of replica", replica, "at iteration",
+            iteration, "is left out, as it holds NaN or Inf; or, where it makes the "
+            "residual overflow, only there. Further ones are counted in "
+            "`optimizer.stats.nonfinite` and not reported.",
+            output_stream=sys.stderr,
+        )  # fmt: skip
+
+    tf.cond(first, lambda: tf.group(warn()), tf.no_op)
+
+
+def read(counters: keras.Variable | None) -> CompressionStats:
+    """Return the counters' values (zeros before the optimizer is built)."""
+    if counters is None:
+        return CompressionStats(*[0] * len(_FIELDS))
+    return CompressionStats(*(int(x) for x in counters.numpy()))
+
+
+def _ratio(dense: int, sent: int) -> float:
+    return dense / sent if sent else float("nan")

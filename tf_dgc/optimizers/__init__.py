@@ -1,0 +1,17 @@
+"""Optimizers: Keras optimizers that exchange gradients by a compression method.
+
+May import every room but `launch`, `cli` and `testing`.
+"""
+
+__all__ = [
+    "compressed",
+    "dgc",
+    "hints",
+    "novograd",
+    "overwriting",
+    "settings",
+    "takeover",
+    "tensors",
+    "validation",
+    "wrapper",
+]

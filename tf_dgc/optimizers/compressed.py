@@ -1,0 +1,343 @@
+"""Any compression method as a Keras optimizer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import compressors
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.cluster import meeting, tf_config
+from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.compressors import Compressor
+from tf_dgc.distribute import divergence
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.distribute.divergence import Check
+from tf_dgc.distribute.preparation import prepare, zeros_expected
+from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.metrics import counting
+from tf_dgc.metrics.staleness import Staleness
+from tf_dgc.optimizers import overwriting, takeover, tensors, validation
+from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.optimizers.updating import update
+from tf_dgc.optimizers.wrapper import OptimizerWrapper
+from tf_dgc.steps import kinds
+from tf_dgc.steps.accumulation import to_dense
+from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.memory import Memory, State, make_memory
+from tf_dgc.transforms import clipping
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class CompressedOptimizer(OptimizerWrapper):
+    """Exchanges gradients by a compression method, around any Keras optimizer.
+
+    Use it as the optimizer of a model, created in the scope of the same strategy:
+
+    >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    >>> qsgd = tf_dgc.compressors.QSGD(levels=127)
+    >>> model.compile(optimizer=tf_dgc.CompressedOptimizer(sgd, qsgd), loss="mse")
+
+    The inner optimizer applies its rule, momentum included, to the sum over workers.
+    Its clipping becomes local gradient clipping. `DGCOptimizer` is the ready-made case
+    of `TopK` with momentum correction, and faster.
+
+    Args:
+        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
+            or config, as `keras.optimizers.get` takes them.
+        compressor: a `tf_dgc.compressors.Compressor`, or the name of a method for its
+            defaults; `tf-dgc methods` lists them.
+        error_feedback: keep what is not sent in `residual` and add it to the next
+            gradient. None for the method's own choice.
+        momentum_correction: accumulate the local velocity of an `SGD` instead of the
+            gradient (Lin et al., section 3.2); needs error feedback.
+        factor_masking: clear that velocity where entries were sent (section 3.3), with
+            methods that send some entries and not others.
+        min_compress_size: tensors with fewer entries, and those of rank below 2, are
+            exempt: sent whole and without loss.
+        seed: of all random choices. TensorFlow's global seed is neither used nor set.
+        name: of the optimizer.
+        track_staleness: remember when each entry was last sent, for `staleness`; takes
+            4 bytes per entry, which are not saved.
+        check_every: steps from one in which the workers compare checksums of the
+            model's variables, which travel with what is exchanged, to the next; the
+            first step is one. None for never.
+        on_divergence: what happens on all workers if variables differ: "raise", before
+            anything is updated, or "warn"; both name workers and variables.
+
+    Attributes:
+        inner_optimizer: the copy of `inner` that applies the update.
+        velocity: one variable per model variable and worker; empty without momentum
+            correction.
+        residual: one variable per model variable and worker, accumulated and not yet
+            sent; empty without error feedback. Both are float64 for float64 variables,
+            else float32.
+        compressor_state: of each model variable, the method's own state by name.
+        communicator: does what steps ask for; `distribute.communicator.Communicator`.
+
+    Raises:
+        ValueError: for settings that do not go together; at build time for a model
+            without trainable variables, variables of other dtypes or of another
+            strategy, and workers that were started with different models or settings.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | str | dict,
+        compressor: Compressor | str = "top_k",
+        *,
+        error_feedback: bool | None = None,
+        momentum_correction: bool = False,
+        factor_masking: bool = True,
+        min_compress_size: int = 1024,
+        seed: int = 0,
+        name: str = "compressed_optimizer",
+        track_staleness: bool = False,
+        check_every: int | None = 1000,
+        on_divergence: str = "raise",
+    ):
+        compressor = compressors.get(compressor)
+        feedback = validation.uses_error_feedback(compressor, error_feedback)
+        validation.check_momentum_correction(momentum_correction, feedback)
+        validation.check_min_compress_size(min_compress_size)
+        divergence.check_settings(check_every, on_divergence)
+        strategy = prepare(tf.distribute.get_strategy())
+        inner = takeover.get_inner(inner)
+        rule, took = takeover.take_over(inner, bool(momentum_correction))
+        super().__init__(rule, took, name, strategy)
+        self.compressor = compressor
+        self.error_feedback = error_feedback
+        self.momentum_correction = bool(momentum_correction)
+        self.factor_masking = bool(factor_masking)
+        self.min_compress_size = int(min_compress_size)
+        self.seed = int(seed)
+        self.track_staleness = bool(track_staleness)
+        self.check_every = check_every and int(check_every)
+        self.on_divergence = on_divergence
+        self.communicator = Communicator(strategy)
+        self.velocity: list[PerWorkerVariable] = []
+        self.residual: list[PerWorkerVariable] = []
+        self.compressor_state: list[State] = []
+        self._keeps_residual = feedback
+        self._exclusions = Exclusions()
+        self._counters: keras.Variable | None = None
+
+    # --- before the first step ------------------------------------------------------
+
+    def exclude_from_compression(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Send these variables whole and without loss, like small ones.
+
+        In the manner of Keras's `exclude_from_weight_decay`; call it on every worker,
+        before the optimizer is built. It is part of the config.
+
+        Args:
+            var_list: variables of the model.
+            var_names: regular expressions; variables in whose path one is found.
+
+        Raises:
+            ValueError: if the optimizer is built, and for other arguments.
+        """
+        validation.check_not_built(self, "exclude_from_compression")
+        self._exclusions.add(var_list, var_names)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the state; all workers compare what they were given.
+
+        Args:
+            variables: the model's trainable variables.
+
+        Raises:
+            ValueError: see the class.
+            RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
+                seconds.
+        """
+        if self.built:
+            return
+        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        validation.check_variables(self._strategy, variables)
+        validation.check_strategy(self._strategy, "build")
+        with tf.init_scope():  # the first call may come while a step is being traced
+            meeting.agree(
+                self._strategy, lambda: tensors.agreement(self.get_config(), variables)
+            )
+        with zeros_expected(self._strategy):
+            self._create(variables)
+
+    def _create(self, variables: list[keras.Variable]) -> None:
+        self.inner_optimizer.build(variables)
+        keras_optimizers.remember_variables(self, variables)
+        trained, _ = overwriting.split(variables, variables)
+        self._memory: Memory = make_memory(
+            [self._describe(v) for v, _ in trained],
+            self.compressor,
+            keeps_residual=self._keeps_residual,
+            keeps_velocity=bool(self._took.momentum),
+            tracks_staleness=self.track_staleness,
+        )
+        # Keras saves what is an attribute of the optimizer.
+        self._counters = self._memory.counters
+        self.residual = list(self._memory.residual)
+        self.velocity = list(self._memory.velocity)
+        self.compressor_state = list(self._memory.states)
+
+    def _describe(self, variable: keras.Variable) -> Tensor:
+        small = tensors.is_small(variable, self.min_compress_size)
+        exempt = small or variable in self._exclusions
+        return tensors.describe(
+            variable, exempt, self._keeps_residual, self.num_workers
+        )
+
+    # --- in every step --------------------------------------------------------------
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Apply one step; call it in replica context.
+
+        Args:
+            grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
+                already divided by the number of workers (Keras scales the loss).
+            trainable_variables: the variables; the optimizer is built for those of the
+                first call.
+
+        Raises:
+            ValueError: outside the replica context of the optimizer's strategy, and
+                for variables the optimizer was not built with.
+        """
+        grads, variables = self._match(grads, trainable_variables)
+        trained, overwritten = overwriting.split(grads, variables)
+        extra = overwriting.overwrite(self.communicator, overwritten)
+        grads, variables = map(list, zip(*trained, strict=True))
+        with tf.name_scope(self.name):
+            step = kinds.begin(self._inputs(grads, variables))
+            outcome, asked = self.communicator.run(step, self._check(variables))
+            nonfinite = update(self.inner_optimizer, outcome, variables)
+            counting.count_step(
+                self._memory.counters,
+                entries=outcome.entries,
+                sent_bytes=outcome.sent_bytes + asked + extra,
+                dense_bytes=counting.dense_bytes(variables) + extra,
+                nonfinite=nonfinite,
+            )
+
+    def _match(self, grads: Any, variables: Any) -> tuple[list, list]:
+        """Build if needed; return the gradients that exist, and their variables."""
+        validation.check_strategy(self._strategy, "apply")
+        validation.check_in_replica()
+        if variables is None:
+            variables = keras_optimizers.trainable_variables(self)
+        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        validation.check_number(grads, variables)
+        self.build(variables)
+        keras_optimizers.check_known(self, variables)
+        variables = keras_optimizers.known_variables(self, variables)
+        return keras_optimizers.drop_missing_gradients(self, grads, variables)
+
+    def _inputs(self, grads: list, variables: list) -> Inputs:
+        """Collect what goes into the step, gradients clipped."""
+        indices = [keras_optimizers.variable_index(self, v) for v in variables]
+        memory = self._memory.of(indices)
+        gradients, scales = clipping.clip(
+            [to_dense(g, v) for g, v in zip(grads, variables, strict=True)],
+            # Where nothing is left out, clipping is Keras's own, whatever the workers.
+            1 if self.compressor.lossless else self.num_workers,
+            loss_scale=self.loss_scale_factor,
+            **self._took.clipping,
+        )
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return Inputs(
+            self.compressor,
+            memory.tensors,
+            indices,
+            gradients,
+            scales,
+            memory,
+            self._took.momentum,
+            self._took.nesterov,
+            self.factor_masking,
+            self.seed,
+            self.iterations.value,
+            replica,
+            self.num_workers,
+            [t.size for t in self._memory.tensors],
+        )
+
+    def _check(self, variables: list) -> Check | None:
+        """Return what asks whether workers differ, if there are others."""
+        if self.num_workers == 1 or not self.check_every:
+            return None
+        iteration, every = self.iterations.value, self.check_every
+        return Check(self._strategy, variables, iteration, every, self.on_divergence)
+
+    # --- what users read ------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Replicas in sync."""
+        return self.communicator.num_workers
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all variables; 0 before the optimizer is built."""
+        return sum(t.size for t in self._memory.tensors) if self.built else 0
+
+    @property
+    def num_compressed(self) -> int:
+        """Variables that are not exempt; 0 before the optimizer is built."""
+        return sum(not t.exempt for t in self._memory.tensors) if self.built else 0
+
+    @property
+    def stats(self) -> counting.CompressionStats:
+        """What was sent so far and in the last step, per worker."""
+        return counting.read(self._counters)
+
+    @property
+    def staleness(self) -> Staleness | None:
+        """How long entries have waited on this worker; None unless it is tracked.
+
+        Call it outside of a step. It is local: workers differ, and none waits.
+        """
+        if not self.track_staleness:
+            return None
+        if not self.built or self._memory.last_sent is None:  # nothing is kept back
+            return Staleness(0.0, 0.0, 0.0)
+        with self._strategy.scope():
+            return self._memory.last_sent.read(self.residual)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate."""
+        return {
+            "name": self.name,
+            "inner": self.inner_config(),
+            "compressor": keras.saving.serialize_keras_object(self.compressor),
+            "error_feedback": self.error_feedback,
+            "momentum_correction": self.momentum_correction,
+            "factor_masking": self.factor_masking,
+            "min_compress_size": self.min_compress_size,
+            "seed": self.seed,
+            "track_staleness": self.track_staleness,
+            "check_every": self.check_every,
+            "on_divergence": self.on_divergence,
+            "excluded_from_compression": self._exclusions.get_config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "CompressedOptimizer":
+        """Build an optimizer from `get_config`'s dictionary."""
+        config = dict(config)
+        excluded = config.pop("excluded_from_compression", {})
+        arguments = {
+            key: keras.saving.deserialize_keras_object(value, custom_objects)
+            if isinstance(value, dict)
+            else value
+            for key, value in config.items()
+        }
+        with tf_config.loading():
+            optimizer = cls(**arguments)
+        optimizer._exclusions = Exclusions(**excluded)
+        return optimizer

@@ -1,0 +1,113 @@
+"""Deep Gradient Compression as a Keras optimizer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_dgc import schedules
+from tf_dgc.codecs import value_types
+from tf_dgc.compressors import NoCompression, TopK
+from tf_dgc.ops import loader
+from tf_dgc.optimizers.compressed import CompressedOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class DGCOptimizer(CompressedOptimizer):
+    """Sends the largest entries of the gradient and keeps the rest until it has grown.
+
+    Deep Gradient Compression (Lin et al., ICLR 2018) around any Keras optimizer:
+    `CompressedOptimizer` with `TopK`, momentum correction, factor masking and a
+    sparsity that may warm up, in one pass over memory. Use it as the optimizer of a
+    model, created in the scope of the same strategy:
+
+    >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     model = build_model()
+    ...     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    ...     model.compile(optimizer=tf_dgc.DGCOptimizer(sgd), loss="mse")
+    >>> model.fit(dataset)
+
+    Momentum of an SGD (plain or Nesterov) becomes momentum correction; other
+    optimizers get error feedback and apply their own rule to the sum. Clipping of the
+    inner optimizer becomes local gradient clipping. With `sparsity=0` every step is
+    what the inner optimizer does alone.
+
+    Args:
+        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
+            or config, as `keras.optimizers.get` takes them.
+        sparsity: share of entries NOT sent, in [0, 1); or a schedule of the iteration
+            such as `tf_dgc.schedules.WarmupSparsity`.
+        momentum_correction: accumulate the local velocity instead of the gradient
+            (section 3.2 of the paper). If False, momentum stays after the sum.
+        factor_masking: clear the velocity where entries were sent (section 3.3).
+        min_compress_size: tensors with fewer entries, and those of rank below 2, are
+            exempt: sent whole, with momentum and without loss.
+        value_dtype: how values are sent, beside some 12 bits for each position at
+            99.9 %: None, in the type of `residual` (4 bytes per entry, or 8), or one of
+            "float32" (4), "bfloat16" (2), "float16" (2; nothing below 6e-8) and
+            "sign" (1/8: a sign, and one magnitude per tensor). What the coding loses
+            stays in `residual`. Exempt tensors and dense steps are not coded.
+        seed: of the order in which equal magnitudes are chosen.
+        name: of the optimizer.
+        track_staleness: as `CompressedOptimizer`'s, and so are the following.
+        check_every: steps between looks whether workers differ, or None.
+        on_divergence: "raise" or "warn".
+
+    Attributes:
+        inner_optimizer: the copy of `inner` that applies the update, without what was
+            taken over. It owns the learning rate and the iterations.
+        velocity: one variable per model variable and worker, the local momentum; empty
+            without momentum correction.
+        residual: one variable per model variable and worker, accumulated and not yet
+            sent; empty with `sparsity=0`. Both are float64 for float64 variables and
+            float32 for all others: in 8 bits of mantissa an accumulator stands still.
+
+    Raises:
+        ValueError: for settings outside the ranges above; at build time for a model
+            without trainable variables, variables of other dtypes or of another
+            strategy, and workers that were started with different models or settings.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | str | dict,
+        sparsity: float | Callable = 0.999,
+        *,
+        momentum_correction: bool = True,
+        factor_masking: bool = True,
+        min_compress_size: int = 1024,
+        value_dtype: str | None = None,
+        seed: int = 0,
+        name: str = "dgc_optimizer",
+        track_staleness: bool = False,
+        check_every: int | None = 1000,
+        on_divergence: str = "raise",
+    ):
+        sparsity = schedules.get(sparsity)
+        value_types.check_choice(value_dtype)
+        compresses = sparsity != 0
+        super().__init__(
+            inner,
+            TopK(sparsity, value_dtype) if compresses else NoCompression(),
+            momentum_correction=momentum_correction and compresses,
+            factor_masking=factor_masking,
+            min_compress_size=min_compress_size,
+            seed=seed,
+            name=name,
+            track_staleness=track_staleness,
+            check_every=check_every,
+            on_divergence=on_divergence,
+        )
+        self.sparsity = sparsity
+        self.value_dtype = value_dtype
+        self.momentum_correction = bool(momentum_correction)
+        loader.warn_if_missing()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate."""
+        config = super().get_config()
+        for settled in ("compressor", "error_feedback"):
+            del config[settled]
+        sparsity = schedules.config_of(self.sparsity)
+        return {**config, "sparsity": sparsity, "value_dtype": self.value_dtype}

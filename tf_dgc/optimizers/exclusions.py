@@ -1,0 +1,51 @@
+"""Exclusions: variables that the user wants to be sent whole, as Keras names such."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+
+class Exclusions:
+    """Which variables `exclude_from_compression` was called with.
+
+    Attributes:
+        paths: of single variables.
+        names: regular expressions, of which one has to be found in a variable's path.
+    """
+
+    def __init__(self, paths: Iterable[str] = (), names: Iterable[str] = ()):
+        self.paths = set(paths)
+        self.names = set(names)
+
+    def add(
+        self,
+        var_list: Sequence[keras.Variable] | None,
+        var_names: Sequence[str] | None,
+    ) -> None:
+        """Exclude more; see `CompressedOptimizer.exclude_from_compression`."""
+        if isinstance(var_names, str) or not all(
+            isinstance(name, str) for name in var_names or ()
+        ):
+            raise ValueError(
+                "`var_names` must be a list of texts, of which one has to be found in "
+                'a variable\'s path, for example `["embedding", "logits/kernel"]`. '
+                f"Received: var_names={var_names!r}"
+            )
+        unnamed = [v for v in var_list or () if not hasattr(v, "path")]
+        if unnamed:
+            raise ValueError(
+                "`var_list` must be a list of a model's variables, for example "
+                f"`model.layers[0].weights`. Received: {unnamed[0]!r}"
+            )
+        self.paths.update(v.path for v in var_list or ())
+        self.names.update(var_names or ())
+
+    def __contains__(self, variable: keras.Variable) -> bool:
+        found = any(re.search(name, variable.path) for name in self.names)
+        return found or variable.path in self.paths
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"paths": sorted(self.paths), "names": sorted(self.names)}

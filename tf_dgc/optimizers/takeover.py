@@ -1,0 +1,183 @@
+"""Take over: which settings of the inner optimizer DGC applies in its place."""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.optimizers import settings
+from tf_dgc.optimizers.settings import CLIPPING
+from tf_dgc.optimizers.wrapper import OptimizerWrapper
+
+# What an `SGD` may do in a step beside `w -= learning_rate * gradient`.
+_BEYOND_DESCENT = (
+    *CLIPPING,
+    "momentum",
+    "weight_decay",
+    "use_ema",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TakeOver:
+    """The settings taken over.
+
+    Attributes:
+        taken: config entries that were changed in the copy, with the values that the
+            inner optimizer had, or that the user has set since; `get_config` gives them
+            back.
+    """
+
+    taken: dict[str, Any]
+
+    @property
+    def momentum(self) -> float:
+        """Coefficient of the momentum correction; 0 for error feedback only."""
+        return self.taken.get("momentum", 0.0)
+
+    @property
+    def nesterov(self) -> bool:
+        """Whether the correction is Nesterov's."""
+        return self.taken.get("nesterov", False)
+
+    @property
+    def clipping(self) -> dict[str, float | None]:
+        """Keyword arguments of `clipping.clip`."""
+        return {name: self.taken.get(name) for name in CLIPPING}
+
+
+def get_inner(inner: Any) -> keras.optimizers.Optimizer:
+    """Return the optimizer that Keras takes for `inner`, if it can be wrapped.
+
+    Args:
+        inner: an optimizer, or its name or config, as for `keras.optimizers.get`.
+
+    Raises:
+        ValueError: for anything else, and for optimizers that cannot be wrapped.
+    """
+    if isinstance(inner, str | dict):
+        try:
+            inner = keras.optimizers.get(copy.deepcopy(inner))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "`inner` is not the name or config of an optimizer that Keras knows. "
+                f"Pass the optimizer itself. Received: inner={inner!r}"
+            ) from error
+    check_inner(inner)
+    return inner
+
+
+def check_inner(inner: Any) -> None:
+    """Raise `ValueError` unless `inner` is an unbuilt Keras optimizer to be wrapped."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`inner` must be a Keras optimizer, for example "
+            "`keras.optimizers.SGD(0.1, momentum=0.9)`. "
+            f"Received: inner={inner!r} (of type {type(inner)})"
+        )
+    if isinstance(inner, OptimizerWrapper):
+        raise ValueError(
+            f"`inner` is itself a {type(inner).__name__}, and what is compressed once "
+            "cannot be compressed again. Pass its own inner optimizer. "
+            f"Received: inner={inner!r}"
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Loss scaling goes outside: use "
+            "`LossScaleOptimizer(DGCOptimizer(inner))`, not "
+            "`DGCOptimizer(LossScaleOptimizer(inner))`. "
+            f"Received: inner={inner!r}"
+        )
+    if isinstance(inner, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise ValueError(
+            "`MultiOptimizer` cannot be wrapped: momentum, clipping and learning rate "
+            "would have to be taken over from each of its optimizers. Pass one "
+            "optimizer for all variables or, in a training loop of your own, use one "
+            f"`DGCOptimizer` for each part of the model. Received: inner={inner!r}"
+        )
+    if inner.built:
+        raise ValueError(
+            "`inner` is already built, so its state would be lost. Pass a new "
+            "optimizer with the same settings, for example "
+            "`type(inner).from_config(inner.get_config())`. "
+            f"Received: inner={inner!r} with {len(inner.variables)} variables"
+        )
+    settings.check(settings.of(inner))
+    momentum = getattr(inner, "momentum", 0.0)
+    if not 0 <= momentum < 1:
+        raise ValueError(
+            "The momentum of the inner optimizer must be in [0, 1), else the velocity "
+            f"grows without bound. Received: momentum={momentum}"
+        )
+
+
+def take_over(
+    inner: keras.optimizers.Optimizer, momentum_correction: bool
+) -> tuple[keras.optimizers.Optimizer, TakeOver]:
+    """Copy `inner` without the settings that DGC applies itself.
+
+    Momentum moves into the local correction, never into both; only the step of
+    `keras.optimizers.SGD` allows it, so a subclass that overrides any part of a step
+    keeps its momentum. Clipping and loss scaling act on the local gradient, before the
+    residual; a class that clips in a way of its own does that to the sum.
+
+    Args:
+        inner: the user's optimizer; it is not changed.
+        momentum_correction: whether to take the momentum of an SGD.
+
+    Returns:
+        The copy, which applies the update, and what was taken.
+
+    Raises:
+        ValueError: for methods replaced on the object, which a copy would not have.
+    """
+    config = keras_optimizers.settings_of(inner)
+    changes: dict[str, Any] = {"loss_scale_factor": None}
+    if not keras_optimizers.clips_by_itself(inner):
+        changes.update(dict.fromkeys(CLIPPING))
+    if momentum_correction and _applies_as_sgd(inner) and inner.momentum:
+        changes.update(momentum=0.0, nesterov=False)
+    # A class may leave settings out of its config.
+    taken = {name: config.get(name, getattr(inner, name)) for name in changes}
+    stated = {name: value for name, value in changes.items() if name in config}
+    rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
+    _check_nothing_lost(inner, rule)
+    return rule, TakeOver(taken)
+
+
+def _check_nothing_lost(inner: Any, rule: Any) -> None:
+    """Raise `ValueError` for methods of the object `inner` that its copy lacks."""
+    replaced = keras_optimizers.methods_of_instance
+    lost = replaced(inner) - replaced(rule)
+    if lost:
+        raise ValueError(
+            "`inner` is copied by its config, and the copy would not have the methods "
+            "that were replaced on the object. Override them in a subclass instead. "
+            f"Received: inner={inner!r}, in which {', '.join(sorted(lost))} was "
+            "replaced"
+        )
+
+
+def _applies_as_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a whole step is `SGD`'s own: nothing of it is overridden."""
+    return keras_optimizers.behaves_as(optimizer, keras.optimizers.SGD)
+
+
+def is_plain_descent(
+    rule: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> bool:
+    """Whether `rule.apply` is `w -= learning_rate * gradient` and nothing else.
+
+    Then entries whose gradient is zero need not be touched.
+    """
+    return (
+        _applies_as_sgd(rule)
+        and not any(getattr(rule, name) for name in _BEYOND_DESCENT)
+        and all(v.constraint is None for v in variables)
+        and all(v.dtype in {"float32", "float64"} for v in variables)
+    )

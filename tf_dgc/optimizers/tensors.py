@@ -1,0 +1,78 @@
+"""What an optimizer knows of its variables before the first step."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.codecs import value_types
+from tf_dgc.collectives.rounds import Tensor
+
+
+def describe(
+    variable: keras.Variable, exempt: bool, keeps_residual: bool, num_workers: int
+) -> Tensor:
+    """Return what is to be known of a variable.
+
+    Args:
+        variable: of the model.
+        exempt: whether it is sent whole.
+        keeps_residual: whether what is not sent is kept, so that a sum that would not
+            fit into the variable can be spread over several steps.
+        num_workers: N.
+    """
+    own = tf.as_dtype(variable.dtype)
+    dtype = tf.float64 if own == tf.float64 else tf.float32
+    bound = value_types.largest_share(own, num_workers)
+    return Tensor(
+        variable.path,
+        tuple(variable.shape),
+        dtype,
+        exempt,
+        narrow=own if own.size < dtype.size else None,
+        largest=bound if keeps_residual else math.inf,
+    )
+
+
+def is_small(variable: keras.Variable, min_compress_size: int) -> bool:
+    """Whether compressing it would not pay: few entries, or a rank below 2."""
+    size = variable.shape.num_elements()
+    return len(variable.shape) < 2 or size < max(1, min_compress_size)
+
+
+def agreement(
+    config: dict[str, Any], variables: Sequence[keras.Variable]
+) -> dict[str, Any]:
+    """Return what must be equal on all workers, as nested dictionaries.
+
+    Args:
+        config: of the optimizer.
+        variables: of the model.
+    """
+    config = _without_identities(config)
+    config["inner"]["config"].pop("name")
+    config.pop("name")
+    shapes = {
+        f"{i}": {"shape": str(tuple(v.shape)), "dtype": v.dtype}
+        for i, v in enumerate(variables)
+    }
+    return {
+        "version": {"tensorflow": tf.__version__, "keras": keras.__version__},
+        "optimizer": config,
+        "variable": shapes,
+    }
+
+
+def _without_identities(config: Any) -> Any:
+    """Leave out what Keras adds while it saves and loads: addresses in this process."""
+    if isinstance(config, list | tuple):
+        return [_without_identities(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _without_identities(value)
+        for key, value in config.items()
+        if key != "shared_object_id"
+    }

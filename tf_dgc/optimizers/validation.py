@@ -1,0 +1,123 @@
+"""What an optimizer checks before its first step."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.compressors import Compressor
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_min_compress_size(min_compress_size: int) -> None:
+    """Raise `ValueError` unless it is a number of entries."""
+    if int(min_compress_size) != min_compress_size or min_compress_size < 0:
+        raise ValueError(
+            "`min_compress_size` must be a whole number of entries, 0 or more. "
+            f"Received: min_compress_size={min_compress_size}"
+        )
+
+
+def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
+    """Return whether what is not sent is kept back.
+
+    Args:
+        compressor: says whether it has to be, or must not be.
+        asked: by the user; None for the method's own choice.
+
+    Raises:
+        ValueError: if the method cannot work so.
+    """
+    rule = compressor.error_feedback
+    if asked is None:
+        return rule in {"required", "default"}
+    refused = {"required": False, "forbidden": True}
+    if rule in refused and bool(asked) is refused[rule]:
+        raise ValueError(
+            f"Error feedback is {rule} with {compressor!r} (see "
+            f"{type(compressor).__name__}). Pass None for its own choice. "
+            f"Received: error_feedback={asked!r}"
+        )
+    return bool(asked)
+
+
+def check_momentum_correction(correction: bool, feedback: bool) -> None:
+    """Raise `ValueError` for momentum correction with nothing to correct."""
+    if correction and not feedback:
+        raise ValueError(
+            "`momentum_correction` accumulates the velocity in the residual, so it "
+            "needs error feedback. Leave it out (momentum then stays with the inner "
+            "optimizer), or use a compressor with error feedback. "
+            "Received: momentum_correction=True, without error feedback"
+        )
+
+
+def check_not_built(optimizer: keras.optimizers.Optimizer, what: str) -> None:
+    """Raise `ValueError` if `what` is called too late."""
+    if optimizer.built:
+        raise ValueError(
+            f"`{what}` must be called before the optimizer is built, which `build`, "
+            f"`fit` and the first step do. Received: {optimizer!r}, which is built"
+        )
+
+
+def check_number(gradients: Sequence, variables: Sequence) -> None:
+    """Raise `ValueError` unless there is one gradient per variable."""
+    if len(gradients) != len(variables):
+        raise ValueError(
+            "There must be one gradient per variable. Received: "
+            f"{len(gradients)} gradients for {len(variables)} variables"
+        )
+
+
+def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
+    """Raise `ValueError` if `what` is called under another strategy."""
+    current = tf.distribute.get_strategy()
+    if current is not strategy:
+        raise ValueError(
+            f"`{what}` was called under {current!r}, but this optimizer was created "
+            f"under {strategy!r}. Create it, build it and use it within the scope of "
+            "the same strategy as the model: "
+            "`with strategy.scope(): model.compile(optimizer=...)`."
+        )
+
+
+def check_in_replica() -> None:
+    """Raise `ValueError` outside replica context."""
+    if tf.distribute.in_cross_replica_context():
+        raise ValueError(
+            "`apply` and `apply_gradients` must be called in replica context: within "
+            "a function passed to `strategy.run`."
+        )
+
+
+def check_variables(
+    strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
+) -> None:
+    """Raise `ValueError` for variables that cannot be trained under the strategy."""
+    if all(map(keras_optimizers.overwrites_with_gradient, variables)):
+        raise ValueError(
+            "The model has no trainable variables, so there is nothing to optimize. "
+            "Set `trainable=True` on some layers, or build the model before the "
+            "optimizer."
+        )
+    for v in variables:
+        if not strategy.extended.variable_created_in_scope(v.value):
+            raise ValueError(
+                "This optimizer and the model were created under different "
+                "strategies. Create both within the same `with strategy.scope():`. "
+                f"Received: variable {v.path}, and an optimizer of {strategy!r}"
+            )
+        if v.dtype not in _DTYPES:
+            raise ValueError(
+                f"Variables must be of dtype {', '.join(_DTYPES)}. "
+                f"Received: variable {v.path} of dtype {v.dtype}"
+            )
+        if v.shape.num_elements() > tf.int32.max:
+            raise ValueError(
+                "Positions are sent as int32, so a variable may have at most "
+                f"{tf.int32.max} entries. Received: variable {v.path} of shape "
+                f"{tuple(v.shape)}"
+            )

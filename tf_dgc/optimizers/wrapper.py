@@ -1,0 +1,208 @@
+"""What Keras asks of an optimizer that wraps another one."""
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc._internals import checkpoints, keras_optimizers
+from tf_dgc.checkpoint import keras_saving
+from tf_dgc.cluster import meeting
+from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
+from tf_dgc.optimizers import settings
+
+if TYPE_CHECKING:
+    from tf_dgc.optimizers.takeover import TakeOver
+
+
+class OptimizerWrapper(checkpoints.CheckpointSeam):
+    """A `keras.optimizers.Optimizer` whose update is applied by an inner one.
+
+    Learning rate, iterations and all settings that Keras optimizers have in common
+    belong to the inner optimizer, or were taken over from it; the wrapper shows them as
+    its own. Setting one acts, as in Keras, on steps that are traced from then on: do it
+    before `fit`, or compile the model again.
+
+    Args:
+        inner_optimizer: applies the update to gradients that are already summed over
+            the workers. It is changed not to sum them again.
+        took: the settings of the inner optimizer that are applied in its place.
+        name: of the optimizer.
+        strategy: under which the optimizer was created, prepared.
+    """
+
+    saved_by_all_workers = True  # each has a part
+
+    weight_decay = settings.shared("weight_decay")
+    clipnorm = settings.shared("clipnorm")
+    global_clipnorm = settings.shared("global_clipnorm")
+    clipvalue = settings.shared("clipvalue")
+    use_ema = settings.shared("use_ema")
+    ema_momentum = settings.shared("ema_momentum")
+    ema_overwrite_frequency = settings.shared("ema_overwrite_frequency")
+    loss_scale_factor = settings.shared("loss_scale_factor")
+    gradient_accumulation_steps = settings.shared("gradient_accumulation_steps")
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        took: "TakeOver",
+        name: str,
+        strategy: tf.distribute.Strategy,
+    ):
+        super().__init__(learning_rate=lambda: inner_optimizer.learning_rate, name=name)
+        keras_optimizers.make_scalars_readable(inner_optimizer)
+        keras_optimizers.share_iterations(self, inner_optimizer)
+        keras_optimizers.replace_all_reduce(inner_optimizer, list)
+        self._took = took
+        self._strategy = strategy
+        self.inner_optimizer = inner_optimizer
+
+    def read_setting(self, name: str) -> Any:
+        """Return one of `settings.NAMES`, as the user gave or set it."""
+        if name in self._took.taken:
+            return self._took.taken[name]
+        return getattr(self.inner_optimizer, name)
+
+    def change_setting(self, name: str, value: Any) -> None:
+        """Set one of `settings.NAMES`.
+
+        Raises:
+            ValueError: for a value that is refused when an optimizer is made, and for
+                `use_ema` of an optimizer that is built.
+        """
+        settings.check({**settings.of(self), name: value})
+        if name == "use_ema" and self.built and bool(value) != bool(self.use_ema):
+            raise ValueError(
+                "`use_ema` cannot be changed any more: the averages are made when the "
+                "optimizer is built. Pass it to the inner optimizer, for example "
+                f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
+            )
+        if name in self._took.taken:
+            self._took.taken[name] = value
+        else:
+            setattr(self.inner_optimizer, name, value)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The optimizer's variables, those of the inner optimizer included."""
+        own = keras_optimizers.own_variables(self)
+        known = {id(v) for v in own}
+        return own + [v for v in self.inner_optimizer.variables if id(v) not in known]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate, which belongs to the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
+        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        inner = keras_optimizers.settings_of(self.inner_optimizer)
+        inner.update(self._took.taken)
+        rule = settings.describe(type(self.inner_optimizer), inner)
+        own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return settings.describe(type(self), own, rule)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Let the inner optimizer set final values (moving averages)."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Set all of `variables`; call it on every worker.
+
+        Args:
+            weights: one value for each, for example `[v.numpy() for v in variables]`.
+                Of state that differs between workers it is the sum, of which every
+                worker gets an equal share.
+
+        Raises:
+            ValueError: before the optimizer is built, and for other numbers or shapes.
+        """
+        shapes = [tuple(v.shape) for v in self.variables]
+        if not self.built or [np.shape(w) for w in weights] != shapes:
+            raise ValueError(
+                "`set_weights` needs a built optimizer and one value for each of its "
+                f"`variables`, in their order. Received: {len(weights)} values of "
+                f"shapes {[np.shape(w) for w in weights]}; built={self.built}, with "
+                f"{len(shapes)} variables of shapes {shapes}"
+            )
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
+
+    # --- saving ---------------------------------------------------------------------
+
+    def in_checkpoint(self) -> None:
+        """Let a checkpoint be complete on all workers when it is on one."""
+        keras_saving.end_checkpoint_together(self._strategy)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the state of all workers; call it on every worker.
+
+        Keras saves the inner optimizer beside it.
+
+        Raises:
+            ValueError: on all workers, if two of them write to the same file.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        keras_saving.end_together(self._strategy)
+        for i, variable in enumerate(keras_optimizers.own_variables(self)):
+            per_worker = isinstance(variable, PerWorkerVariable)
+            store[str(i)] = variable.gather() if per_worker else variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state; call it on every worker, with the same file or a copy of it.
+
+        Another number of workers than saved it divides it: see `elastic.share`.
+
+        Raises:
+            ValueError: if it was saved with other settings (for example without
+                momentum correction), or this optimizer is not yet built, because what
+                was not sent would be lost; and on all workers, if they load different
+                files.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        own = keras_optimizers.own_variables(self)
+        if not self.built and len(store.keys()) != len(own):
+            raise ValueError(
+                f"This {type(self).__name__} is not yet built, so what is saved of its "
+                "state would be lost. Before loading, `with strategy.scope(): "
+                "model.optimizer.build(model.trainable_variables)`."
+            )
+        if len(store.keys()) != len(own):
+            raise ValueError(
+                f"The saved {type(self).__name__} has {len(store.keys())} variables, "
+                f"this one has {len(own)}. Load with the settings it was saved with: "
+                "compressor, error feedback, sparsity above 0, momentum correction, "
+                "and the inner optimizer's momentum decide which variables there are."
+            )
+        for i, variable in enumerate(own):
+            values = store[str(i)]
+            if isinstance(variable, PerWorkerVariable):
+                variable.scatter(values)
+            else:
+                variable.assign(values)
+        checksums = (zlib.crc32(store[key].data) for key in sorted(store.keys()))
+        meeting.agree(
+            self._strategy,
+            lambda: {"checksum of the saved state": list(checksums)},
+            SAME_CHECKPOINT,
+        )
+
+    def inner_config(self) -> dict[str, Any]:
+        """Return the config of what the user passed as `inner`."""
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        stated = inner["config"].keys()
+        inner["config"].update(
+            {name: value for name, value in self._took.taken.items() if name in stated}
+        )
+        return inner

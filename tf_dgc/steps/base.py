@@ -1,0 +1,74 @@
+"""What goes into a step on one worker, and what comes out of it."""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.collectives.requests import Message, Reply
+from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.compressors.base import Compressor
+from tf_dgc.steps.memory import Memory
+from tf_dgc.transforms.clipping import Scale
+
+
+class Inputs(NamedTuple):
+    """What goes into a step on one worker.
+
+    Attributes:
+        compressor: of all tensors that are not exempt.
+        tensors: those that have a gradient in this step.
+        indices: of each among all tensors of the optimizer, for draws.
+        gradients: one per tensor, of any shape, not yet multiplied by `scales`.
+        scales: of each gradient, as `clipping.clip` returns them.
+        memory: what this worker remembers of these tensors.
+        momentum: coefficient of the correction, in [0, 1).
+        nesterov: whether the correction is Nesterov's.
+        factor_masking: whether to clear the velocity where entries are sent.
+        seed: of all randomness; equal on all workers.
+        iteration: number of the step, a scalar integer tensor.
+        worker: index of this one among all, an int or a scalar integer tensor.
+        num_workers: N.
+        sizes: entries of every tensor of the optimizer, also of those without a
+            gradient in this step.
+    """
+
+    compressor: Compressor
+    tensors: Sequence[Tensor]
+    indices: Sequence[int]
+    gradients: Sequence[tf.Tensor]
+    scales: Sequence[Scale]
+    memory: Memory
+    momentum: float
+    nesterov: bool
+    factor_masking: bool
+    seed: int
+    iteration: tf.Tensor
+    worker: int | tf.Tensor
+    num_workers: int
+    sizes: Sequence[int]
+
+
+class Outcome(NamedTuple):
+    """What a step comes to; equal on all workers.
+
+    Attributes:
+        decode: returns the sum over workers of each tensor, `[n]` or of its shape; and
+            how many workers' gradients were not finite, scalar int32. Both are to be
+            had only if nothing that was received is refused.
+        entries: that one worker sent: an int, or a scalar int64 tensor.
+        sent_bytes: handed to the collectives by one worker, likewise.
+        descend: takes variables and a rate, and subtracts rate times the sum in place,
+            touching only what was sent; returns what `decode` says of the workers. None
+            if the step has no shorter way than `decode`.
+    """
+
+    decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]
+    entries: int | tf.Tensor
+    sent_bytes: int | tf.Tensor
+    descend: Callable[[Sequence[keras.Variable], Any], tf.Tensor] | None = None
+
+
+Step: TypeAlias = Generator[list[Message], list[Reply], Outcome]
+"""Yields the requests of a round, gets as many replies, and returns the outcome."""

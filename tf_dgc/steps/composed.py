@@ -1,0 +1,142 @@
+"""A step composed of any method's exchanges, tensor by tensor."""
+
+import inspect
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_dgc.choice import add_up
+from tf_dgc.codecs import value_types
+from tf_dgc.collectives import rounds
+from tf_dgc.collectives.requests import Result
+from tf_dgc.collectives.rounds import Part, Tensor
+from tf_dgc.compressors.base import Compressor, Draw, draw_ties
+from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.steps.accumulation import accumulate
+from tf_dgc.steps.base import Inputs, Outcome, Step
+
+
+def begin(inputs: Inputs) -> Step:
+    """Return the step; every method has one."""
+    return _step(inputs)
+
+
+def _step(inputs: Inputs) -> Step:
+    tensors, memory = inputs.tensors, inputs.memory
+    velocity, values, finite = accumulate(
+        tensors,
+        inputs.gradients,
+        inputs.scales,
+        memory.velocity or None,
+        memory.residual or None,
+        inputs.momentum,
+        inputs.nesterov,
+    )
+    memory.warn_of(finite, inputs.iteration)
+    # Other sums are as wide as their terms, and are refused when they overflow.
+    bounds = not inputs.compressor.respects_largest
+    within = [
+        value_types.at_most(v, t.largest) if bounds and t.narrow else v
+        for t, v in zip(tensors, values, strict=True)
+    ]
+    ties = draw_ties(inputs.seed, inputs.iteration, len(inputs.sizes))
+    draws = [
+        Draw(inputs.seed, inputs.iteration, i, inputs.worker, ties, t.largest)
+        for i, t in zip(inputs.indices, tensors, strict=True)
+    ]
+    states = memory.read(inputs.compressor.reads_residual)
+    parts = start(inputs.compressor, tensors, within, states, draws)
+    merged = yield from rounds.merge(parts, finite)
+    _keep(inputs, velocity, values, merged.results)
+    sent = zip(tensors, merged.results, strict=True)
+    return Outcome(
+        decode=lambda: ([r.sum for r in merged.results], merged.nonfinite),
+        entries=add_up([t.size if r.entries is None else r.entries for t, r in sent]),
+        sent_bytes=merged.sent_bytes,
+    )
+
+
+def start(
+    compressor: Compressor,
+    tensors: Sequence[Tensor],
+    values: Sequence[tf.Tensor],
+    states: Sequence[dict[str, tf.Tensor]],
+    draws: Sequence[Draw],
+) -> list[Part]:
+    """Begin the exchanges of one worker's tensors.
+
+    Args:
+        compressor: of all that are not exempt.
+        tensors: of the step.
+        values: what each may send, `[n]`.
+        states: of the method, by name, for each.
+        draws: of randomness, for each.
+    """
+    parts = []
+    for t, flat, state, draw in zip(tensors, values, states, draws, strict=True):
+        shaped = tf.reshape(flat, t.shape)
+        if t.exempt:
+            within = value_types.at_most(shaped, t.largest)
+            exchange = send_whole(within, compressor.aggregation)
+            stated, method = t.size * t.dtype.size, "exempt"
+        else:
+            exchange = compressor.exchange(shaped, state, draw)
+            if not inspect.isgenerator(exchange):
+                raise ValueError(
+                    f"`{type(compressor).__name__}.exchange` must be a generator: it "
+                    "asks with `yield Sum(...)` or `yield Gather(...)`. "
+                    f"Received: {exchange!r}"
+                )
+            stated, method = compressor.bytes(t.shape, t.dtype), compressor.name
+        label = f"{compressor!r} on {t.label}"
+        agreed = f"{t.size}:{t.dtype.name}:{method}"
+        parts.append(Part(label, agreed, stated, exchange, t.narrow))
+    return parts
+
+
+def _keep(
+    inputs: Inputs,
+    velocity: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+    results: Sequence[Result],
+) -> None:
+    """Store what was not sent, velocity where nothing was sent, and the state."""
+    memory = inputs.memory
+    kept = [v - tf.reshape(r.sent, [-1]) for v, r in zip(values, results, strict=True)]
+    memory.store_residual(kept)
+    if memory.last_sent:
+        memory.last_sent.count_step()
+        chosen = [_chosen(r) for r in results]
+        memory.last_sent.record_chosen(inputs.indices, chosen)
+    if memory.velocity:
+        memory.store_velocity(
+            [
+                _mask(inputs, t, v, r)
+                for t, v, r in zip(inputs.tensors, velocity, results, strict=True)
+            ]
+        )
+    memory.store_states([r.state or {} for r in results])
+
+
+def _mask(
+    inputs: Inputs, tensor: Tensor, velocity: tf.Tensor, result: Result
+) -> tf.Tensor:
+    """Clear the velocity where entries went out, unless all did."""
+    compressor = inputs.compressor
+    partial = compressor.kind == "sparsification" and result.entries is not None
+    if not (inputs.factor_masking and partial):
+        return velocity
+    if result.chosen is None:
+        raise ValueError(
+            f"{compressor!r} sends some entries and not others, so its "
+            "`Result` must say which: pass `chosen`, or `factor_masking=False` to "
+            f"the optimizer. Received: entries={result.entries}, chosen=None"
+        )
+    masked = tf.where(_chosen(result), tf.zeros_like(velocity), velocity)
+    return tf.where(tf.equal(result.entries, tensor.size), velocity, masked)
+
+
+def _chosen(result: Result) -> tf.Tensor:
+    """Return whether each entry went out, by value where the method does not say."""
+    chosen = tf.not_equal(result.sent, 0) if result.chosen is None else result.chosen
+    return tf.reshape(chosen, [-1])

@@ -1,0 +1,167 @@
+"""Memory: what one worker remembers between steps, in Keras variables."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.compressors.base import Compressor, StateSpec
+from tf_dgc.distribute import elastic
+from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.metrics import counting
+from tf_dgc.metrics.staleness import LastSent
+
+State: TypeAlias = dict[str, PerWorkerVariable | SharedVariable]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What one worker remembers between steps of some tensors.
+
+    Attributes:
+        tensors: what is remembered is about.
+        velocity: one variable per tensor; empty without momentum correction.
+        residual: one variable per tensor, accumulated and not yet sent; empty if
+            nothing is ever kept back.
+        states: of each tensor, the method's own state by name.
+        counters: of what all tensors sent, equal on all workers.
+        last_sent: when each entry was; None unless it is to be remembered.
+    """
+
+    tensors: Sequence[Tensor]
+    velocity: Sequence[PerWorkerVariable]
+    residual: Sequence[PerWorkerVariable]
+    states: Sequence[State]
+    counters: keras.Variable
+    last_sent: LastSent | None
+
+    def of(self, indices: Sequence[int]) -> "Memory":
+        """Return what is remembered of some of the tensors, in this order."""
+
+        def pick(items: Sequence) -> list:
+            return [items[i] for i in indices] if items else []
+
+        return dataclasses.replace(
+            self,
+            tensors=pick(self.tensors),
+            velocity=pick(self.velocity),
+            residual=pick(self.residual),
+            states=pick(self.states),
+        )
+
+    # --- within a step, in replica context ------------------------------------------
+
+    def read(self, with_residual: bool) -> list[dict[str, tf.Tensor]]:
+        """Return each tensor's state by name, and if wanted as "residual" that one."""
+        states = [
+            {name: variable.local() for name, variable in state.items()}
+            for state in self.states
+        ]
+        if not with_residual:
+            return states
+        kept = [r.local() for r in self.residual]
+        kept = kept or [tf.zeros(t.shape, t.dtype) for t in self.tensors]
+        return [{**s, "residual": r} for s, r in zip(states, kept, strict=True)]
+
+    def store_residual(self, values: Sequence[tf.Tensor]) -> None:
+        """Assign values of any shape, if there is a residual."""
+        store(self.residual, values)
+
+    def store_velocity(self, values: Sequence[tf.Tensor]) -> None:
+        """Assign values of any shape, if there is a velocity."""
+        store(self.velocity, values)
+
+    def store_states(self, new: Sequence[dict[str, tf.Tensor]]) -> None:
+        """Assign the new values of each tensor's state, by name."""
+        for state, values in zip(self.states, new, strict=True):
+            for name, value in values.items():
+                state[name].assign(value)
+
+    def warn_of(self, finite: tf.Tensor, iteration: tf.Tensor) -> None:
+        """Say once that this worker's gradient was left out, if it was not finite."""
+        counting.warn_at_first(self.counters, finite, iteration)
+
+
+def make_memory(
+    tensors: Sequence[Tensor],
+    compressor: Compressor,
+    *,
+    keeps_residual: bool,
+    keeps_velocity: bool,
+    tracks_staleness: bool,
+) -> Memory:
+    """Create all variables, at zero; call it on every worker, in the strategy's scope.
+
+    Args:
+        tensors: of the optimizer.
+        compressor: has a state of its own for tensors that are not exempt.
+        keeps_residual: whether what is not sent is kept.
+        keeps_velocity: whether momentum is accumulated locally.
+        tracks_staleness: whether to remember when entries were sent, where something
+            is kept back.
+    """
+    counters = counting.make_counters()
+    residual = _accumulators(tensors, "residual") if keeps_residual else []
+    last_sent = LastSent(tensors) if keeps_residual and tracks_staleness else None
+    velocity = _accumulators(tensors, "velocity") if keeps_velocity else []
+    states = [
+        _make_state({} if t.exempt else compressor.state(t.shape), t, i)
+        for i, t in enumerate(tensors)
+    ]
+    return Memory(tensors, velocity, residual, states, counters, last_sent)
+
+
+def _accumulators(tensors: Sequence[Tensor], name: str) -> list[PerWorkerVariable]:
+    return [
+        PerWorkerVariable(t.shape, t.dtype.name, f"{_stem(t)}_{name}") for t in tensors
+    ]
+
+
+def _make_state(specs: dict[str, StateSpec], tensor: Tensor, seed: int) -> State:
+    """Create the variables of a method's state; `seed` is for initial values."""
+    dtype = tensor.dtype.name
+    state: State = {}
+    for key, spec in specs.items():
+        path = f"{_stem(tensor)}_{key}"
+        _check_spec(key, spec)
+        if spec.per_worker:
+            state[key] = PerWorkerVariable(spec.shape, dtype, path, spec.elastic)
+        else:
+            state[key] = SharedVariable(initial_value(spec, seed), dtype, path)
+    return state
+
+
+def _check_spec(key: str, spec: StateSpec) -> None:
+    if spec.per_worker and spec.initial is not None:
+        raise ValueError(
+            "State that differs between workers is zero at first, as another "
+            "number of workers may go on with it. Pass `per_worker=False`, or no "
+            f"`initial`. Received: {key}={spec}"
+        )
+    if spec.elastic not in elastic.RULES:
+        raise ValueError(
+            f"`elastic` must be one of {', '.join(elastic.RULES)}. "
+            f"Received: {key}={spec}"
+        )
+
+
+def initial_value(spec: StateSpec, seed: int) -> np.ndarray:
+    """Return a state's value before the first step."""
+    if spec.initial is None:
+        return np.zeros(spec.shape)
+    return np.asarray(spec.initial(np.random.default_rng(seed)))
+
+
+def _stem(tensor: Tensor) -> str:
+    return tensor.label.replace("/", "_")
+
+
+def store(variables: Sequence[Any] | None, values: Sequence[tf.Tensor]) -> None:
+    """Assign values of any shape to variables, if there are any."""
+    if variables:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(tf.reshape(value, variable.shape))

@@ -1,0 +1,165 @@
+"""The same step by the native operations: one pass over memory, and sparse updates."""
+
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.choice import choose
+from tf_dgc.codecs import dense, header, wire
+from tf_dgc.ops import loader
+from tf_dgc.steps import operations
+from tf_dgc.steps.plan import LocalStep, Plan
+from tf_dgc.transforms import clipping
+
+
+def is_live(variables: Sequence[keras.Variable]) -> bool:
+    """Whether the native operations can be used for these accumulators, here and now.
+
+    They run on CPUs and, but for float64, on GPUs if there are CUDA kernels.
+    """
+    if loader.native().library is None:
+        return False
+    on_gpu = ["GPU" in v.value.device.upper() for v in variables]
+    if not any(on_gpu):
+        return True
+    return all(on_gpu) and _has_gpu_kernels(variables)
+
+
+def _has_gpu_kernels(variables: Sequence[keras.Variable]) -> bool:
+    wide = any(v.dtype == "float64" for v in variables)
+    return not wide and not loader.native().cuda_problem
+
+
+@functools.cache
+def warn_of_xla() -> None:
+    """Warn once per process, if XLA is why the native operations are not used."""
+    if loader.native().library is None:
+        return
+    warnings.warn(
+        "XLA compiles this step (`jit_compile=True`) and does not know the native "
+        "operations of tf_dgc; TensorFlow operations do the same and take several "
+        "times as long. Compile the model with `jit_compile=False` to use them.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Do what `operations.compress` does; a dense step is left to it."""
+
+    def whole() -> tuple:
+        return operations.compress(step._replace(plan=step.plan._replace(dense=True)))
+
+    def chosen() -> tuple:
+        words = _compress(step)
+        finite = tf.equal(words[header.FLAGS], 0)
+        return tf.zeros([0], dense.widest(step.plan.layout)), words, finite
+
+    return choose(step.plan.dense, whole, chosen)
+
+
+def unpack(
+    plan: Plan, vector: tf.Tensor, buffers: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Do what `operations.unpack` does."""
+
+    def chosen() -> tuple:
+        nonfinite, sums = _library().tf_dgc_sum(
+            buffers=buffers,
+            counts=_counts(plan),
+            T=[t.dtype for t in plan.layout],
+            sizes=[t.size for t in plan.layout],
+            **_agreed(plan),
+        )
+        return sums, nonfinite
+
+    return choose(plan.dense, lambda: dense.decode(vector, plan.layout), chosen)
+
+
+def descend(
+    plan: Plan,
+    vector: tf.Tensor,
+    buffers: tf.Tensor,
+    variables: Sequence[keras.Variable],
+    rate: Any,
+) -> tf.Tensor:
+    """Decode and subtract `rate` times the sum from this worker's variables, in place.
+
+    In a sparse step only the positions that were sent are touched; the result is that
+    of the dense update, bit for bit.
+
+    Returns:
+        The number of workers whose gradient was not finite.
+    """
+    rate = tf.cast(rate, tf.float64)
+
+    def whole() -> tf.Tensor:
+        sums, nonfinite = dense.decode(vector, plan.layout)
+        for v, s in zip(variables, sums, strict=True):
+            update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
+            tf.raw_ops.AssignSubVariableOp(resource=_handle(v), value=update)
+        return nonfinite
+
+    def chosen() -> tf.Tensor:
+        return _library().tf_dgc_descend(
+            variables=[_handle(v) for v in variables],
+            rate=rate,
+            buffers=buffers,
+            counts=_counts(plan),
+            T=[t.dtype for t in plan.layout],
+            **_agreed(plan),
+        )
+
+    return choose(plan.dense, whole, chosen)
+
+
+def _compress(step: LocalStep) -> tf.Tensor:
+    words = _library().tf_dgc_compress(
+        gradients=list(step.gradients),
+        velocity=[_handle(v) for v in step.velocity or []],
+        residual=[_handle(v) for v in step.residual or []],
+        momentum=tf.constant(step.momentum, tf.float64),
+        scales=tf.stack(clipping.drop(step.gradients, step.scales)),
+        counts=_counts(step.plan),
+        offsets=tf.stack(step.offsets),
+        nesterov=step.nesterov,
+        factor_masking=step.factor_masking,
+        largest_exponents=_exponents(step.plan),
+        **_agreed(step.plan),
+    )
+    length = wire.sparse_words(step.plan.layout, step.plan.counts)
+    return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def _exponents(plan: Plan) -> list[int]:
+    """Return e of `largest`, which is 2**e; 1024 is beyond any number."""
+    return [
+        1024 if math.isinf(t.largest) else math.frexp(t.largest)[1] - 1
+        for t in plan.layout
+    ]
+
+
+def _agreed(plan: Plan) -> dict[str, Any]:
+    """Return what all workers agree upon, as attributes of the operations."""
+    return {
+        "value_types": ["exempt" if t.exempt else t.value_dtype for t in plan.layout],
+        "fingerprint": wire.fingerprint(plan.layout),
+    }
+
+
+def _counts(plan: Plan) -> tf.Tensor:
+    return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
+
+
+def _handle(variable: keras.Variable) -> tf.Tensor:
+    """Return the resource of this replica's value."""
+    return variable.value.handle
+
+
+def _library() -> Any:
+    return loader.native().library

@@ -1,0 +1,92 @@
+"""The plan of a fused step: how much of each tensor is sent, or everything."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_dgc.choice import Choice, add_up
+from tf_dgc.codecs import dense, wire
+from tf_dgc.codecs.wire import TensorLayout
+from tf_dgc.compressors import num_sent
+from tf_dgc.transforms.clipping import Scale
+
+
+class Plan(NamedTuple):
+    """What a step sends, known to all workers before it.
+
+    Attributes:
+        layout: of every tensor of the step.
+        counts: entries of each that a sparse step sends; ints, or scalar int32 tensors
+            where the sparsity is scheduled.
+        dense: whether everything is sent: a bool, or a scalar bool tensor.
+    """
+
+    layout: Sequence[TensorLayout]
+    counts: Sequence[int | tf.Tensor]
+    dense: Choice
+
+    @property
+    def entries(self) -> int | tf.Tensor:
+        """Entries that one worker sends in this step: an int, or a scalar int64."""
+        whole = sum(t.size for t in self.layout)
+        chosen = add_up(self.counts)
+        if isinstance(self.dense, bool):
+            return whole if self.dense else chosen
+        return tf.where(self.dense, tf.cast(whole, tf.int64), tf.cast(chosen, tf.int64))
+
+    @property
+    def dense_entries(self) -> int:
+        """Length of the vector of a dense step."""
+        return dense.num_entries(self.layout)
+
+
+def plan(
+    layout: Sequence[TensorLayout], sparsity: float | tf.Tensor, num_workers: int
+) -> Plan:
+    """Decide what is sent.
+
+    A step goes dense when nothing is left out, and when the sparse buffers of all
+    workers would cost more than an all-reduce of everything: gathering sends a
+    worker's buffer to N-1 others, a ring all-reduce sends each entry 2(N-1)/N times.
+
+    Args:
+        layout: of every tensor of the step.
+        sparsity: in [0, 1), a float or a scalar float64 tensor.
+        num_workers: N.
+    """
+    counts = [t.size if t.exempt else num_sent(t.size, sparsity) for t in layout]
+    sparse_words = wire.sparse_words(layout, counts)
+    dense_words = dense.num_words(layout)
+    if isinstance(sparsity, tf.Tensor):
+        # As floats: N buffers of a large model overflow int32.
+        ratio = tf.cast(sparse_words, tf.float64) * num_workers / (2.0 * dense_words)
+        return Plan(layout, counts, tf.logical_or(sparsity <= 0, ratio > 1))
+    costly = sparse_words * num_workers > 2 * dense_words
+    return Plan(layout, counts, sparsity <= 0 or costly)
+
+
+class LocalStep(NamedTuple):
+    """What goes into a step on one worker.
+
+    Attributes:
+        plan: what is sent.
+        gradients: one per tensor, of any shape, not yet multiplied by `scales`.
+        scales: of each gradient, as `clipping.clip` returns them.
+        velocity: variables, one per tensor; None without momentum correction.
+        residual: variables, one per tensor; None if nothing is ever kept back.
+        offsets: scalar int32 per tensor, where ties are broken from.
+        momentum: coefficient of the correction.
+        nesterov: whether it is Nesterov's.
+        factor_masking: clear the velocity where entries are sent.
+    """
+
+    plan: Plan
+    gradients: Sequence[tf.Tensor]
+    scales: Sequence[Scale]
+    velocity: Sequence[Any] | None
+    residual: Sequence[Any] | None
+    offsets: list[tf.Tensor]
+    momentum: float
+    nesterov: bool
+    factor_masking: bool

@@ -1,0 +1,8 @@
+"""Testing: several workers of one method in one process.
+
+For tests, for comparing methods, and for those who write one.
+"""
+
+__all__ = [
+    "simulation",
+]

@@ -1,0 +1,179 @@
+"""Several workers of one method in one process, without a strategy or an optimizer.
+
+For tests, for comparing methods, and for those who write one. What travels is packed,
+sealed and checked as it is between real workers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc.collectives import rounds
+from tf_dgc.collectives.requests import Message, Sum
+from tf_dgc.collectives.rounds import Outcome, Tensor
+from tf_dgc.compressors import get
+from tf_dgc.compressors.base import Draw, draw_ties
+from tf_dgc.optimizers import validation
+from tf_dgc.steps import composed, memory
+
+
+class Simulation:
+    """Workers that exchange given gradients by one method.
+
+    >>> simulation = Simulation("top_k", shapes=[(100, 100)], num_workers=4)
+    >>> (total,) = simulation.step([[gradient] for gradient in gradients])
+
+    Args:
+        compressor: a `Compressor`, or the name of a method.
+        shapes: of the tensors; none of them is exempt.
+        num_workers: N.
+        dtype: float32 or float64.
+        error_feedback: as in `CompressedOptimizer`.
+        seed: of all random choices.
+        compiled: make a graph of a step: slow at first, then several times as fast.
+
+    Attributes:
+        residual: by worker and tensor, what was not sent, NumPy arrays; zeros without
+            error feedback.
+        sent: by worker and tensor, what was contributed in the last step.
+        state: by worker and tensor, the method's own state by name.
+        sent_bytes: handed to the collectives by one worker in the last step.
+        messages: in the last step, by worker, the collectives that were asked for.
+    """
+
+    def __init__(
+        self,
+        compressor: Any,
+        shapes: Sequence[tuple[int, ...]],
+        num_workers: int,
+        dtype: str = "float32",
+        error_feedback: bool | None = None,
+        seed: int = 0,
+        compiled: bool = False,
+    ):
+        self.compressor = get(compressor)
+        self.num_workers = num_workers
+        self.seed = seed
+        self.iteration = 0
+        self.sent_bytes = 0
+        self.messages: list[list[Message]] = []
+        self.sent: list[list[np.ndarray]] = []
+        self._run = tf.function(self._exchange) if compiled else self._exchange
+        self._keeps_residual = validation.uses_error_feedback(
+            self.compressor, error_feedback
+        )
+        kind = tf.as_dtype(dtype)
+        self._tensors = [
+            Tensor(f"tensor {i}", tuple(s), kind, False) for i, s in enumerate(shapes)
+        ]
+        workers = range(num_workers)
+        self.residual = [[np.zeros(s, dtype) for s in shapes] for _ in workers]
+        self.state = [
+            [self._initial(t, i) for i, t in enumerate(self._tensors)] for _ in workers
+        ]
+
+    def step(self, gradients: Sequence[Sequence[Any]]) -> list[np.ndarray]:
+        """Exchange `gradients[worker][tensor]`; return the sum over workers of each.
+
+        Raises:
+            AssertionError: if workers end with different sums.
+        """
+        corrected = [
+            [r + np.asarray(g, r.dtype) for g, r in zip(grads, residual, strict=True)]
+            for grads, residual in zip(gradients, self.residual, strict=True)
+        ]
+        step = tf.constant(self.iteration, tf.int64)
+        sums, sent, states, sent_bytes = self._run(
+            corrected, self.state, self.residual, step
+        )
+        self.sent = [self._shaped(worker) for worker in sent]
+        if self._keeps_residual:
+            self.residual = [
+                [c - s for c, s in zip(have, gone, strict=True)]
+                for have, gone in zip(corrected, self.sent, strict=True)
+            ]
+        self.state = tf.nest.map_structure(lambda value: value.numpy(), states)
+        self.sent_bytes = int(sent_bytes)
+        self.iteration += 1
+        first, *others = map(self._shaped, sums)
+        for other in others:
+            for a, b in zip(first, other, strict=True):
+                np.testing.assert_array_equal(a, b, "workers have different sums")
+        return first
+
+    def _exchange(
+        self, values: list, states: list, residual: list, step: tf.Tensor
+    ) -> tuple:
+        """Return, by worker and tensor: sums, what was sent, and new states."""
+        merged = []
+        ties = draw_ties(self.seed, step, len(self._tensors))
+        for worker, (have, known) in enumerate(zip(values, states, strict=True)):
+            draws = [
+                Draw(self.seed, step, i, worker, ties)
+                for i in range(len(self._tensors))
+            ]
+            flat = [tf.reshape(v, [-1]) for v in have]
+            held = tf.nest.map_structure(tf.convert_to_tensor, known)
+            if self.compressor.reads_residual:
+                kept = map(tf.convert_to_tensor, residual[worker])
+                held = [{**s, "residual": r} for s, r in zip(held, kept, strict=True)]
+            parts = composed.start(self.compressor, self._tensors, flat, held, draws)
+            merged.append(rounds.merge(parts, tf.constant(True)))
+        self.messages = [[] for _ in merged]
+        outcomes = self._drive(merged)
+        return (
+            [[r.sum for r in o.results] for o in outcomes],
+            [[r.sent for r in o.results] for o in outcomes],
+            [
+                [
+                    {**old, **(r.state or {})}
+                    for old, r in zip(s, o.results, strict=True)
+                ]
+                for s, o in zip(states, outcomes, strict=True)
+            ],
+            tf.convert_to_tensor(outcomes[0].sent_bytes),
+        )
+
+    def _drive(self, merged: list[rounds.Rounds]) -> list[Outcome]:
+        """Run all workers in lockstep and do their collectives."""
+        outcomes: list[Outcome] = []
+        replies: list[Any] = [None] * len(merged)
+        while not outcomes:
+            asked = []
+            for worker, reply in zip(merged, replies, strict=True):
+                try:
+                    asked.append(worker.send(reply))
+                except StopIteration as end:
+                    outcomes.append(end.value)
+            if asked and outcomes:
+                raise ValueError("Some workers ask for more rounds than others.")
+            for messages, new in zip(self.messages, asked, strict=False):
+                messages.extend(new)
+            answers = [_collective(m) for m in zip(*asked, strict=True)]
+            replies = [answers] * len(merged)
+        return outcomes
+
+    def _initial(self, tensor: Tensor, index: int) -> dict[str, np.ndarray]:
+        specs = self.compressor.state(tensor.shape)
+        return {
+            name: memory.initial_value(spec, index).astype(tensor.dtype.name)
+            for name, spec in specs.items()
+        }
+
+    def _shaped(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
+        return [
+            value.numpy().reshape(tensor.shape)
+            for value, tensor in zip(values, self._tensors, strict=True)
+        ]
+
+
+def _collective(messages: Sequence[Message]) -> tf.Tensor:
+    """Do one collective of all workers' requests."""
+    if all(isinstance(m, Sum) for m in messages):
+        total = messages[0][0]
+        for message in messages[1:]:
+            total = total + message[0]
+        return total
+    return tf.stack([m[0] for m in messages])

@@ -1,0 +1,298 @@
+"""Keras's training loops under a prepared strategy: what they exchange, and when.
+
+Stock Keras reduces the loss and every metric over all workers in every step, and
+TensorFlow asks in every step whether some worker still has a batch. Here the
+gradients' exchange is the only meeting of a step. Its logs are those of this worker;
+the logs of an epoch are those of all.
+
+What is changed are `reduce` and `experimental_distribute_dataset` of the strategy
+instance, and what a model instance calls within its `fit`, `evaluate` and `predict`.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import mirrored, trainer
+from tf_dgc.cluster import failures, meeting
+from tf_dgc.training.statistics import average_now, average_statistics
+from tf_dgc.training.stopping import Stopping, StopTogether
+
+_UNKNOWN, _INFINITE = -2, -1  # numbers of batches
+
+
+class TrainingLoops:
+    """Keras's loops under one strategy, of all models that are trained there.
+
+    Args:
+        strategy: whose instance is changed.
+
+    Attributes:
+        strategy: the same.
+        several: whether it has several workers.
+        running: the loops of the model of which a step is being executed or traced.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.strategy = strategy
+        self._stock_reduce = strategy.reduce
+        self.several = meeting.is_multi_worker(strategy)
+        self.running: ModelLoops | None = None
+        self._distribute = strategy.experimental_distribute_dataset
+        strategy.reduce = self.reduce
+        strategy.experimental_distribute_dataset = self._distribute_dataset
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Do what `strategy.reduce` does, but for three calls from within a loop.
+
+        Two calls of Keras 3 are refused by TensorFlow (keras#20585). (a)
+        `Trainer._maybe_symbolic_build` reduces a tuple of batches, of which it needs
+        shapes and types only: it gets the local ones, as batches may differ in size
+        (a single row for two replicas).
+        (b) `reduce_per_replica` passes `axis=0` with scalar metrics.
+        """
+        local = self.strategy.experimental_local_results
+        caller, model = trainer.caller_of_reduce()
+        if caller == trainer.BUILD:
+            self._adopt(model)
+            return tf.nest.map_structure(lambda v: local(v)[0], value)
+        if caller == trainer.LOGS and self.running:
+            return self.running.reduce_logs(value)
+        if caller == trainer.QUESTION and self.running:
+            return self.running.replicas_with_values(value)
+        if axis == 0 and _is_scalar(local(value)[0]):
+            axis = None
+        return self.stock_reduce(reduce_op, value, axis)
+
+    def stock_reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Call `reduce` as it was."""
+        with failures.named(self.strategy):
+            return self._stock_reduce(reduce_op, value, axis)
+
+    def _distribute_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        model = trainer.calling_trainer()
+        if model is not None:
+            self._adopt(model)
+        return self._distribute(*args, **kwargs)
+
+    def _adopt(self, model: keras.Model) -> None:
+        if not trainer.is_wrapped(model):
+            ModelLoops(self, model)
+
+
+class ModelLoops:
+    """The loops of one model.
+
+    Args:
+        loops: of the strategy.
+        model: whose instance is changed.
+    """
+
+    def __init__(self, loops: TrainingLoops, model: keras.Model):
+        self._loops, self._model = loops, model
+        self._strategy = loops.strategy
+        self._kind = "train"
+        self._iterators: dict[str, weakref.ref] = {}
+        # Whether no worker has a batch more than the others, by kind of loop.
+        self._alike = {k: trainer.make_flag() for k in ("train", "test")}
+        self._stopping: Stopping | None = None
+        self._last: tuple[Any, Any] = None, None  # the last step's logs; unreduced
+        trainer.wrap_trainer(model, self._wrap, self._before_loop, self._wrap_results)
+
+    # --- a step -------------------------------------------------------------------
+
+    def _wrap(self, kind: str, function: Callable) -> Callable:
+        def call(data: Any) -> Any:
+            loop = trainer.calling_loop()
+            with self._named():
+                if loop is None or kind == "predict" or not self._loops.several:
+                    return function(data)
+                return self._step(kind, function, loop, data)
+
+        return call
+
+    def _named(self) -> contextlib.AbstractContextManager:
+        if self._loops.several:
+            return failures.named(self._strategy)
+        return contextlib.nullcontext()
+
+    def _step(
+        self, kind: str, function: Callable, loop: trainer.Loop, data: Any
+    ) -> Any:
+        last = self._iterators.get(kind)
+        if last is None or last() is not data:
+            self._begin(kind, loop, data)
+        self._loops.running, self._kind = self, kind
+        try:
+            unreduced = function(data)
+        finally:
+            self._loops.running = None
+        logs = tf.nest.map_structure(_finish_mean, unreduced)
+        self._last = logs, unreduced
+        if kind == "train" and self._stopping and self._stopping.after_step():
+            self._model.stop_training = True
+        return logs
+
+    def _begin(self, kind: str, loop: trainer.Loop, iterator: Any) -> None:
+        """Find out how many batches the others have, at the beginning of an epoch."""
+        self._iterators[kind] = weakref.ref(iterator)
+        number = loop.num_batches
+        if trainer.is_infinite(iterator):
+            number = _INFINITE
+        number = _UNKNOWN if number is None else number
+        numbers = set(self._gather(number))
+        _check_numbers(numbers, number, loop)
+        self._alike[kind].assign(len(numbers) == 1 and _UNKNOWN not in numbers)
+        self._stop_together(loop)
+
+    def _gather(self, number: int) -> list[int]:
+        """Return the numbers of all workers, in one collective."""
+        hook = mirrored.get_cross_device_ops(self._strategy)
+        count = len(self._strategy.extended.worker_devices)
+        nothing = mirrored.per_replica([tf.zeros([0])] * count)
+        words = tf.bitcast(tf.constant([number], tf.int64), tf.int32)
+        words = mirrored.per_replica([tf.reshape(words, [-1])] * count)
+        _, gathered = hook.communicate(False, nothing, words)
+        first = self._strategy.experimental_local_results(gathered)[0]
+        return tf.bitcast(tf.reshape(first, [-1, 2]), tf.int64).numpy().tolist()
+
+    # --- what a step does not exchange --------------------------------------------
+
+    def reduce_logs(self, value: Any) -> tf.Tensor:
+        """Return the mean over this worker's replicas, or over all where all ask.
+
+        Of what is not a scalar it is a mean over examples as well, whose sum and number
+        are returned as one tensor: batches may differ in size (`_finish_mean`).
+        """
+        mine = _sum_and_count(self._strategy.experimental_local_results(value))
+        if self._kind == "train":
+            return mine
+        reduce = self._loops.stock_reduce
+        # A callback may leave an evaluation, where others would wait.
+        op = "MEAN" if mine.shape.rank == 0 else "SUM"
+        each = mirrored.per_replica
+        count = len(self._strategy.extended.worker_devices)
+        return tf.cond(
+            self._alike[self._kind],
+            lambda: mine,
+            lambda: reduce(op, each([mine] * count), axis=None),
+        )
+
+    def replicas_with_values(self, value: Any) -> tf.Tensor:
+        """Return how many replicas have a batch: of this worker, if all are alike."""
+        reduce = self._loops.stock_reduce
+        return tf.cond(
+            self._alike[self._kind],
+            lambda: tf.identity(value),
+            lambda: reduce("SUM", value, axis=None),
+        )
+
+    # --- the end of an epoch ------------------------------------------------------
+
+    def _wrap_results(self, stock: Callable) -> Callable:
+        def results(logs: Any) -> Any:
+            loop = trainer.calling_loop()
+            with self._named():
+                if loop is not None and loop.name == "fit":
+                    self._end_epoch()
+                found = stock(logs)
+                if found is logs and logs is self._last[0] and logs is not None:
+                    return self._mean_of_all(self._last[1])
+                return found
+
+        return results
+
+    def _end_epoch(self) -> None:
+        average_now(self._model)
+        if self._stopping and any(self._gather(int(self._stopping.wanted))):
+            self._model.stop_training = True
+
+    def _mean_of_all(self, unreduced: Any) -> Any:
+        """Return the logs of a step, which are no metrics, over all workers."""
+        leaves = tf.nest.flatten(unreduced)
+        vector = tf.concat(
+            [tf.reshape(tf.cast(x, tf.float64), [-1]) for x in leaves], axis=0
+        )
+        count = len(self._strategy.extended.worker_devices)
+        copies = mirrored.per_replica([vector] * count)
+        mean = self._loops.stock_reduce("MEAN", copies, axis=None)
+        parts = tf.split(mean, [x.shape.num_elements() for x in leaves])
+        reduced = [
+            tf.cast(_finish_mean(tf.reshape(part, leaf.shape)), leaf.dtype)
+            for part, leaf in zip(parts, leaves, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(unreduced, reduced)
+
+    # --- before a loop ------------------------------------------------------------
+
+    def _before_loop(self, kind: str, loop: trainer.Loop | None) -> None:
+        if loop is None:
+            return
+        self._iterators.pop(kind, None)
+        if loop.name == "evaluate" and not loop.is_validation:
+            average_statistics(self._model)
+        if loop.name == "fit" and self._loops.several:
+            self._new_fit()
+
+    def _new_fit(self) -> None:
+        if self._stopping:
+            self._stopping.end()
+        self._stopping = Stopping(self._strategy)
+
+    def _stop_together(self, loop: trainer.Loop) -> None:
+        if loop.name != "fit" or self._stopping is None:
+            return
+        if not any(isinstance(c, StopTogether) for c in loop.callbacks):
+            last = StopTogether(self._stopping)
+            last.set_model(self._model)
+            loop.callbacks.append(last)
+
+
+def _check_numbers(numbers: set[int], number: int, loop: trainer.Loop) -> None:
+    """Raise `ValueError` if workers are known to leave the loop at different steps.
+
+    Args:
+        numbers: of batches, of all workers.
+        number: this worker's.
+        loop: of Keras, which leaves it after as many batches as it knows of.
+    """
+    if _INFINITE in numbers and len(numbers) > 1:
+        raise ValueError(
+            "The data sets of all workers must be endless (`Dataset.repeat()`), or "
+            "none of them. Received: on this worker "
+            f"{'an endless' if number == _INFINITE else 'a finite'} one."
+        )
+    if len(numbers) > 1 and _UNKNOWN not in numbers and not loop.is_limited:
+        raise ValueError(
+            "All workers must have the same number of batches, since none can take a "
+            f"step without the others. Pass `{loop.limit}`, or data sets that do not "
+            "tell their lengths, such as `Dataset.filter(lambda *_: True)` makes: then "
+            "who has no batch left goes on with empty ones. Received: data sets of "
+            f"{' and '.join(map(str, sorted(numbers)))} batches, on this worker "
+            f"{number}."
+        )
+
+
+def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Return the mean of scalars; of others the sum over examples, and their number."""
+    replicas = tuple(map(tf.convert_to_tensor, replicas))
+    if replicas[0].shape.rank == 0:
+        return tf.add_n(replicas) / len(replicas)
+    examples = tf.concat(replicas, axis=0)
+    total = tf.reduce_sum(examples, axis=0)
+    return tf.stack(
+        [total, tf.fill(tf.shape(total), tf.cast(tf.shape(examples)[0], total.dtype))]
+    )
+
+
+def _finish_mean(value: tf.Tensor) -> tf.Tensor:
+    """Return the mean from what `_sum_and_count` returns."""
+    return value if value.shape.rank == 0 else value[0] / value[1]
+
+
+def _is_scalar(value: Any) -> bool:
+    return tf.is_tensor(value) and value.shape.rank == 0
