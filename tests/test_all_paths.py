@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import tf_dgc
 from tf_dgc.ops import loader
-from tf_dgc.steps import composed, fused, kinds, native
 from tf_dgc.schedules import PiecewiseConstantSparsity
+from tf_dgc.steps import composed, kinds, native
 
 SGD = keras.optimizers.SGD
 HAS_NATIVE = loader.native().library is not None
@@ -131,7 +131,10 @@ def make_optimizer(path, case):
 
 @contextlib.contextmanager
 def traced_as(path):
-    """Let what is traced use the native operations: all workers, none, or the first."""
+    """Let what is traced be composed, or use the native operations.
+
+    Of these, all workers, none, or the first.
+    """
     real = native.is_live
 
     def is_live(variables):
@@ -140,7 +143,11 @@ def traced_as(path):
         wanted = {"native": True, "mixed": replica == 0}
         return wanted.get(path, False) and real(variables)
 
-    with mock.patch.object(native, "is_live", is_live):
+    chosen = [composed.begin] if path == "composed" else kinds.KINDS
+    with (
+        mock.patch.object(native, "is_live", is_live),
+        mock.patch.object(kinds, "KINDS", chosen),
+    ):
         yield
 
 
