@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -50,17 +51,30 @@ VARIANTS = {
     "uniform_8bit": [{"bucket": 32}, {"bucket": 32, "stochastic": True}],
     "variance_based": [{"alpha": 0.5, "capacity": 0.5}],
 }
+
+
+class Case(NamedTuple):
+    """A method and its settings, as JSON."""
+
+    name: str
+    settings: str
+
+    def __str__(self):
+        return "-".join([self.name, *map(str, json.loads(self.settings).values())])
+
+
 CASES = [
-    (name, json.dumps(settings))
+    Case(name, json.dumps(settings))
     for name in compressors.METHODS
     for settings in ({}, *VARIANTS.get(name, []))
 ]
-IDS = ["-".join([name, *map(str, json.loads(text).values())]) for name, text in CASES]
+IDS = [str(case) for case in CASES]
+# One of every method, the settings that have most in them.
+ONE_EACH = list({case.name: case for case in CASES}.values())
 
 
 def make(case):
-    name, text = case
-    return compressors.METHODS[name](**json.loads(text))
+    return compressors.METHODS[case.name](**json.loads(case.settings))
 
 
 def gradients(num_workers, shapes, dtype="float64", seed=0):
@@ -80,10 +94,25 @@ SAMPLED = np.random.default_rng(1).normal(size=(6, 14))
 
 @functools.cache
 def samples(case, count):
-    """Return what one worker sends of `SAMPLED` in `count` draws, as rows."""
-    simulation = Simulation(make(case), [SAMPLED.shape] * count, 1, "float64")
-    simulation.step([[SAMPLED] * count])
-    return np.stack([sent.ravel() for sent in simulation.sent[0]])
+    """Return what one worker sends of `SAMPLED` in `count` steps, as rows.
+
+    All steps are from the start but for the randomness, which is that of the step.
+    """
+    simulation = Simulation(make(case), [SAMPLED.shape], 1, "float64", compiled=True)
+    start = simulation.residual, simulation.state
+    rows = []
+    for _ in range(count):
+        simulation.residual, simulation.state = start
+        simulation.step([[SAMPLED]])
+        rows.append(simulation.sent[0][0].ravel())
+    return np.stack(rows)
+
+
+def draws_anything(case):
+    """Return whether what one worker sends of equal tensors in a step differs."""
+    simulation = Simulation(make(case), [SAMPLED.shape] * 6, 1, "float64")
+    simulation.step([[SAMPLED] * 6])
+    return np.ptp(np.stack(simulation.sent[0]), axis=0).any()
 
 
 def overhead(message):

@@ -1,11 +1,15 @@
 """The contract: what every registered method must satisfy.
 
 A method is in it by being registered; `contract.VARIANTS` has more settings of some.
-What only one method does is in `tests/methods`.
+What takes long runs always with one setting of every method, and with all in
+`pytest -m slow`. What only one method does is in `tests/methods`.
 """
 
+import functools
+import itertools
 import math
 import random
+from typing import NamedTuple
 
 import contract
 import keras
@@ -13,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness import Trainer, record_collectives
+from selection import in_turn, rows
 
 import tf_dgc
 from tf_dgc import compressors
@@ -22,9 +27,21 @@ from tf_dgc.testing.simulation import Simulation
 O = keras.optimizers  # noqa: E741
 SHAPES = [(30, 40), (5, 4, 3, 7), (33, 1)]
 EDGE_SHAPES = [(), (3,), (1, 9), (4, 1, 8)]
+STEPS = 5
 
 
-@pytest.fixture(params=contract.CASES, ids=contract.IDS)
+one_setting = pytest.mark.parametrize(
+    "case", rows(contract.CASES, contract.ONE_EACH), indirect=True
+)
+
+
+def one_setting_and(name, values):
+    """Parametrize by settings of methods and by `values`, which take turns."""
+    choice = in_turn(contract.CASES, values, contract.ONE_EACH)
+    return pytest.mark.parametrize(("case", name), choice, indirect=["case"])
+
+
+@pytest.fixture(params=contract.CASES, ids=str)
 def case(request):
     return request.param
 
@@ -72,33 +89,70 @@ def test_found_by_name():
 # --- nothing is lost ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_arrives_is_what_was_sent(compressor, dtype):
+class Step(NamedTuple):
+    """What a step of three workers was given and gave, by tensor, summed over them."""
+
+    given: list[np.ndarray]
+    sums: list[np.ndarray]
+    sent: list[np.ndarray]
+    kept: list[np.ndarray]
+    tolerances: list[np.ndarray]
+
+
+def over_workers(values):
+    return [sum(column) for column in zip(*values, strict=True)]
+
+
+@functools.cache
+def three_workers(case, dtype, steps):
+    """Return the `Step`s of one simulation, for several tests to look at."""
+    simulation = simulate(contract.make(case), num_workers=3, dtype=dtype)
+    found = []
+    for number in range(steps):
+        gradients = contract.gradients(3, SHAPES, seed=number)
+        found.append(
+            Step(
+                over_workers(gradients),
+                simulation.step(gradients),
+                over_workers(simulation.sent),
+                over_workers(simulation.residual),
+                contract.sum_tolerance(simulation),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    rows(
+        itertools.product(contract.CASES, ["float32", "float64"]),
+        [
+            *itertools.product(contract.ONE_EACH, ["float32"]),
+            *itertools.product(contract.CASES, ["float64"]),
+        ],
+    ),
+    indirect=["case"],
+)
+def test_what_arrives_is_what_was_sent(compressor, case, dtype):
     if not compressor.additive:
         pytest.skip("no sum")
-    simulation = simulate(compressor, num_workers=3, dtype=dtype)
-    for step in range(3):
-        sums = simulation.step(contract.gradients(3, SHAPES, seed=step))
-        for i, tolerance in enumerate(contract.sum_tolerance(simulation)):
-            sent = sum(worker[i] for worker in simulation.sent)
-            assert np.all(np.abs(sums[i] - sent) <= tolerance)
+    for step in three_workers(case, dtype, 3 if dtype == "float32" else STEPS):
+        for total, sent, tolerance in zip(
+            step.sums, step.sent, step.tolerances, strict=True
+        ):
+            assert np.all(np.abs(total - sent) <= tolerance)
 
 
-def test_error_feedback_conserves(compressor):
+def test_error_feedback_conserves(compressor, case):
     """All that arrived, and all that is kept, is all there ever was."""
     claims = compressor.additive and compressor.conserves
     if not (keeps_what_is_not_sent(compressor) and claims):
         pytest.skip("no claim")
-    simulation = simulate(compressor, num_workers=3)
-    arrived = given = tolerance = 0
-    for step in range(6):
-        gradients = contract.gradients(3, SHAPES[:1], seed=step)
-        padded = [[*g, *(np.zeros(s) for s in SHAPES[1:])] for g in gradients]
-        arrived = arrived + simulation.step(padded)[0]
-        given = given + sum(g[0] for g in gradients)
-        tolerance = tolerance + contract.sum_tolerance(simulation)[0]
-    kept = sum(worker[0] for worker in simulation.residual)
-    assert np.all(np.abs(arrived + kept - given) <= tolerance + 1e-13)
+    steps = three_workers(case, "float64", STEPS)
+    for i, kept in enumerate(steps[-1].kept):
+        arrived, given = sum(s.sums[i] for s in steps), sum(s.given[i] for s in steps)
+        tolerance = sum(s.tolerances[i] for s in steps)
+        assert np.all(np.abs(arrived + kept - given) <= tolerance + 1e-13)
 
 
 # --- what the paper claims ------------------------------------------------------------
@@ -134,7 +188,7 @@ def test_error_bound(compressor, case):
 # --- the payload ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@one_setting_and("dtype", ["float32", "float64"])
 def test_sends_what_it_states(compressor, dtype):
     for shapes in (SHAPES, EDGE_SHAPES):
         simulation = simulate(compressor, shapes, dtype=dtype)
@@ -159,6 +213,7 @@ INPUTS = {
 }
 
 
+@one_setting
 def test_edge_inputs(compressor):
     shapes = [shape for shape in EDGE_SHAPES for _ in INPUTS]
     makers = list(INPUTS.values()) * len(EDGE_SHAPES)
@@ -183,32 +238,25 @@ def test_edge_inputs(compressor):
 # --- randomness -----------------------------------------------------------------------
 
 
-def test_deterministic_and_apart_from_global_seeds(compressor):
-    def run(seed):
-        simulation = simulate(compressor, seed=seed)
-        return [
-            simulation.step(contract.gradients(2, SHAPES, seed=step))
-            for step in range(2)
-        ]
-
-    tf.random.set_seed(7)
-    expected = tf.random.uniform([4]).numpy()
+def test_deterministic_and_apart_from_global_seeds(compressor, case):
+    expected = three_workers(case, "float64", STEPS)[:2]
+    simulation = simulate(compressor, num_workers=3)
+    tf.random.set_seed(8)
+    drawn = tf.random.uniform([4]).numpy()
     before = random.getstate(), np.random.get_state()[1].copy()
-    tf.random.set_seed(7)
-    first = run(seed=1)
-    np.testing.assert_array_equal(tf.random.uniform([4]), expected)
+    tf.random.set_seed(8)
+    for number, step in enumerate(expected):
+        again = simulation.step(contract.gradients(3, SHAPES, seed=number))
+        for a, b in zip(again, step.sums, strict=True):
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(tf.random.uniform([4]), drawn)
     assert random.getstate() == before[0]
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])
-    tf.random.set_seed(8)
-    for one, other in zip(first, run(seed=1), strict=True):
-        for a, b in zip(one, other, strict=True):
-            np.testing.assert_array_equal(a, b)
 
 
 def test_workers_round_for_themselves(compressor, case):
     """With the same errors on all workers, their sum would be as noisy as one."""
-    by_chance = np.ptp(contract.samples(case, 20), axis=0).any()
-    if not by_chance or compressor.aggregation == "sum":
+    if compressor.aggregation == "sum" or not contract.draws_anything(case):
         pytest.skip("nothing is drawn, or by all together")
     simulation = simulate(compressor)
     gradients = contract.gradients(1, SHAPES) * 2
@@ -237,10 +285,39 @@ def make_trainer(strategy, compressor, dtype="float32"):
     )
 
 
-def test_two_workers_are_the_simulation(strategies, compressor, monkeypatch):
+class TwoWorkers(NamedTuple):
+    """A trainer, the bytes of its collectives, and what it was saved as at first."""
+
+    trainer: Trainer
+    handed_over: list[int]
+    start: tuple
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """Return what is traced once for all tests, by case."""
+    return {}
+
+
+@pytest.fixture
+def two_workers(strategies, traced, case):
+    """Return `TwoWorkers`, as if it was new but for what its `stats` have counted."""
+    if case not in traced:
+        with pytest.MonkeyPatch.context() as patch:
+            handed_over = record_collectives(patch)
+            trainer = make_trainer(strategies[2], contract.make(case))
+            start = trainer.save()
+            trainer.step(contract.gradients(2, OPTIMIZED, "float32"))
+        traced[case] = TwoWorkers(trainer, handed_over, start)
+    traced[case].trainer.load(traced[case].start)
+    return traced[case]
+
+
+@one_setting
+def test_two_workers_are_the_simulation(two_workers, compressor):
     """Bit-identical workers, measured bytes, and a non-finite gradient left out."""
-    handed_over = record_collectives(monkeypatch)
-    trainer = make_trainer(strategies[2], compressor)
+    trainer, handed_over, _ = two_workers
+    nonfinite = trainer.optimizer.stats.nonfinite
     simulation = simulate(compressor, OPTIMIZED, dtype="float32")
     expected = [np.zeros(s, "float32") for s in OPTIMIZED]
     for step in range(4):
@@ -259,11 +336,12 @@ def test_two_workers_are_the_simulation(strategies, compressor, monkeypatch):
         expected = [w - RATE * s for w, s in zip(expected, sums, strict=True)]
         for mine, reference in zip(trainer.weights(), expected, strict=True):
             np.testing.assert_allclose(mine, reference, rtol=1e-4, atol=1e-5)
-    assert trainer.optimizer.stats.nonfinite == 1
+    assert trainer.optimizer.stats.nonfinite == nonfinite + 1
     for state in trainer.optimizer.variables:
         assert np.all(np.isfinite(state.numpy()))
 
 
+@one_setting
 def test_restart_from_a_checkpoint(strategies, compressor, tmp_path):
     def run(trainer, steps):
         for step in steps:
@@ -288,7 +366,46 @@ def test_restart_from_a_checkpoint(strategies, compressor, tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@one_setting
+def test_goes_on_from_what_was_saved(strategies, two_workers, compressor):
+    """On two workers bit for bit, on one with the same total, and trains on."""
+    two, _, _ = two_workers
+    steps = [contract.gradients(2, OPTIMIZED, "float32", seed=i) for i in range(6)]
+    for gradients in steps[:3]:
+        two.step(gradients)
+    saved = two.save()
+    for gradients in steps[3:]:
+        two.step(gradients)
+    undisturbed = two.state()
+    two.load(saved)
+    for gradients in steps[3:]:
+        two.step(gradients)
+    for path, copies in two.state().items():
+        for copy, expected in zip(copies, undisturbed[path], strict=True):
+            np.testing.assert_array_equal(copy, expected, path)
+
+    two.load(saved)
+    one = make_trainer(strategies[1], compressor)
+    one.load(saved)
+    for kept, expected in zip(
+        one.optimizer.residual, two.optimizer.residual, strict=True
+    ):
+        np.testing.assert_allclose(
+            total_of(kept), total_of(expected), rtol=2**-23, atol=1e-30
+        )
+    before = one.weights()
+    for gradients in steps[:3]:
+        one.optimizer.apply(gradients[0], one.variables)
+    assert all(np.all(np.isfinite(w)) for w in one.weights())
+    assert np.any(one.weights()[0] != before[0])
+
+
+def total_of(variable):
+    """Return the sum over workers of every entry, in float64."""
+    return variable.gather().astype("float64").sum(axis=0)
+
+
+@one_setting_and("dtype", ["float16", "bfloat16", "float64"])
 def test_dtypes_of_variables(strategies, compressor, dtype):
     trainer = make_trainer(strategies[1], compressor)
     variables = [keras.Variable(np.zeros(s), dtype=dtype) for s in OPTIMIZED]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from harness import Trainer, initial_weights, make_gradients
+from selection import in_turn
 
 import tf_dgc
 
@@ -49,8 +50,7 @@ def compare(strategy, num_workers, make_inner, sparsity, rtol, steps=6, **settin
     return wrapped.optimizer
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(("inner", "num_workers"), in_turn(INNER, [2, 1]))
 def test_sparsity_0_equals_inner(strategies, inner, num_workers):
     optimizer = compare(strategies[num_workers], num_workers, INNER[inner], 0.0, 2e-6)
     assert optimizer.velocity == optimizer.residual == []
@@ -64,8 +64,9 @@ def test_overwriting_with_the_moving_average(strategies):
     compare(strategies[1], 1, make_inner, 0.0, 2e-6)
 
 
-@pytest.mark.parametrize("num_workers", [3, 4])
-@pytest.mark.parametrize("inner", ["nesterov", "adamw"])
+@pytest.mark.parametrize(
+    ("inner", "num_workers"), in_turn(["nesterov", "adamw"], [3, 4])
+)
 def test_sparsity_0_equals_inner_with_more_workers(strategies, inner, num_workers):
     # A ring sums in an order that depends on where its chunks begin, and the packed
     # buffer has other chunks than stock TensorFlow's: equal to rounding only.

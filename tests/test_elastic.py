@@ -1,5 +1,7 @@
 """Another number of workers goes on from a checkpoint: nothing is lost.
 
+That every method does is in `tests/test_compressors.py`.
+
     pytest -s tests/test_elastic.py
 
 prints what is conserved.
@@ -13,7 +15,6 @@ import pytest
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import compressors
 from tf_dgc.compressors import Compressor, Gather, Result, StateSpec
 from tf_dgc.distribute import elastic
 
@@ -175,42 +176,3 @@ def test_a_rule_that_is_none():
     optimizer = tf_dgc.CompressedOptimizer(SGD(0.1), Wrong(), min_compress_size=0)
     with pytest.raises(ValueError, match="`elastic` must be one of sum, mean, zero"):
         optimizer.build([keras.Variable(np.zeros((2, 3)))])
-
-
-@pytest.mark.parametrize("name", compressors.METHODS)
-def test_every_method_resumes(strategies, name):
-    """On two workers bit for bit, on one with the same total, and trains on."""
-
-    def make():
-        return tf_dgc.CompressedOptimizer(
-            SGD(0.01, momentum=0.9), name, min_compress_size=100
-        )
-
-    steps = make_gradients(2, 6, "float32", SHAPES)
-    two = Trainer(strategies[2], make, initial_weights("float32", SHAPES))
-    for gradients in steps[:3]:
-        two.step(gradients)
-    saved = two.save()
-    for gradients in steps[3:]:
-        two.step(gradients)
-    undisturbed = two.state()
-    two.load(saved)
-    for gradients in steps[3:]:
-        two.step(gradients)
-    for path, copies in two.state().items():
-        for copy, expected in zip(copies, undisturbed[path], strict=True):
-            np.testing.assert_array_equal(copy, expected, path)
-
-    two.load(saved)
-    one = Trainer(strategies[1], make, initial_weights("float32", SHAPES))
-    one.load(saved)
-    if one.optimizer.residual:
-        kept = total(two.optimizer.residual)
-        np.testing.assert_allclose(
-            total(one.optimizer.residual), kept, rtol=2**-23, atol=1e-30
-        )
-    before = one.weights()
-    for gradients in make_gradients(1, 3, "float32", SHAPES):
-        one.optimizer.apply(gradients[0], one.variables)
-    assert all(np.all(np.isfinite(w)) for w in one.weights())
-    assert np.any(one.weights()[0] != before[0])

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import wire_reference
 from harness import Trainer, initial_weights, make_gradients
+from selection import rows
 
 import tf_dgc
 from tf_dgc.codecs import header, wire
@@ -64,16 +65,31 @@ def train(strategy, case, dtype, gradients):
     return [*trainer.weights(), *itertools.chain(*state)], optimizer.stats
 
 
+ONE_WORKER = [(case, "float32", 1) for case in CASES]
+
+
 @pytest.mark.parametrize(
     ("case", "dtype", "num_workers"),
-    [
-        *[(case, "float32", 1) for case in CASES],
-        *itertools.product(["momentum", "schedule"], ["float64", "float32"], [2, 3]),
-        *itertools.product(["momentum", "bfloat16"], ["bfloat16", "float16"], [1]),
-        ("float32", "float64", 2),
-        ("adam", "float64", 2),
-        ("sign", "float64", 2),
-    ],
+    rows(
+        [
+            *ONE_WORKER,
+            *itertools.product(
+                ["momentum", "schedule"], ["float64", "float32"], [2, 3]
+            ),
+            *itertools.product(["momentum", "bfloat16"], ["bfloat16", "float16"], [1]),
+            ("float32", "float64", 2),
+            ("adam", "float64", 2),
+            ("sign", "float64", 2),
+        ],
+        [
+            *ONE_WORKER,
+            ("schedule", "float64", 2),
+            ("momentum", "float32", 3),
+            ("momentum", "bfloat16", 1),
+            ("bfloat16", "float16", 1),
+            ("sign", "float64", 2),
+        ],
+    ),
 )
 def test_both_paths_give_the_same_bits(
     strategies, monkeypatch, case, dtype, num_workers

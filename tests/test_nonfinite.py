@@ -4,20 +4,25 @@ import keras
 import numpy as np
 import pytest
 from harness import Trainer, initial_weights, make_gradients
+from selection import in_turn
 
 import tf_dgc
 from tf_dgc.steps import native
 
-SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity([4], [0.0, 0.97])
+SPARSITY = {
+    "sparse": 0.97,
+    "dense": 0.0,
+    "both": tf_dgc.schedules.PiecewiseConstantSparsity([4], [0.0, 0.97]),
+}
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("sparsity", [0.97, 0.0, SCHEDULE], ids=["sparse", "0", "both"])
-def test_contribution_is_left_out(strategies, capfd, sparsity, value):
+@pytest.mark.parametrize(("steps", "value"), in_turn(SPARSITY, [np.nan, np.inf]))
+def test_contribution_is_left_out(strategies, capfd, steps, value):
     """The others train on as if this worker's gradient had been zero."""
 
     def make_optimizer():
-        return tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.125, momentum=0.9), sparsity)
+        sgd = keras.optimizers.SGD(0.125, momentum=0.9)
+        return tf_dgc.DGCOptimizer(sgd, SPARSITY[steps])
 
     weights = initial_weights()
     poisoned = Trainer(strategies[2], make_optimizer, weights)
