@@ -12,6 +12,7 @@ import pytest
 
 def rows(every, always):
     """Return parameters for all rows; those that are not in `always` are `slow`."""
+    always = list(always)
     return [_row(row, row in always) for row in every]
 
 

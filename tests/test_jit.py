@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import in_turn
 
 import tf_dgc
 from tf_dgc import compressors, schedules
@@ -50,8 +51,9 @@ SCHEDULES = {
 
 
 @pytest.mark.filterwarnings("ignore:XLA compiles this step")
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("value_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize(
+    ("schedule", "value_dtype"), in_turn(SCHEDULES, [None, "bfloat16"])
+)
 def test_schedules_of_dgc(schedule, value_dtype):
     """There is room for the most that the schedule ever sends."""
 
