@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+__all__ = ["PiecewiseConstantSparsity", "SparsitySchedule", "WarmupSparsity"]
+
 
 def check_sparsity(value: Any, what: str = "sparsity") -> float:
     """Return `value` as a float, or raise `ValueError` unless it is in [0, 1)."""

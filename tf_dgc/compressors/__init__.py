@@ -67,7 +67,7 @@ def __dir__() -> list[str]:
 
 
 def _is_from_here(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).startswith(__name__)
+    return str(getattr(value, "__module__", "")).startswith((__name__, Sum.__module__))
 
 
 def get(identifier: Any) -> Compressor:

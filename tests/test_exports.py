@@ -1,0 +1,68 @@
+"""What the package offers by name, and what a wheel has beside modules."""
+
+import importlib
+import pathlib
+
+import pytest
+from setuptools import Distribution
+from setuptools.config.pyprojecttoml import apply_configuration
+
+import tf_dgc
+
+PACKAGE = pathlib.Path(tf_dgc.__file__).parent
+ROOT = pathlib.Path(__file__).parents[1]
+PUBLIC = {
+    "tf_dgc": """
+        CompressedCrossDeviceOps CompressedOptimizer CompressionStats DGCOptimizer
+        NovoGrad average_statistics callbacks compressors multi_worker_strategy prepare
+        saving schedules
+    """,
+    "tf_dgc.callbacks": """
+        BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
+    """,
+    "tf_dgc.compressors": """
+        ATOMO AdaComp BFloat16 Compressor CountSketch DIANA Draw ECQ EFSignSGD Exchange
+        Float16 Gather LAQ LGC METHODS Natural NoCompression OneBit OneRound PowerSGD
+        QSGD RandomK Result RotatedQuantization SBC STC SampledThreshold SignSGD Signum
+        StateSpec Sum TernGrad Threshold TopK TwoBit Uniform8Bit VarianceBased base get
+        num_sent tie_offsets top_k
+    """,
+    "tf_dgc.saving": "checkpoint_directory save_model save_weights",
+    "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",
+}
+ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_names(module):
+    found = importlib.import_module(module)
+    names = getattr(found, "__all__", None) or [n for n in dir(found) if n[0] != "_"]
+    assert sorted(names) == PUBLIC[module].split()
+    for name in names:
+        getattr(found, name)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_names_its_modules(room):
+    found = importlib.import_module(f"tf_dgc.{room}")
+    modules = {p.stem for p in (PACKAGE / room).glob("*.py")} - {"__init__"}
+    if room == "compressors":  # it offers what its modules define, by an import of each
+        defined = vars(found).values()
+        assert {getattr(v, "__module__", "") for v in defined} >= {
+            f"tf_dgc.compressors.{m}" for m in modules
+        }
+    else:
+        assert sorted(found.__all__) == sorted(modules)
+
+
+def test_the_types_are_in_a_wheel(monkeypatch):
+    """A checker reads the annotations of an installed package only with `py.typed`."""
+    monkeypatch.chdir(ROOT)
+    command = apply_configuration(Distribution(), "pyproject.toml").get_command_obj(
+        "build_py"
+    )
+    command.ensure_finalized()
+    assert "tf_dgc" in command.packages
+    command.manifest_files = {}  # only what pyproject.toml says
+    files = command.find_data_files("tf_dgc", "tf_dgc")
+    assert str(pathlib.Path("tf_dgc", "py.typed")) in files

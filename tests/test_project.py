@@ -1,0 +1,53 @@
+"""Statements that are made in two files agree."""
+
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def text(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def pins(name):
+    return set(re.findall(r'"([\w-]+==[\w.]+)"', text(name)))
+
+
+def test_hooks_use_the_pinned_tools():
+    assert {p.split("==")[0] for p in pins("pyproject.toml")} == {
+        "import-linter",
+        "mypy",
+        "ruff",
+    }
+    assert pins(".pre-commit-config.yaml") == pins("pyproject.toml")
+
+
+def test_the_version_is_cited():
+    (version,) = re.findall(r'^version = "(.+)"', text("pyproject.toml"), re.M)
+    assert f"\nversion: {version}\n" in text("CITATION.cff")
+
+
+def test_links_of_the_docs_lead_somewhere():
+    """Files, and headings of them."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 10
+    missing = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+        if not target.startswith("https://") and not leads(page, target)
+    ]
+    assert missing == []
+
+
+def leads(page, target):
+    name, _, anchor = target.partition("#")
+    file = page.parent / name if name else page
+    return file.exists() and (not anchor or anchor in anchors(file))
+
+
+def anchors(page):
+    """Return the headings as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
