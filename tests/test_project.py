@@ -51,3 +51,21 @@ def anchors(page):
     """Return the headings as GitHub names them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_argument_lines_begin_with_a_noun():
+    """`of the step` says nothing; `number of the step` does."""
+    first = "of|for|that|as|by|with|from|which|whose|what|how|where|when|before|to|in"
+    line = re.compile(rf"^ +\**\w+: (?:{first})\b.*|^ +\**\w+: \w\.$")
+    found = [
+        f"{file.relative_to(ROOT)}: {text.strip()}"
+        for file in sorted((ROOT / "tf_dgc").rglob("*.py"))
+        for block in re.findall(
+            r'^ +(?:Args|Attributes):\n((?: +(?!""")\S.*\n)+)',
+            file.read_text(encoding="utf-8"),
+            re.M,
+        )
+        for text in block.splitlines()
+        if line.match(text)
+    ]
+    assert found == []

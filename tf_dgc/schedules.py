@@ -104,8 +104,8 @@ class WarmupSparsity(SparsitySchedule):
     Args:
         warmup_steps: iterations until the final sparsity is reached, shared evenly
             among the stages (the paper takes 4 epochs, one per stage).
-        final_sparsity: afterwards; default 0.999.
-        stages: sparsities before; the default is the paper's.
+        final_sparsity: sparsity afterwards, in [0, 1); default 0.999.
+        stages: sparsities before, in [0, 1); the default is the paper's.
 
     Raises:
         ValueError: if `warmup_steps` is not whole or below 1, there are no stages, or a

@@ -33,8 +33,8 @@ def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) ->
     """Call a function once, when this instance has been closed.
 
     Args:
-        file: with a method `close`.
-        call: gets the error because of which the file is closed, or None.
+        file: open file or store, with a method `close`.
+        call: function of the error because of which the file is closed, or None.
     """
     if "close" in vars(file):
         return

@@ -23,7 +23,7 @@ class WorkerGroup:
             (`CollectiveKeys`).
 
     Attributes:
-        size: how many workers there are.
+        size: number of workers.
         is_first: whether this worker is the one that sends (`_is_chief`).
     """
 
@@ -63,10 +63,11 @@ def replace_initial_values(
     (`CollectiveAllReduceExtended._get_variable_creator_initial_value`).
 
     Args:
-        strategy: of several workers.
-        settle: gets what this worker would start with, and the variable's name.
-        stock_broadcast: calls the broadcast, where a graph creates the variable or it
-            does not hold numbers.
+        strategy: instance of several workers, changed in place.
+        settle: function of what this worker would start with, a tensor, and the
+            variable's name; returns the value to start with.
+        stock_broadcast: function that calls the broadcast, where a graph creates the
+            variable or it does not hold numbers.
     """
     stock = strategy.extended._get_variable_creator_initial_value
 

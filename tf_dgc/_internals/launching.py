@@ -121,9 +121,11 @@ def wrap_launches(
     Not between GPUs, which have connections of their own (`_device`).
 
     Args:
-        collective_ops: a `CollectiveAllReduce`.
-        all_reduce: gets the function that launches one collective, and the tensor.
-        all_gather: gets both, and the number of replicas (`_group_size`).
+        collective_ops: TensorFlow's `CollectiveAllReduce` of the strategy.
+        all_reduce: function of the function that launches one collective, and the
+            tensor; returns the sum.
+        all_gather: function of both, and the number of replicas (`_group_size`);
+            returns the concatenation.
     """
     for launcher in launchers(collective_ops):
         if "GPU" not in launcher._device:
@@ -168,9 +170,9 @@ def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
     one in 10^9, TensorFlow refuses the second.
 
     Args:
-        kind: of collective.
-        tensor: that is handed over; equal in dtype and shape on all workers, whether
-            the shape is known while tracing or not.
+        kind: name of the kind of collective, such as "broadcast".
+        tensor: tensor that is handed over; equal in dtype and shape on all workers,
+            whether the shape is known while tracing or not.
     """
     name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
     if tensor.shape.is_fully_defined():

@@ -58,9 +58,10 @@ def configure_coordination(
     What `CollectiveAllReduceExtended._initialize_multi_worker` does, but for the times.
 
     Args:
-        cluster: a `tf.train.ClusterSpec`.
-        heartbeat_seconds: without a heartbeat for so long, a worker counts as gone.
-        start_seconds: how long to look for the worker that coordinates.
+        cluster: description of the cluster, a `tf.train.ClusterSpec`.
+        heartbeat_seconds: seconds without a heartbeat after which a worker counts as
+            gone.
+        start_seconds: seconds to look for the worker that coordinates.
     """
     spec = multi_worker_util.normalize_cluster_spec(cluster)
     eager_context.context().configure_coordination_service(

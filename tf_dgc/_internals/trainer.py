@@ -53,8 +53,8 @@ class Loop:
     """A loop of Keras over batches, by the local variables of its function.
 
     Args:
-        name: "fit", "evaluate" or "predict".
-        found: the local variables.
+        name: name of the loop: "fit", "evaluate" or "predict".
+        found: local variables of its function, by name.
     """
 
     def __init__(self, name: str, found: dict[str, Any]):
@@ -141,13 +141,14 @@ def wrap_trainer(
     """Wrap what this model instance calls in its loops.
 
     Args:
-        model: any Keras model.
-        wrap_function: gets "train", "test" or "predict", and the function that is
-            called for every execution of that loop; returns what is called instead.
-        before_loop: is called with one of these names and, if it is one, the loop that
-            is about to use the function.
-        wrap_results: gets the function that turns the last step's logs into those of
-            an epoch (`Trainer._get_metrics_result_or_logs`); returns another one.
+        model: Keras model, whose instance is changed.
+        wrap_function: function of "train", "test" or "predict", and the function that
+            is called for every execution of that loop; returns what is called instead.
+        before_loop: function of one of these names and, if it is one, the loop that is
+            about to use the function.
+        wrap_results: function of the function that turns the last step's logs into
+            those of an epoch (`Trainer._get_metrics_result_or_logs`); returns another
+            one.
     """
     model._tf_dgc_wrapped = True
     for kind in ("train", "test", "predict"):

@@ -14,9 +14,9 @@ class Backup(NamedTuple):
     """Where training was, beside weights and state of the optimizer.
 
     Attributes:
-        name: drawn by chance, to tell backups apart.
-        epoch: to go on with.
-        batches: of this epoch that are done.
+        name: name drawn by chance, to tell backups apart.
+        epoch: number of the epoch to go on with, from 0.
+        batches: number of this epoch's batches that are done.
         streams: states of the layers' random streams, which Keras does not save.
         metrics: values of the model's metric variables, if batches are done.
     """

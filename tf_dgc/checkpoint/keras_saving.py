@@ -67,9 +67,9 @@ def _own_files(
     """Return whether all workers write something, each a file of its own.
 
     Args:
-        strategy: whose workers save.
-        path: that this worker writes to, if it is known.
-        writes: whether it writes, to wherever.
+        strategy: strategy whose workers save.
+        path: path that this worker writes to, if it is known.
+        writes: whether this worker writes, to whatever path.
     """
     note = json.dumps([writes, path and [os.path.realpath(path), _inode(path)]])
     notes = meeting.exchange_notes(strategy, note, "save")

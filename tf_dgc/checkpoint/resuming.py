@@ -64,10 +64,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Args:
         backup_dir: a directory on a disk that all workers can read.
-        save_freq: "epoch", or a number of batches between backups.
-        double_checkpoint: keep the backup before the last one too, and restore it if
-            the last one cannot be read.
-        delete_checkpoint: delete the backup when `fit` comes to its end.
+        save_freq: number of batches between backups, or "epoch".
+        double_checkpoint: whether to keep the backup before the last one too, and
+            restore it if the last one cannot be read.
+        delete_checkpoint: whether to delete the backup when `fit` comes to its end.
 
     Raises:
         ValueError: for other arguments; on all workers, when training begins, if they

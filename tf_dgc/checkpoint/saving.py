@@ -32,8 +32,8 @@ def save_model(model: keras.Model, filepath: Path) -> None:
     file that was there before stays as it was, whatever happens to the process.
 
     Args:
-        model: compiled under the workers' strategy.
-        filepath: local or on a mounted disk, ending in `.keras`.
+        model: Keras model, compiled under the workers' strategy.
+        filepath: path of a file, local or on a mounted disk, ending in `.keras`.
 
     Raises:
         ValueError: for another ending.
@@ -48,8 +48,8 @@ def save_weights(model: keras.Model, filepath: Path) -> None:
     """Do what `model.save_weights` does, as `save_model` does it.
 
     Args:
-        model: compiled under the workers' strategy.
-        filepath: local or on a mounted disk, ending in `.weights.h5`.
+        model: Keras model, compiled under the workers' strategy.
+        filepath: path of a file, local or on a mounted disk, ending in `.weights.h5`.
 
     Raises:
         ValueError: as `save_model`.
@@ -68,10 +68,10 @@ def save(
     """Let one worker write, and all others take part.
 
     Args:
-        model: whose variables `write` reads.
-        filepath: where the file is to be.
-        ending: of that path.
-        write: saves to the path that it is given.
+        model: Keras model whose variables `write` reads.
+        filepath: path of the file, local.
+        ending: ending that the path must have, with its dot.
+        write: function that saves to the path that it is given.
     """
     path = pathlib.Path(filepath)
     if not path.name.endswith(ending) or "://" in str(filepath):
@@ -161,8 +161,8 @@ def checkpoint_directory(
     ...     ...  # train, and call `manager.save()` on every worker
 
     Args:
-        strategy: whose workers save.
-        directory: where the checkpoints are to be, on a disk that all can read.
+        strategy: strategy whose workers save.
+        directory: path of the checkpoints, on a disk that all can read.
     """
     if meeting.is_chief(strategy):
         yield os.fspath(directory)

@@ -37,7 +37,7 @@ def report(state: loader.Native) -> list[tuple[str, str]]:
     """Return names and values to print.
 
     Args:
-        state: of the native operations.
+        state: state of the native operations in this process.
     """
     live = state.library is not None
     rows = [

@@ -22,8 +22,8 @@ def row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Return the cells of one method.
 
     Args:
-        compressor: the method.
-        shape: of the tensor that is sent.
+        compressor: method whose bytes are stated.
+        shape: shape of the tensor that is sent.
     """
     sent = compressor.bytes(shape, tf.float32)
     each = "varies" if sent is None else f"{sent / math.prod(shape):.4g}"

@@ -26,9 +26,9 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
     """Start this worker's server, and connect it to the others'.
 
     Args:
-        capsule: of the `TFE_Context`.
-        server_def: a serialized `ServerDef`.
-        seconds: how long to wait for the worker that coordinates.
+        capsule: capsule of the `TFE_Context`.
+        server_def: bytes of a serialized `ServerDef`.
+        seconds: time to wait for the worker that coordinates.
 
     Raises:
         tf.errors.DeadlineExceededError: if that worker does not answer in time.
@@ -51,9 +51,9 @@ def publish(key: str, value: str, seconds: float) -> None:
     """Set a key that every worker can read.
 
     Args:
-        key: which must not be set.
-        value: any text.
-        seconds: how long to wait for the worker that coordinates.
+        key: name that must not be set yet.
+        value: text of any length.
+        seconds: time to wait for the worker that coordinates.
 
     Raises:
         tf.errors.AlreadyExistsError: if the key is set.

@@ -32,8 +32,8 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     """Return which worker an error of TensorFlow is about, and what happened to it.
 
     Args:
-        strategy: whose workers may be meant.
-        message: TensorFlow's.
+        strategy: strategy whose workers may be meant.
+        message: text of TensorFlow's error.
 
     Returns:
         None if it is about no other worker.

@@ -37,7 +37,7 @@ def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
 
     Args:
         strategy: the strategy whose workers meet; nothing is done if it has only one.
-        purpose: for the error, e.g. "read `residual`".
+        purpose: text for the error, e.g. "read `residual`".
 
     Raises:
         RuntimeError: on every worker that did arrive, if one does not within
@@ -116,8 +116,8 @@ def failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
     Collectives that they wait in end with the same message.
 
     Args:
-        strategy: whose workers are told.
-        what: what happened, to follow the worker's name.
+        strategy: strategy whose workers are told.
+        what: text of what happened, to follow the worker's name.
     """
     message = f"tf_dgc: {full_name(strategy, me(strategy))} {what}"
     failures.report(message)
@@ -139,9 +139,9 @@ def agree(
 
     Args:
         strategy: the strategy whose workers are compared.
-        describe: returns nested dictionaries and lists of JSON values; it is called
-            only if there are other workers.
-        otherwise: what the error says before the differences.
+        describe: function that returns nested dictionaries and lists of JSON values; it
+            is called only if there are other workers.
+        otherwise: text of the error before the differences.
 
     Raises:
         ValueError: on every worker, if two descriptions differ.
@@ -172,8 +172,8 @@ def exchange_notes(
 
     Args:
         strategy: the strategy whose workers exchange notes.
-        note: of this worker.
-        purpose: for the error, to follow "waited for the other workers to".
+        note: text of this worker.
+        purpose: text for the error, to follow "waited for the other workers to".
 
     Raises:
         RuntimeError: as `rendezvous`.

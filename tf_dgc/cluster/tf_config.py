@@ -21,7 +21,7 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     missing.
 
     Args:
-        strategy: what the cluster is used by, if it is there already.
+        strategy: strategy that the cluster is used by, if it is there already.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:

@@ -38,8 +38,9 @@ class Watch:
     """Watches over what a worker waits for in.
 
     Args:
-        strategy: of several workers.
-        count: returns how many collectives this worker has started and finished.
+        strategy: strategy of several workers.
+        count: function that returns how many collectives this worker has started and
+            finished.
 
     Raises:
         ValueError: for environment variables that are not times.

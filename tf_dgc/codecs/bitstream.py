@@ -37,7 +37,7 @@ def num_excess(
     """Count the streams in whose last word unused bits are set.
 
     Args:
-        buffers: int32 `[N, words]`.
+        buffers: words of all workers, int32 `[N, words]`.
         start: words before the first stream.
         streams: bits of each, one after the other: ints, or scalar int64 tensors.
 

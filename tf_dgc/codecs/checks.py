@@ -17,10 +17,10 @@ class Check(NamedTuple):
     """A number of every worker that must be as expected, modulo 2**32.
 
     Attributes:
-        what: the number is, for the error.
-        received: int32 `[N]`.
-        expected: an int, or a scalar integer tensor.
-        advice: what to do if they differ.
+        what: text that says which number it is, for the error.
+        received: numbers of all workers, int32 `[N]`.
+        expected: number that all must be, an int or a scalar integer tensor.
+        advice: text of what to do if they differ.
     """
 
     what: str
@@ -35,7 +35,7 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
     XLA drops assertions, so within it nothing is checked.
 
     Args:
-        checks: of all buffers.
+        checks: checks of all buffers, the more telling ones first.
         results: nested structure of tensors and Nones.
 
     Raises:
@@ -82,9 +82,9 @@ def finite_sums(
     """Return `results`, to be had only if no sum overflowed.
 
     Args:
-        sums: over workers.
-        narrow: the dtype that each is going to be cast to; None if it stays as it is.
-        labels: of each, for the error.
+        sums: sums over workers, float, of any shape.
+        narrow: dtype that each is going to be cast to; None if it stays as it is.
+        labels: name of each, for the error.
         results: nested structure of tensors, and of what else there is.
 
     Raises:

@@ -24,7 +24,7 @@ def encode(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
     """Concatenate all tensors whole.
 
     Args:
-        tensors: float32 or float64 `[n]` each.
+        tensors: values of each tensor, float32 or float64 `[n]`.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Returns:
@@ -41,8 +41,8 @@ def decode(
     """Split the sum over workers of what `encode` made.
 
     Args:
-        vector: `[1 + sum of n]`.
-        layout: of all tensors of the step.
+        vector: vector of a dense step, float `[1 + sum of n]`.
+        layout: sizes and dtypes of all tensors of the step.
 
     Returns:
         One float `[n]` per tensor, and the number of workers whose gradient was not

@@ -25,8 +25,8 @@ def most_bits(size: int, total: float) -> float:
     concave: so it is at most `3 k + 2 k log2(n total / k^2)`, here for the worst k.
 
     Args:
-        size: n, entries of the vector.
-        total: of their magnitudes.
+        size: number of entries of the vector, n.
+        total: sum of their magnitudes.
     """
     worst = 2**0.75 / math.e * math.sqrt(size * total)  # where the derivative is 0
     k = min(size, total, worst)
@@ -42,8 +42,8 @@ def encode(levels: tf.Tensor, num_words: int) -> tf.Tensor:
     """Code a vector; from where it does not fit, entries become 0.
 
     Args:
-        levels: int32 `[n]`.
-        num_words: of the result.
+        levels: integers of any sign, int32 `[n]`.
+        num_words: length of the result.
 
     Returns:
         int32 `[num_words]`, filled up with zeros.

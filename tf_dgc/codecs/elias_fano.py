@@ -16,8 +16,8 @@ def stream_bits(size: int, k: int | tf.Tensor) -> list:
     """Return the bits of the two streams, of low bits and of high bits.
 
     Args:
-        size: n, 1 <= n < 2**31.
-        k: 1 <= k <= n; an int, or a scalar int32 tensor.
+        size: number of entries n, 1 <= n < 2**31.
+        k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
 
     Returns:
         Ints, or scalar int64 tensors if k is one.
@@ -29,9 +29,9 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
     """Code ascending positions.
 
     Args:
-        positions: int32 `[k]`, strictly ascending, below `size`.
-        size: n.
-        k: an int, or a scalar int32 tensor.
+        positions: positions, int32 `[k]`, strictly ascending, below `size`.
+        size: number of entries n.
+        k: number of positions; an int, or a scalar int32 tensor.
 
     Returns:
         int32 `[w]`, the words of the two streams.
@@ -70,9 +70,9 @@ def decode(
     """Decode the positions of N workers.
 
     Args:
-        words: int32 `[N, w]`, as encoded.
-        size: n.
-        k: an int, or a scalar int32 tensor.
+        words: words of all workers as encoded, int32 `[N, w]`.
+        size: number of entries n.
+        k: number of positions; an int, or a scalar int32 tensor.
 
     Returns:
         Positions, int32 `[N, k]`, and what must hold before they may be used. Whatever

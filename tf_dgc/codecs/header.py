@@ -29,7 +29,7 @@ def seal(
     Args:
         agreed: fingerprint of what all workers must have in common.
         length: words of the buffer, header included; an int or a scalar tensor.
-        body: int32 vectors.
+        body: words behind the header, int32 vectors.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Returns:
@@ -54,9 +54,9 @@ def unseal(
     """Check the headers of all workers' buffers and take them off.
 
     Args:
-        buffers: int32 `[num_workers, length]`.
+        buffers: buffers of all workers, int32 `[num_workers, length]`.
         agreed: fingerprint, as they were sealed with.
-        length: as they were sealed with.
+        length: words of a buffer, as it was sealed with.
 
     Returns:
         The words, int32 `[num_workers, length - NUM_WORDS]`, and the number of

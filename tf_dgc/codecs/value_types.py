@@ -37,8 +37,8 @@ def stream_bits(value_dtype: str, k: int | tf.Tensor) -> list:
     """Return the bits of the streams in which k values are sent.
 
     Args:
-        value_dtype: one of `CHOICES`, or "float64".
-        k: an int, or a scalar int32 tensor.
+        value_dtype: name of a value type, one of `CHOICES`, or "float64".
+        k: number of values; an int, or a scalar int32 tensor.
 
     Returns:
         Ints, or scalar int64 tensors if k is one.
@@ -56,8 +56,8 @@ def encode(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
     type stands that number. NaN stays NaN, for the receivers to refuse.
 
     Args:
-        values: float32 or float64 `[k]`, k at least 1.
-        value_dtype: one of `CHOICES`, or "float64".
+        values: values to be coded, float32 or float64 `[k]`, k at least 1.
+        value_dtype: name of a value type, one of `CHOICES`, or "float64".
 
     Returns:
         int32 `[w]`, the words of the streams.
@@ -77,10 +77,10 @@ def decode(
     """Decode the values of N workers.
 
     Args:
-        words: int32 `[N, w]`, as encoded.
-        value_dtype: with which they were encoded.
-        k: an int, or a scalar int32 tensor.
-        dtype: of the result, float32 or float64.
+        words: words of all workers as encoded, int32 `[N, w]`.
+        value_dtype: value type that they were encoded with.
+        k: number of values; an int, or a scalar int32 tensor.
+        dtype: dtype of the result, float32 or float64.
 
     Returns:
         `[N, k]`.
@@ -99,9 +99,9 @@ def checks(values: tf.Tensor, words: tf.Tensor, value_dtype: str) -> list[Check]
     """Return what must hold before decoded values may be used.
 
     Args:
-        values: what `decode` made, `[N, k]`.
-        words: of what, int32 `[N, w]`.
-        value_dtype: with which they were encoded.
+        values: result of `decode`, float `[N, k]`.
+        words: words that they were decoded from, int32 `[N, w]`.
+        value_dtype: value type that they were encoded with.
     """
     bad = tf.math.count_nonzero(~tf.math.is_finite(values), axis=1, dtype=tf.int32)
     found = [Check("values that are not finite", bad, 0, _OVERFLOW)]

@@ -18,13 +18,14 @@ class TensorLayout(NamedTuple):
     """What is known of a tensor before the step.
 
     Attributes:
-        size: number of entries n.
-        dtype: of the residual, float32 or float64.
+        size: number of entries n, 0 or more.
+        dtype: dtype of the residual, float32 or float64.
         exempt: whether it is always sent whole.
-        value_dtype: of the values on the wire, one of `values.CHOICES` or "float64";
-            without meaning if exempt, as then it is that of the residual.
-        largest: what one worker may send of an entry, a power of two, so that the sum
-            does not overflow (`values.largest_share`); the rest stays in the residual.
+        value_dtype: type of the values on the wire, one of `value_types.CHOICES` or
+            "float64"; without meaning if exempt, as then it is that of the residual.
+        largest: bound of what one worker sends of an entry, a power of two, so that the
+            sum does not overflow (`value_types.largest_share`); the rest stays in the
+            residual.
     """
 
     size: int
@@ -38,8 +39,9 @@ class Selection(NamedTuple):
     """What is sent of one tensor.
 
     Attributes:
-        positions: int32 `[k]`, distinct and ascending; None for a whole tensor.
-        words: the values there, coded by `values.encode`.
+        positions: positions, int32 `[k]`, distinct and ascending; None for a whole
+            tensor.
+        words: values there, coded by `value_types.encode`, int32 `[w]`.
     """
 
     positions: tf.Tensor | None
@@ -58,7 +60,7 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
     """Return the length of the buffer of a sparse step, in words.
 
     Args:
-        layout: of all tensors of the step.
+        layout: sizes and value types of all tensors of the step.
         counts: entries sent of each, ints or scalar int32 tensors.
 
     Returns:
@@ -78,9 +80,9 @@ def encode(
     """Pack the selections of all tensors into one buffer.
 
     Args:
-        layout: of all tensors of the step.
+        layout: sizes and value types of all tensors of the step.
         counts: entries sent of each, ints or scalar int32 tensors.
-        selections: one per tensor.
+        selections: positions and words of each tensor.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Returns:
@@ -105,8 +107,9 @@ def decode(
     workers.
 
     Args:
-        buffers: int32 `[num_workers, words]`, equal on all workers.
-        layout: of all tensors of the step.
+        buffers: buffers of all workers, int32 `[num_workers, words]`, equal on all
+            workers.
+        layout: sizes and value types of all tensors of the step.
         counts: entries sent of each, ints or scalar int32 tensors.
 
     Returns:
@@ -140,9 +143,9 @@ def positions(
     """Return the positions, int32 `[k]`, that this worker's own buffer sends.
 
     Args:
-        words: int32 `[sparse_words(layout, counts)]`, as encoded here; it is not
-            checked.
-        layout: of all tensors of the step.
+        words: buffer of this worker as encoded here, int32 `[sparse_words(layout,
+            counts)]`; it is not checked.
+        layout: sizes and value types of all tensors of the step.
         counts: entries sent of each, ints or scalar int32 tensors.
 
     Returns:

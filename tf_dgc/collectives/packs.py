@@ -10,11 +10,11 @@ class SumPack:
     """Everything of one dtype that is to be summed, behind the non-finite flag.
 
     Args:
-        requests: float tensors of any shape, by number.
+        requests: values to be summed, float, of any shape, by the part's number.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Attributes:
-        message: the collective.
+        message: request of the collective, a float vector behind the flag.
     """
 
     def __init__(self, requests: dict[int, tf.Tensor], finite: tf.Tensor):
@@ -41,12 +41,12 @@ class GatherPack:
     """All words that are to be gathered, behind a header.
 
     Args:
-        requests: int32 vectors, by number.
+        requests: words to be gathered, int32 vectors, by the part's number.
         agreed: fingerprint of what must be equal on all workers.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Attributes:
-        message: the collective.
+        message: request of the collective, int32 words behind a header.
     """
 
     def __init__(self, requests: dict[int, tf.Tensor], agreed: int, finite: tf.Tensor):

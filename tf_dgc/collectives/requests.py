@@ -35,10 +35,10 @@ class Either(NamedTuple):
     Attributes:
         dense: whether `vector` is to be summed, else `words` gathered; a bool, or a
             scalar bool tensor that is decided at run time.
-        vector: float `[n]`.
-        words: int32 `[w]`, w equal on all workers.
-        entries: n, where the graph computes the shapes of both; `words` has no more
-            bytes than `vector` then.
+        vector: values to be summed, float `[n]`.
+        words: words to be gathered, int32 `[w]`, w equal on all workers.
+        entries: length n, where the graph computes the shapes of both; `words` has no
+            more bytes than `vector` then.
     """
 
     dense: Choice
@@ -56,12 +56,13 @@ class Result(NamedTuple):
     """What an exchange of one tensor comes to.
 
     Attributes:
-        sum: what all workers contributed, `[n]` or of the tensor's shape, in its dtype;
-            equal on all workers.
-        sent: what this worker contributed to it, likewise. With error feedback, the
+        sum: sum of what all workers contributed, `[n]` or of the tensor's shape, in its
+            dtype; equal on all workers.
+        sent: contribution of this worker to it, likewise. With error feedback, the
             optimizer keeps the rest in `residual`.
-        state: the new values of the method's state, by name; None if it has none.
-        entries: how many entries went out; None if all.
+        state: new values of the method's state, by name; None if it has none.
+        entries: number of entries that went out, an int or a scalar integer tensor;
+            None if all.
         chosen: whether each entry went out, bool, `[n]` or of the tensor's shape, also
             where its value is coded as 0; None if all did. Methods of the kind
             "sparsification" say so with `entries`, for factor masking.

@@ -29,12 +29,12 @@ class Tensor(NamedTuple):
     """What is known of a tensor before the step.
 
     Attributes:
-        label: for errors, for example the path of the variable.
-        shape: of the tensor.
-        dtype: of what is accumulated, float32 or float64.
+        label: name for errors, for example the path of the variable.
+        shape: shape of the tensor and its variable.
+        dtype: dtype of what is accumulated, float32 or float64.
         exempt: whether it is sent whole, not compressed.
         narrow: dtype of the variable, if that holds less than `dtype`, else None.
-        largest: what one worker may send of an entry; see `wire.TensorLayout`.
+        largest: bound of what one worker may send of an entry; see `wire.TensorLayout`.
     """
 
     label: str
@@ -54,10 +54,11 @@ class Part(NamedTuple):
     """One tensor's share in a step.
 
     Attributes:
-        label: of the tensor, for errors.
-        agreed: what must be equal on all workers, without spaces.
-        stated: bytes that it may hand to the collectives; None if decided at run time.
-        exchange: not yet started.
+        label: name of the tensor, for errors.
+        agreed: text of what must be equal on all workers, without spaces.
+        stated: number of bytes that it may hand to the collectives; None if decided at
+            run time.
+        exchange: generator of the method, not yet started.
         narrow: dtype that the sum must fit into, if it is not that of the values.
     """
 
@@ -72,10 +73,10 @@ class Outcome(NamedTuple):
     """What a step came to.
 
     Attributes:
-        results: one per part.
+        results: result of each part, in order.
         nonfinite: number of workers whose gradient was not finite, scalar int32.
-        sent_bytes: handed to the collectives by one worker: an int, or a scalar int64
-            tensor.
+        sent_bytes: number of bytes that one worker handed to the collectives: an int,
+            or a scalar int64 tensor.
     """
 
     results: list[Result]
@@ -90,7 +91,7 @@ def merge(parts: Sequence[Part], finite: tf.Tensor) -> Rounds:
     """Run all parts' exchanges as one.
 
     Args:
-        parts: of all tensors of the step.
+        parts: parts of all tensors, in the same order on all workers.
         finite: scalar bool, whether this worker's gradient was finite. It travels with
             every collective.
 

@@ -33,9 +33,9 @@ class AdaComp(Compressor):
     Args:
         bin_size: entries of a bin; None for the paper's 50 for convolutions (tensors
             of rank 3 and more) and 500 for others.
-        scale: of the gradient in H, 1 or more; the paper fixes it at 2, and 1 is
+        scale: factor of the gradient in H, 1 or more; the paper fixes it at 2, and 1 is
             without a soft threshold.
-        per_bin: entries per bin that fit into a payload, on average, above 0.
+        per_bin: number of entries per bin that fit into a payload, on average, above 0.
     """
 
     name = "adacomp"

@@ -112,8 +112,8 @@ def probabilities(scales: tf.Tensor, budget: int) -> tf.Tensor:
     those left; k is the smallest for which none of them exceeds 1.
 
     Args:
-        scales: lambda, descending, 0 or more, float `[r]`.
-        budget: s, below r.
+        scales: singular values lambda, descending, 0 or more, float `[r]`.
+        budget: number of components s, below r.
 
     Returns:
         `[r]`, of sum s unless fewer than s of the scales are above 0.

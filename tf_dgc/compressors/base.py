@@ -25,16 +25,16 @@ class StateSpec(NamedTuple):
     """One named state that a method needs for a tensor.
 
     Attributes:
-        shape: of the state.
+        shape: shape of the state, on one worker.
         per_worker: whether it differs between workers, as `residual` does. Such state
             is zero at first. Other state must be computed alike on all workers, from
             what they have in common.
-        initial: called with a NumPy generator of fixed seed for the first value; None
-            for zeros.
-        elastic: what another number of workers, that goes on from a checkpoint, gets
-            of state that differs between workers: "sum", the total in equal shares;
-            "mean", the mean; or "zero". Gradients are divided by the number of
-            workers, so what is of their size is "sum".
+        initial: function of a NumPy generator of fixed seed that returns the first
+            value; None for zeros.
+        elastic: rule for what another number of workers, that goes on from a
+            checkpoint, gets of state that differs between workers: "sum", the total in
+            equal shares; "mean", the mean; or "zero". Gradients are divided by the
+            number of workers, so what is of their size is "sum".
     """
 
     shape: tuple[int, ...]
@@ -47,15 +47,15 @@ class Draw:
     """Randomness of one tensor in one step, from seeds alone.
 
     Args:
-        seed: of the optimizer.
-        step: scalar integer, the iteration.
-        tensor: index of the tensor.
-        worker: index of the worker, int or scalar integer tensor.
+        seed: seed of the optimizer, an int.
+        step: iteration, a scalar integer tensor.
+        tensor: index of the tensor among all of the optimizer, from 0.
+        worker: index of the worker, from 0; an int or a scalar integer tensor.
         ties: of all tensors, if `draw_ties` has been called for them.
         largest: see below.
 
     Attributes:
-        step: as above, for schedules.
+        step: iteration, for schedules.
         largest: what may be sent of an entry, a power of two, or infinity; see
             `wire.TensorLayout`. The optimizer sees to it, unless the method says
             `respects_largest`.
@@ -88,7 +88,7 @@ class Draw:
         """Return a seed, int32 `[2]`, that is the same on all workers.
 
         Args:
-            salt: another number gives another, independent seed.
+            salt: number, of which another gives another, independent seed.
         """
         seed, tensor = self._key
         seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(self.step, tf.int64)])
@@ -140,12 +140,12 @@ class Compressor(abc.ABC):
     and is made loadable with `keras.saving.register_keras_serializable`.
 
     Attributes:
-        name: by which `tf_dgc.compressors.get` finds it; letters, digits and "_".
-        kind: of method, one of `KINDS`.
-        reference: the paper: authors, venue and year.
-        aggregation: how payloads of the first round meet: "gather" (and decoded and
-            summed by everyone), "sum" (by an all-reduce on the way) or "vote"
-            (gathered, and the majority counts).
+        name: name by which `tf_dgc.compressors.get` finds it; letters, digits and "_".
+        kind: kind of method, one of `KINDS`.
+        reference: paper of the method: authors, venue and year.
+        aggregation: way in which payloads of the first round meet: "gather" (and
+            decoded and summed by everyone), "sum" (by an all-reduce on the way) or
+            "vote" (gathered, and the majority counts).
         unbiased: whether the expectation of what is sent, over the draw, is the input.
         error_feedback: whether what is not sent is kept in `residual`: "required",
             "default" (unless switched off), "optional" (if switched on) or "forbidden".
@@ -186,8 +186,8 @@ class Compressor(abc.ABC):
         """Return what one worker hands to the collectives per step, in all rounds.
 
         Args:
-            shape: of the tensor.
-            dtype: float32 or float64.
+            shape: shape of the tensor.
+            dtype: type of the accumulators, float32 or float64.
 
         Returns:
             A number of bytes; None if it is known only at run time.
@@ -200,10 +200,10 @@ class Compressor(abc.ABC):
         """Send what goes out of one tensor, and return what all workers sent.
 
         Args:
-            values: finite, of the tensor's shape, float32 or float64: the gradient,
-                with what was kept back before if there is error feedback.
-            state: by name, as `state` says.
-            draw: seeds.
+            values: gradient, finite, of the tensor's shape, float32 or float64, with
+                what was kept back before if there is error feedback.
+            state: tensors by name, as `state` says.
+            draw: seeds for this tensor in this step.
 
         Yields:
             `Sum` or `Gather`; the same kinds and sizes on all workers.
@@ -216,7 +216,7 @@ class Compressor(abc.ABC):
         """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.
 
         Args:
-            size: entries of the tensor.
+            size: number of entries of the tensor.
         """
         del size
         return None

@@ -45,11 +45,11 @@ class CountSketch(Compressor):
 
     Args:
         sparsity: share of entries not sent, in [0, 1).
-        rows: odd, so that there is a median; 5 in the papers.
+        rows: number of rows, odd, so that there is a median; 5 in the papers.
         columns: cells of a row, as a share of the entries, in (0, 1].
-        second_round: fetch exact entries.
-        momentum: rho, in [0, 1), only without a second round; the inner optimizer then
-            should have none.
+        second_round: whether to fetch exact entries.
+        momentum: coefficient rho, in [0, 1), only without a second round; the inner
+            optimizer then should have none.
     """
 
     name = "count_sketch"
@@ -175,9 +175,9 @@ class _Sketch:
     """Where each entry goes, and with which sign: one draw of a sketch.
 
     Args:
-        size: n.
-        cells: of a row.
-        seeds: of each row, int32 `[2]`.
+        size: number of entries n.
+        cells: number of cells of a row.
+        seeds: seed of each row, int32 `[2]`.
     """
 
     def __init__(self, size: int, cells: int, seeds: list[tf.Tensor]):

@@ -23,11 +23,11 @@ class DIANA(Compressor):
     that of the inner optimizer.
 
     Args:
-        levels: of `QSGD`.
-        bucket: of `QSGD`.
-        alpha: how fast shifts follow, in (0, 1]; None for `1 / (1 + omega)`, where
+        levels: number of levels, as in `QSGD`.
+        bucket: number of entries that share a norm, as in `QSGD`.
+        alpha: rate at which shifts follow, in (0, 1]; None for `1 / (1 + omega)`, where
             omega bounds the variance of Q (theorem 1).
-        coding: of `QSGD`.
+        coding: code of the levels, as in `QSGD`.
     """
 
     name = "diana"

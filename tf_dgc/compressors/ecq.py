@@ -26,11 +26,12 @@ class ECQ(Compressor):
     grow without bound.
 
     Args:
-        levels: of `QSGD`.
-        bucket: of `QSGD`.
-        alpha: compensation coefficient, in [0, 1]; it and beta are tuned by task.
+        levels: number of levels, as in `QSGD`.
+        bucket: number of entries that share a norm, as in `QSGD`.
+        alpha: coefficient of the compensation, in [0, 1]; it and beta are tuned by
+            task.
         beta: decay of old errors, in [0, 1]; with 1 nothing is ever lost.
-        coding: of `QSGD`.
+        coding: code of the levels, as in `QSGD`.
     """
 
     name = "ecq"

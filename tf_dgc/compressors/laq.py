@@ -50,13 +50,14 @@ class LAQ(Compressor):
     is not sent now is part of the next difference, so there is no error feedback.
 
     Args:
-        bits: b, per entry, 1 to 16. The 4 that are enough for logistic regression stop
-            the training of networks: where few entries are large, `3 |e_m|^2` is
-            always more than `|delta_m|^2`, and nothing is sent until patience ends.
+        bits: number of bits b per entry, 1 to 16. The 4 that are enough for logistic
+            regression stop the training of networks: where few entries are large, `3
+            |e_m|^2` is always more than `|delta_m|^2`, and nothing is sent until
+            patience ends.
         xi: sum of the weights xi_d; 0 skips only what quantization would drown. Well
             above 1 so much is skipped that training can diverge.
-        memory: D, how many estimates the threshold is made of.
-        patience: the most steps in a row that may be skipped, t_bar.
+        memory: number D of estimates that the threshold is made of.
+        patience: largest number of steps in a row that may be skipped, t_bar.
     """
 
     name = "laq"

@@ -71,12 +71,13 @@ class LGC(Compressor):
 
     Args:
         sparsity: share of entries not sent after the dense phase, in [0, 1).
-        dense_steps: length of phase 1.
-        learning_steps: length of phase 2.
-        channels: c.
-        learning_rate: of Adam.
-        min_values: how many entries must be sent of a tensor for it to be coded.
-        keep_loss: keep in the residual what coding loses, as far as is known.
+        dense_steps: number of steps of phase 1.
+        learning_steps: number of steps of phase 2.
+        channels: number of channels c of the autoencoder's first layer.
+        learning_rate: learning rate of Adam, above 0.
+        min_values: number of entries that must be sent of a tensor for it to be coded.
+        keep_loss: whether to keep in the residual what coding loses, as far as is
+            known.
     """
 
     name = "lgc"

@@ -27,8 +27,8 @@ class OneBit(Compressor):
     whose entries are the units. Tensors of rank below 2 are one column.
 
     Args:
-        per_column: the paper's; False for two means of the whole tensor, which are
-            cheaper where columns are short.
+        per_column: whether each column has its two means, as in the paper; False for
+            two means of the whole tensor, which are cheaper where columns are short.
     """
 
     name = "one_bit"
@@ -78,7 +78,7 @@ def _encode(rows: tf.Tensor) -> tf.Tensor:
     """Return means of bit 0 and bit 1, then bits that are 1 for negative.
 
     Args:
-        rows: float `[r, columns]`.
+        rows: gradient by rows and columns, float `[r, columns]`.
     """
     negative = rows < 0
     means = []

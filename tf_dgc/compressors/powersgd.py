@@ -27,9 +27,10 @@ class PowerSGD(Compressor):
     sent whole.
 
     Args:
-        rank: columns of the factors; 1 to 4 in the paper.
-        warm_start: start from the Q of the last step; else from one drawn at random,
-            the same on all workers, which takes no state and approximates less well.
+        rank: number of columns of the factors; 1 to 4 in the paper.
+        warm_start: whether to start from the Q of the last step; else from one drawn at
+            random, the same on all workers, which takes no state and approximates less
+            well.
     """
 
     name = "power_sgd"

@@ -38,11 +38,12 @@ class QSGD(OneRound):
     Error feedback is allowed where the bound is below 1; else it would diverge.
 
     Args:
-        levels: s, of magnitudes above 0; 1 is ternary.
+        levels: number s of magnitudes above 0; 1 is ternary.
         bucket: entries that share a norm (section 4: 512 for 4 bits).
-        coding: "elias", "fixed", or None for the shorter one of a tensor's size; that
-            is "elias" with the defaults and 100 entries or more. Within XLA, where
-            nothing travels, it is always "fixed": what is sent is the same.
+        coding: code of the levels: "elias", "fixed", or None for the shorter one of a
+            tensor's size; that is "elias" with the defaults and 100 entries or more.
+            Within XLA, where nothing travels, it is always "fixed": what is sent is the
+            same.
     """
 
     name = "qsgd"

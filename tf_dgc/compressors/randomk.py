@@ -26,7 +26,7 @@ class RandomK(Compressor):
 
     Args:
         sparsity: share of entries not sent, in [0, 1).
-        unbiased: multiply by `n / k`.
+        unbiased: whether to multiply by `n / k`.
     """
 
     name = "random_k"

@@ -35,8 +35,8 @@ class RotatedQuantization(Compressor):
     Error feedback is allowed where the bound is below 1; else it could diverge.
 
     Args:
-        levels: k, 2 or more; powers of two fill their bits.
-        block: d, a power of two.
+        levels: number of levels k, 2 or more; powers of two fill their bits.
+        block: number of entries d that are rotated together, a power of two.
     """
 
     name = "rotated_quantization"

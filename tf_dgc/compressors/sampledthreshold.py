@@ -34,8 +34,8 @@ class SampledThreshold(Compressor):
     Args:
         sparsity: share of entries not sent, in [0, 1).
         sample: share of the entries that is looked at, in (0, 1].
-        value_dtype: None for the type of the residual, "float32", "bfloat16" or
-            "float16".
+        value_dtype: type of the values on the wire: None for the type of the residual,
+            "float32", "bfloat16" or "float16".
     """
 
     name = "sampled_threshold"

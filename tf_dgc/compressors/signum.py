@@ -20,8 +20,8 @@ class Signum(SignSGD):
     the inner optimizer none. What else `SignSGD` says holds here.
 
     Args:
-        momentum: beta, in [0, 1). The default is that of the paper's experiments; 0 is
-            `SignSGD`.
+        momentum: coefficient beta, in [0, 1). The default is that of the paper's
+            experiments; 0 is `SignSGD`.
     """
 
     name = "signum"

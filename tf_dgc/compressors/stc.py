@@ -34,7 +34,7 @@ class STC(Compressor):
     Args:
         sparsity: share of entries not sent, in [0, 1); the paper's experiments use
             `p = 1/400`.
-        downstream: compress the sum once more.
+        downstream: whether to compress the sum once more.
     """
 
     name = "stc"

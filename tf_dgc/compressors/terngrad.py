@@ -31,8 +31,8 @@ class TernGrad(Compressor):
     error feedback would diverge.
 
     Args:
-        clip: standard deviations that are kept, above 0; None not to clip, which makes
-            the method unbiased.
+        clip: number of standard deviations that are kept, above 0; None not to clip,
+            which makes the method unbiased.
     """
 
     name = "tern_grad"

@@ -26,11 +26,11 @@ class Threshold(Compressor):
     Positions take about `2 + log2(1 + 1 / capacity)` bits each, where Strom spends 31.
 
     Args:
-        threshold: tau, above 0. It is compared with local gradients, which Keras has
-            divided by the number of workers.
+        threshold: magnitude tau, above 0. It is compared with local gradients, which
+            Keras has divided by the number of workers.
         capacity: share of the entries that fit into a payload, in (0, 1].
-        binary: send `tau` and `-tau`.
-        value_dtype: of entries that are sent as they are: None for the type of the
+        binary: whether to send `tau` and `-tau`.
+        value_dtype: type of entries that are sent as they are: None for the type of the
             residual, "float32", "bfloat16" or "float16".
     """
 

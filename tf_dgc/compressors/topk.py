@@ -31,8 +31,8 @@ class TopK(Compressor):
 
     Args:
         sparsity: share of entries not sent, in [0, 1); or a schedule of the iteration.
-        value_dtype: None for the type of the residual, or one of
-            `tf_dgc.values.CHOICES`.
+        value_dtype: type of the values on the wire: None for the type of the residual,
+            or one of `tf_dgc.codecs.value_types.CHOICES`.
     """
 
     name = "top_k"
@@ -136,9 +136,9 @@ def top_k(
     ties at the lowest index instead starves the end of a tensor.
 
     Args:
-        values: float `[n]`, finite.
-        k: how many, 1 <= k <= n.
-        offset: scalar int32 in [0, n).
+        values: gradient, float `[n]`, finite.
+        k: number of entries, 1 <= k <= n.
+        offset: position where ties are broken from, scalar int32 in [0, n).
 
     Returns:
         Positions, int32 `[k]`, ascending; and the values there, `[k]`.
@@ -158,10 +158,10 @@ def top_k_of(
     """Choose as `top_k` does, but among a fixed number of entries, for XLA.
 
     Args:
-        values: float `[n]`, finite.
-        capacity: k at the most.
-        k: scalar int32, 1 <= k <= capacity.
-        offset: scalar int32 in [0, n).
+        values: gradient, float `[n]`, finite.
+        capacity: largest number of entries there may be, of k.
+        k: number of entries, scalar int32, 1 <= k <= capacity.
+        offset: position where ties are broken from, scalar int32 in [0, n).
 
     Returns:
         Positions of the `capacity` entries of largest magnitude, int32, ascending, and
@@ -228,7 +228,7 @@ def tie_offsets(
     Args:
         sizes: number of entries of each tensor of the model.
         seed: of the optimizer.
-        iteration: scalar integer, the step.
+        iteration: number of the step, a scalar integer tensor.
 
     Returns:
         Scalar int32 tensors, uniform in [0, size).

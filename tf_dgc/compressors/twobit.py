@@ -27,7 +27,7 @@ class TwoBit(OneRound):
     workers, and before the learning rate.
 
     Args:
-        threshold: t, above 0. The default is MXNet's.
+        threshold: magnitude t, above 0. The default is MXNet's.
     """
 
     name = "two_bit"

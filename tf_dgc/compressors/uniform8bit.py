@@ -27,9 +27,10 @@ class Uniform8Bit(OneRound):
     Args:
         bucket: entries that share a maximum; None for the whole tensor. One large entry
             takes the precision from all others of its bucket.
-        stochastic: round up or down by chance, without bias, instead of to the nearest
-            level. Error feedback, on by default else, is then allowed only for buckets
-            whose error is smaller than they are: of fewer than 64,516 entries.
+        stochastic: whether to round up or down by chance, without bias, instead of to
+            the nearest level. Error feedback, on by default else, is then allowed only
+            for buckets whose error is smaller than they are: of fewer than 64,516
+            entries.
     """
 
     name = "uniform_8bit"

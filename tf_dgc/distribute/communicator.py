@@ -16,11 +16,11 @@ class Communicator:
     """Answers requests by the cross-device hook of a strategy.
 
     Args:
-        strategy: in whose replica context it is called. With one replica nothing is
-            sent, and the replies are as if there were a cluster of one.
+        strategy: strategy in whose replica context it is called. With one replica
+            nothing is sent, and the replies are as if there were a cluster of one.
 
     Attributes:
-        num_workers: replicas in sync, N.
+        num_workers: number of replicas in sync, N.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -37,8 +37,9 @@ class Communicator:
         """Do what a step asks for, round after round; call it in replica context.
 
         Args:
-            step: yields the requests of a round, and gets as many replies.
-            check: travels with the first request.
+            step: generator that yields the requests of a round, and gets as many
+                replies.
+            check: rider of the first request; None for none.
 
         Returns:
             What the step returns, and the bytes that the check took.
@@ -61,8 +62,8 @@ class Communicator:
         """Return the reply to one request; call it in replica context.
 
         Args:
-            request: the same kind, dtype and size on all workers.
-            check: travels with it.
+            request: request of the same kind, dtype and size on all workers.
+            check: rider of it; None for none.
         """
         either = _as_either(request)
         reply = self._choose(either, check)

@@ -52,12 +52,13 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         it in cross-replica context.
 
         Args:
-            dense: which of the two to do, the same on all replicas: a bool, or a
+            dense: choice between the two, the same on all replicas: a bool, or a
                 (per-replica) scalar bool tensor.
-            vector: per replica, float `[n]`; used if `dense`.
-            words: per replica, int32 `[w]`, w equal on all; used unless `dense`.
-            bounds: the most bytes of either, about, where the graph computes its shape;
-                without a bound it goes whole then.
+            vector: values to be summed, per replica, float `[n]`; used if `dense`.
+            words: words to be gathered, per replica, int32 `[w]`, w equal on all; used
+                unless `dense`.
+            bounds: number of bytes at the most of either, about, where the graph
+                computes its shape; without a bound it goes whole then.
 
         Returns:
             The sum of the vectors, `[n]`, and the gathered buffers, int32
@@ -72,7 +73,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def abort_message(self, seconds: float) -> str:
         """Return why all collectives of this worker fail, if they do.
 
-        Ask when training cannot go on anyway: see `_internals.abort_message`.
+        Ask when training cannot go on anyway: see `launching.abort_message`.
         """
         return launching.abort_message(self._collectives, seconds)
 

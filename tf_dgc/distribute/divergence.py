@@ -57,11 +57,11 @@ class Check:
     Create it in replica context, while the step is built.
 
     Args:
-        strategy: of more than one replica.
-        variables: that the step updates.
-        iteration: the number of the step, a scalar integer tensor.
-        every: steps from one that asks to the next.
-        on_divergence: "raise" or "warn".
+        strategy: strategy of more than one replica.
+        variables: variables that the step updates.
+        iteration: number of the step, a scalar integer tensor.
+        every: number of steps from one that asks to the next, 1 or more.
+        on_divergence: reaction to a difference, "raise" or "warn".
     """
 
     def __init__(
@@ -99,8 +99,9 @@ class Check:
 
         Args:
             dense: whether `vector` is summed over workers; else `words` is gathered.
-            vector: float `[n]`, of any float type: bytes are exact in all of them.
-            words: int32 `[w]`.
+            vector: values to be summed, float `[n]`, of any float type: bytes are exact
+                in all of them.
+            words: words to be gathered, int32 `[w]`.
 
         Returns:
             Both, of which one may be longer than it was.
@@ -127,9 +128,9 @@ class Check:
         """Take the checksums off again, and compare them.
 
         Args:
-            dense: as it was.
-            total: the sum of the vectors, `[n]` and the checksums.
-            buffers: of all workers, int32 `[num_workers, w]` and the checksums.
+            dense: choice that `board` was given.
+            total: sum of the vectors, float, `[n]` and the checksums.
+            buffers: words of all workers, int32 `[num_workers, w]` and the checksums.
 
         Returns:
             Both as they would be without; to be had only if all workers have the same
@@ -162,8 +163,8 @@ class Check:
         """Return by how much the message is longer, scalar int64.
 
         Args:
-            dense: as it was.
-            dtype: of `vector`.
+            dense: choice that `board` was given.
+            dtype: dtype of `vector`.
         """
 
         def asked() -> tf.Tensor:
@@ -236,9 +237,9 @@ def compare(found: np.ndarray, replicas: list[str], variables: list[str]) -> str
     """Say which replicas differ in which variables from what most of them hold.
 
     Args:
-        found: checksums, `[replicas, variables]`.
-        replicas: what they are called.
-        variables: what they are called.
+        found: checksums, integers `[replicas, variables]`.
+        replicas: names of the replicas.
+        variables: names of the variables.
     """
     different: dict[tuple[str, str], list[str]] = {}
     for column, variable in zip(found.T, variables, strict=True):

@@ -17,10 +17,10 @@ def share(values: np.ndarray, worker: int, num_workers: int, rule: str) -> np.nd
     - `"zero"`: zeros, as before the first step. For what nobody else can go on with.
 
     Args:
-        values: of all workers that saved, `[N, ...]`.
+        values: values of all workers that saved, `[N, ...]`.
         worker: index of this worker, 0 to `num_workers - 1`.
-        num_workers: workers there are now.
-        rule: one of `RULES`.
+        num_workers: number of workers there are now.
+        rule: name of the rule, one of `RULES`.
 
     Returns:
         `[...]`, of the same dtype.

@@ -28,7 +28,7 @@ class InitialValues:
     """Compares and sends the values that variables of a strategy start with.
 
     Args:
-        strategy: of several workers; its instance is changed.
+        strategy: strategy of several workers; its instance is changed.
         waiting: context in which this worker waits for others.
     """
 

@@ -22,10 +22,10 @@ def all_reduce(launch: Launch, tensor: tf.Tensor, *, size: int = BYTES) -> tf.Te
     """Sum a tensor over all replicas, in as many collectives as it takes.
 
     Args:
-        launch: sums a tensor in one collective.
-        tensor: equal in dtype and shape on all replicas. If the shape is not known
-            while tracing, it is sent whole.
-        size: the most bytes of a piece, about.
+        launch: function that sums a tensor in one collective.
+        tensor: tensor of this replica, equal in dtype and shape on all. If the shape is
+            not known while tracing, it is sent whole.
+        size: largest size of a piece in bytes, about.
 
     Returns:
         The sum, of the shape of `tensor`.
@@ -43,10 +43,10 @@ def all_reduce_about(
     """Do what `all_reduce` does with a vector whose length the graph computes.
 
     Args:
-        launch: as in `all_reduce`.
-        vector: `[n]`, n equal on all replicas.
-        num_bytes: that the vector has, about.
-        size: as in `all_reduce`.
+        launch: function as in `all_reduce`.
+        vector: vector of this replica, `[n]`, n equal on all.
+        num_bytes: number of bytes that the vector has, about.
+        size: largest size of a piece in bytes, about.
     """
     count = -(-num_bytes // size)
     if count <= 1:
@@ -60,10 +60,10 @@ def all_gather(
     """Concatenate the tensors of all replicas along the first axis, as `all_reduce`.
 
     Args:
-        launch: concatenates tensors in one collective.
-        tensor: of rank 1 or more.
-        num_replicas: that take part.
-        size: the most bytes of a piece, about.
+        launch: function that concatenates tensors in one collective.
+        tensor: tensor of this replica, of rank 1 or more.
+        num_replicas: number of replicas that take part.
+        size: largest size of a piece in bytes, about.
     """
     count = _count(tensor, size)
     if count <= 1:
@@ -84,11 +84,11 @@ def all_gather_at_most(
     """Do what `all_gather` does with a vector whose length the graph computes.
 
     Args:
-        launch: as in `all_gather`.
-        vector: `[n]`, n equal on all replicas, and 1 or more.
-        num_replicas: as in `all_gather`.
-        bound: the most bytes that the vector has; with more, pieces get larger.
-        size: as in `all_gather`.
+        launch: function as in `all_gather`.
+        vector: vector of this replica, `[n]`, n equal on all, and 1 or more.
+        num_replicas: number of replicas that take part.
+        bound: largest size of the vector in bytes; with more, pieces get larger.
+        size: largest size of a piece in bytes, about.
     """
     limits: list[int] = []  # above the j-th, 2**(j + 1) pieces
     while size << len(limits) < bound:

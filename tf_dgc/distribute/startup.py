@@ -37,7 +37,8 @@ def multi_worker_strategy(
     >>> strategy = tf_dgc.multi_worker_strategy()
 
     Args:
-        communication_options: see `tf.distribute.MultiWorkerMirroredStrategy`.
+        communication_options: options of the strategy; see
+            `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Returns:
         The strategy, as `tf_dgc.prepare` leaves it.
@@ -91,8 +92,8 @@ def meet(addresses: dict[str, str], me: str, seconds: float) -> None:
 
     Args:
         addresses: `host:port` of every worker by its name.
-        me: this worker's name.
-        seconds: how long to wait.
+        me: name of this worker.
+        seconds: time to wait.
 
     Raises:
         RuntimeError: naming the workers that did not come, and were not reached; or

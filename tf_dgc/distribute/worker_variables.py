@@ -22,10 +22,10 @@ class PerWorkerVariable(keras.Variable):
     collectives, which every worker has to take part in.
 
     Args:
-        shape: of the value on one worker.
-        dtype: float32 or float64.
-        name: of the variable.
-        rule: one of `elastic.RULES`, for another number of workers.
+        shape: shape of the value on one worker.
+        dtype: name of a dtype, float32 or float64.
+        name: name of the variable, without slashes.
+        rule: name of the rule for another number of workers, one of `elastic.RULES`.
     """
 
     def __init__(self, shape: Any, dtype: str, name: str, rule: str = "sum"):
@@ -83,7 +83,7 @@ class PerWorkerVariable(keras.Variable):
         """Restore what `gather` returned, here or on another number of workers.
 
         Args:
-            values: `[N, ...]`, N the number of workers then.
+            values: values of all workers, `[N, ...]`, N the number of workers then.
 
         Raises:
             ValueError: if it is of another shape, as of another model or method.
@@ -183,9 +183,9 @@ class SharedVariable(keras.Variable):
     Reading and writing it is local. A checkpoint has the first worker's value.
 
     Args:
-        initial_value: a NumPy array, equal on all workers.
-        dtype: a float type.
-        name: of the variable.
+        initial_value: first value, a NumPy array, equal on all workers.
+        dtype: name of a float dtype.
+        name: name of the variable, without slashes.
     """
 
     def __init__(self, initial_value: np.ndarray, dtype: str, name: str):

@@ -62,12 +62,12 @@ def launch(
 
     Args:
         command: program and arguments, the same for every worker.
-        num_workers: how many, at least 1.
-        output: where the workers' lines go; default standard output. If it is a
+        num_workers: number of processes, at least 1.
+        output: stream for the workers' lines; default standard output. If it is a
             terminal, so is the first worker's output, progress bars and colours
             included; otherwise a line is passed on when it is finished.
-        max_restarts: how often to start again.
-        show_all: pass on the lines of all workers, each behind its rank.
+        max_restarts: number of times to start again, 0 or more.
+        show_all: whether to pass on the lines of all workers, each behind its rank.
         log_dir: directory for the workers' files, made if missing; default a temporary
             one, which is named and kept if the exit code is not 0.
 

@@ -36,8 +36,8 @@ def environments(ports: Sequence[int], attempt: int = 1) -> list[dict[str, str]]
     """Return the environment variables of every worker.
 
     Args:
-        ports: one per worker.
-        attempt: how often the workers have been started, from 1.
+        ports: port of each worker, on 127.0.0.1.
+        attempt: number of times that the workers have been started, from 1.
     """
     cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     tasks = [{"type": "worker", "index": rank} for rank in range(len(ports))]

@@ -27,8 +27,8 @@ class WorkerOutput:
 
     Args:
         log: file for all of it, a line at a time.
-        show: called with every finished line of the program; None shows none.
-        pass_on: called with the program's text as it comes instead, unfinished lines
+        show: function of every finished line of the program; None shows none.
+        pass_on: function of the program's text as it comes instead, unfinished lines
             and control characters included.
     """
 
@@ -149,8 +149,8 @@ def open_channel(terminal: TextIO | None = None) -> tuple[int, int]:
     """Return file descriptors to read from and to write to.
 
     Args:
-        terminal: if given, what is written to is a terminal of the same size, so that
-            programs draw and colour as they do without us.
+        terminal: stream to a terminal; if given, what is written to is a terminal of
+            the same size, so that programs draw and colour as they do without us.
     """
     if terminal is None:
         return os.pipe()

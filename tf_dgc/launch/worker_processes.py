@@ -27,7 +27,7 @@ def start(
 
     Args:
         command: program and arguments.
-        environment: all of its environment variables.
+        environment: environment variables, all of them.
         output: file descriptor for its standard output and error.
     """
     first = pathlib.Path(__file__).with_name("worker_start.py")
@@ -67,9 +67,10 @@ def end(
     last SIGKILL.
 
     Args:
-        workers: those that were waited for already are left out.
-        seconds: from SIGINT to SIGTERM, unless all end before; 0 sends no SIGINT.
-        hurry: asked again and again; if true, all are killed now.
+        workers: processes to be ended; those that were waited for already are left out.
+        seconds: time from SIGINT to SIGTERM, unless all end before; 0 sends no SIGINT.
+        hurry: function that is asked again and again; if it returns true, all are
+            killed now.
     """
     left = [worker for worker in workers if worker.returncode is None]
     if seconds:

@@ -15,15 +15,16 @@ class CompressionStats:
     """What one worker sent. Equal on all workers.
 
     Attributes:
-        steps: optimizer steps counted.
-        entries: gradient entries sent, in total.
-        bytes: bytes handed to the collective, in total.
-        dense_bytes: bytes a dense all-reduce would have been handed, in total.
-        nonfinite: gradients, summed over workers, that were left out because they held
-            NaN or Inf, or where they made the residual overflow.
-        entries_per_step: in the last step.
-        bytes_per_step: in the last step.
-        dense_bytes_per_step: in the last step.
+        steps: number of optimizer steps that were counted.
+        entries: number of gradient entries sent, in total.
+        bytes: number of bytes handed to the collective, in total.
+        dense_bytes: number of bytes a dense all-reduce would have been handed, in
+            total.
+        nonfinite: number of gradients, over all workers, that were left out because
+            they held NaN or Inf, or where they made the residual overflow.
+        entries_per_step: number of entries sent in the last step.
+        bytes_per_step: number of bytes handed over in the last step.
+        dense_bytes_per_step: number of bytes of a dense all-reduce in the last step.
     """
 
     steps: int
@@ -72,11 +73,12 @@ def count_step(
     """Add one step to the counters.
 
     Args:
-        counters: made by `make_counters`.
-        entries: sent in this step.
-        sent_bytes: size of the buffer that was handed to the collective.
-        dense_bytes: size that a dense all-reduce would have had.
-        nonfinite: number of workers whose gradient was dropped.
+        counters: variable from `make_counters`.
+        entries: number of entries sent in this step, an int or a scalar integer tensor.
+        sent_bytes: size of the buffer that was handed to the collective, likewise.
+        dense_bytes: size that a dense all-reduce would have had, an int.
+        nonfinite: number of workers whose gradient was dropped, a scalar integer
+            tensor.
     """
     step = tf.stack(
         [tf.cast(x, tf.int64) for x in (1, entries, sent_bytes, dense_bytes, nonfinite)]
@@ -96,9 +98,9 @@ def warn_at_first(
     """Say once on this worker's standard error that its gradient was dropped.
 
     Args:
-        counters: before this step is counted.
+        counters: variable from `make_counters`, before this step is counted.
         finite: scalar bool, whether this worker's gradient was finite.
-        iteration: scalar, the step.
+        iteration: number of the step, a scalar integer tensor.
     """
     if tracing.in_xla_context():
         return  # XLA cannot print; `stats.nonfinite` counts all the same

@@ -21,9 +21,9 @@ class Staleness:
     does not survive a restart. Of this worker alone, so that workers differ.
 
     Attributes:
-        mean: over entries, in steps.
-        p99: the 99th percentile.
-        max: of the entry that waits longest.
+        mean: mean over entries, in steps.
+        p99: 99th percentile over entries, in steps.
+        max: waiting time of the entry that waits longest, in steps.
     """
 
     mean: float
@@ -39,7 +39,7 @@ class LastSent:
     is not part of a checkpoint: what is saved is the same with and without it.
 
     Args:
-        tensors: of the optimizer; nothing is remembered of exempt ones.
+        tensors: tensors of the optimizer; nothing is remembered of exempt ones.
     """
 
     def __init__(self, tensors: Sequence[Tensor]):

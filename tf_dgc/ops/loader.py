@@ -35,9 +35,10 @@ class Native(NamedTuple):
 
     Attributes:
         library: module with one function per operation, or None.
-        reason: why it is there or is not, one sentence.
+        reason: sentence that says why it is there or is not.
         wanted: whether the environment asks for it: `TF_DGC_NATIVE` is not 0.
-        stamp: what the library was built with and for; empty without one.
+        stamp: texts that say what the library was built with and for, by name; empty
+            without one.
     """
 
     library: Any
@@ -106,8 +107,8 @@ def check(library: pathlib.Path, stamp: pathlib.Path) -> tuple[dict[str, str], s
     """Return the stamp of a library, and why it must not be loaded ("" if it may).
 
     Args:
-        library: the file.
-        stamp: JSON beside it, written when it was built.
+        library: path of the library.
+        stamp: path of the JSON beside it, written when it was built.
     """
     sources = _sources()
     if not library.exists():

@@ -48,33 +48,36 @@ class CompressedOptimizer(OptimizerWrapper):
             or config, as `keras.optimizers.get` takes them.
         compressor: a `tf_dgc.compressors.Compressor`, or the name of a method for its
             defaults; `tf-dgc methods` lists them.
-        error_feedback: keep what is not sent in `residual` and add it to the next
-            gradient. None for the method's own choice.
-        momentum_correction: accumulate the local velocity of an `SGD` instead of the
-            gradient (Lin et al., section 3.2); needs error feedback.
-        factor_masking: clear that velocity where entries were sent (section 3.3), with
-            methods that send some entries and not others.
-        min_compress_size: tensors with fewer entries, and those of rank below 2, are
-            exempt: sent whole and without loss.
-        seed: of all random choices. TensorFlow's global seed is neither used nor set.
-        name: of the optimizer.
-        track_staleness: remember when each entry was last sent, for `staleness`; takes
-            4 bytes per entry, which are not saved.
-        check_every: steps from one in which the workers compare checksums of the
-            model's variables, which travel with what is exchanged, to the next; the
+        error_feedback: whether to keep what is not sent in `residual` and add it to the
+            next gradient. None for the method's own choice.
+        momentum_correction: whether to accumulate the local velocity of an `SGD`
+            instead of the gradient (Lin et al., section 3.2); needs error feedback.
+        factor_masking: whether to clear that velocity where entries were sent (section
+            3.3), with methods that send some entries and not others.
+        min_compress_size: number of entries below which tensors, and those of rank
+            below 2, are exempt: sent whole and without loss.
+        seed: seed of all random choices. TensorFlow's global seed is neither used nor
+            set.
+        name: name of the optimizer.
+        track_staleness: whether to remember when each entry was last sent, for
+            `staleness`; takes 4 bytes per entry, which are not saved.
+        check_every: number of steps from one in which the workers compare checksums of
+            the model's variables, which travel with what is exchanged, to the next; the
             first step is one. None for never.
-        on_divergence: what happens on all workers if variables differ: "raise", before
+        on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
 
     Attributes:
-        inner_optimizer: the copy of `inner` that applies the update.
-        velocity: one variable per model variable and worker; empty without momentum
+        inner_optimizer: copy of `inner` that applies the update.
+        velocity: variable per model variable and worker; empty without momentum
             correction.
-        residual: one variable per model variable and worker, accumulated and not yet
-            sent; empty without error feedback. Both are float64 for float64 variables,
-            else float32.
-        compressor_state: of each model variable, the method's own state by name.
-        communicator: does what steps ask for; `distribute.communicator.Communicator`.
+        residual: variable per model variable and worker, accumulated and not yet sent;
+            empty without error feedback. Both are float64 for float64 variables, else
+            float32.
+        compressor_state: variables of the method's own state by name, for each model
+            variable.
+        communicator: object that does what steps ask for;
+            `distribute.communicator.Communicator`.
 
     Raises:
         ValueError: for settings that do not go together; at build time for a model
@@ -149,7 +152,7 @@ class CompressedOptimizer(OptimizerWrapper):
         """Create the state; all workers compare what they were given.
 
         Args:
-            variables: the model's trainable variables.
+            variables: model's trainable variables.
 
         Raises:
             ValueError: see the class.

@@ -38,26 +38,28 @@ class DGCOptimizer(CompressedOptimizer):
             or config, as `keras.optimizers.get` takes them.
         sparsity: share of entries NOT sent, in [0, 1); or a schedule of the iteration
             such as `tf_dgc.schedules.WarmupSparsity`.
-        momentum_correction: accumulate the local velocity instead of the gradient
-            (section 3.2 of the paper). If False, momentum stays after the sum.
-        factor_masking: clear the velocity where entries were sent (section 3.3).
-        min_compress_size: tensors with fewer entries, and those of rank below 2, are
-            exempt: sent whole, with momentum and without loss.
-        value_dtype: how values are sent, beside some 12 bits for each position at
-            99.9 %: None, in the type of `residual` (4 bytes per entry, or 8), or one of
-            "float32" (4), "bfloat16" (2), "float16" (2; nothing below 6e-8) and
+        momentum_correction: whether to accumulate the local velocity instead of the
+            gradient (section 3.2 of the paper). If False, momentum stays after the sum.
+        factor_masking: whether to clear the velocity where entries were sent (section
+            3.3).
+        min_compress_size: number of entries below which tensors, and those of rank
+            below 2, are exempt: sent whole, with momentum and without loss.
+        value_dtype: type in which values are sent, beside some 12 bits for each
+            position at 99.9 %: None, that of `residual` (4 bytes per entry, or 8), or
+            one of "float32" (4), "bfloat16" (2), "float16" (2; nothing below 6e-8) and
             "sign" (1/8: a sign, and one magnitude per tensor). What the coding loses
             stays in `residual`. Exempt tensors and dense steps are not coded.
-        seed: of the order in which equal magnitudes are chosen.
-        name: of the optimizer.
-        track_staleness: as `CompressedOptimizer`'s, and so are the following.
-        check_every: steps between looks whether workers differ, or None.
-        on_divergence: "raise" or "warn".
+        seed: seed of the order in which equal magnitudes are chosen.
+        name: name of the optimizer.
+        track_staleness: whether to remember when entries were sent, as in
+            `CompressedOptimizer`, also below.
+        check_every: number of steps between looks whether workers differ, or None.
+        on_divergence: reaction to a difference, "raise" or "warn".
 
     Attributes:
-        inner_optimizer: the copy of `inner` that applies the update, without what was
-            taken over. It owns the learning rate and the iterations.
-        velocity: one variable per model variable and worker, the local momentum; empty
+        inner_optimizer: copy of `inner` that applies the update, without what was taken
+            over. It owns the learning rate and the iterations.
+        velocity: variable per model variable and worker, the local momentum; empty
             without momentum correction.
         residual: one variable per model variable and worker, accumulated and not yet
             sent; empty with `sparsity=0`. Both are float64 for float64 variables and

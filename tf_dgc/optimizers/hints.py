@@ -7,7 +7,7 @@ def hint(optimizer: CompressedOptimizer) -> str | None:
     """Return why compressing does not pay here, and what to do; None if it may.
 
     Args:
-        optimizer: before its first step, or after one.
+        optimizer: optimizer before its first step, or after one.
     """
     if optimizer.compressor.lossless:
         return None  # nobody asked for less

@@ -31,10 +31,11 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         learning_rate: a float, a schedule or a callable; 0.01 as in the paper.
         beta_1: decay of the momentum, in [0, 1).
         beta_2: decay of the second moment, in [0, 1).
-        epsilon: against division by 0.
-        weight_decay: d, 0 or more; None for 0.
-        name: of the optimizer.
-        **kwargs: of every Keras optimizer: clipping, moving averages, loss scale.
+        epsilon: small number against division by 0, above 0.
+        weight_decay: coefficient d, 0 or more; None for 0.
+        name: name of the optimizer.
+        **kwargs: arguments of every Keras optimizer: clipping, moving averages, loss
+            scale.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ def overwrite(communicator: Communicator, pairs: Sequence[tuple]) -> int:
     An entry that is not finite on a worker counts there as the value that was.
 
     Args:
-        communicator: of the optimizer.
-        pairs: new values and variables.
+        communicator: communicator of the optimizer.
+        pairs: new values and variables, each of the variable's shape.
 
     Returns:
         Bytes handed to the collective.

@@ -29,7 +29,7 @@ def check(settings: Mapping[str, Any]) -> None:
     """Raise `ValueError` for settings that cannot be trained with.
 
     Args:
-        settings: all of `NAMES`.
+        settings: values by name, all of `NAMES`.
     """
     _check_clipping(settings)
     _check_averages(settings)
@@ -86,9 +86,9 @@ def describe(kind: type, values: Mapping[str, Any], *first: str) -> str:
     """Return a call of the constructor: arguments that are not its defaults.
 
     Args:
-        kind: of optimizer.
-        values: of arguments by name, and of anything else.
-        first: arguments that are given in any case.
+        kind: class of the optimizer.
+        values: values of arguments by name, and of anything else.
+        first: arguments that are given in any case, as they are to be shown.
     """
     parameters = inspect.signature(kind).parameters
     given = {n: values[n] for n in parameters if n != "name" and n in values}
@@ -111,7 +111,7 @@ def shared(name: str) -> Any:
     """Return an attribute of a wrapper that belongs to its inner optimizer.
 
     Args:
-        name: of the setting.
+        name: name of the setting.
     """
 
     def read(wrapper: Any) -> Any:

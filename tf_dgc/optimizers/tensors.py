@@ -17,11 +17,11 @@ def describe(
     """Return what is to be known of a variable.
 
     Args:
-        variable: of the model.
+        variable: variable of the model.
         exempt: whether it is sent whole.
         keeps_residual: whether what is not sent is kept, so that a sum that would not
             fit into the variable can be spread over several steps.
-        num_workers: N.
+        num_workers: number of workers, N.
     """
     own = tf.as_dtype(variable.dtype)
     dtype = tf.float64 if own == tf.float64 else tf.float32
@@ -48,8 +48,8 @@ def agreement(
     """Return what must be equal on all workers, as nested dictionaries.
 
     Args:
-        config: of the optimizer.
-        variables: of the model.
+        config: config of the optimizer, from `get_config`.
+        variables: variables of the model, in order.
     """
     config = _without_identities(config)
     config["inner"]["config"].pop("name")

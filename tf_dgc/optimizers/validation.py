@@ -24,8 +24,8 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
     """Return whether what is not sent is kept back.
 
     Args:
-        compressor: says whether it has to be, or must not be.
-        asked: by the user; None for the method's own choice.
+        compressor: method, which says whether it has to be, or must not be.
+        asked: choice of the user; None for the method's own.
 
     Raises:
         ValueError: if the method cannot work so.

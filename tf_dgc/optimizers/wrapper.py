@@ -27,11 +27,11 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     before `fit`, or compile the model again.
 
     Args:
-        inner_optimizer: applies the update to gradients that are already summed over
-            the workers. It is changed not to sum them again.
+        inner_optimizer: optimizer that applies the update to gradients that are already
+            summed over the workers. It is changed not to sum them again.
         took: the settings of the inner optimizer that are applied in its place.
-        name: of the optimizer.
-        strategy: under which the optimizer was created, prepared.
+        name: name of the optimizer.
+        strategy: strategy under which the optimizer was created, prepared.
     """
 
     saved_by_all_workers = True  # each has a part

@@ -19,7 +19,7 @@ def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
     Args:
         gradient: a tensor or `tf.IndexedSlices`, whose parts may be anything that
             TensorFlow makes a tensor of; values of the same row are summed.
-        variable: of the model.
+        variable: variable of the model.
     """
     if isinstance(gradient, tf.IndexedSlices):
         rows = tf.cast(tf.convert_to_tensor(gradient.indices), tf.int64)
@@ -40,13 +40,13 @@ def accumulate(
     """Drop gradients that are not finite, and correct, within the numbers' range.
 
     Args:
-        tensors: of which size and dtype matter.
-        gradients: as in `LocalStep`, like the others.
-        scales: of the gradients.
-        velocity: variables, or None.
-        residual: variables, or None.
-        momentum: coefficient.
-        nesterov: whether it is Nesterov's.
+        tensors: descriptions of which size and dtype matter.
+        gradients: gradient of each, of any shape, not yet multiplied by `scales`.
+        scales: factor of each gradient, as `clipping.clip` returns it.
+        velocity: variable of each, or None without momentum correction.
+        residual: variable of each, or None if nothing is ever kept back.
+        momentum: coefficient of the correction, in [0, 1).
+        nesterov: whether the correction is Nesterov's.
 
     Returns:
         Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and

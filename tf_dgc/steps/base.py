@@ -17,19 +17,20 @@ class Inputs(NamedTuple):
     """What goes into a step on one worker.
 
     Attributes:
-        compressor: of all tensors that are not exempt.
-        tensors: those that have a gradient in this step.
-        indices: of each among all tensors of the optimizer, for draws.
-        gradients: one per tensor, of any shape, not yet multiplied by `scales`.
-        scales: of each gradient, as `clipping.clip` returns them.
-        memory: what this worker remembers of these tensors.
+        compressor: method of all tensors that are not exempt.
+        tensors: descriptions of those that have a gradient in this step.
+        indices: index of each among all tensors of the optimizer, for draws.
+        gradients: gradient of each tensor, of any shape, not yet multiplied by
+            `scales`.
+        scales: factor of each gradient, as `clipping.clip` returns it.
+        memory: variables of what this worker remembers of these tensors.
         momentum: coefficient of the correction, in [0, 1).
         nesterov: whether the correction is Nesterov's.
         factor_masking: whether to clear the velocity where entries are sent.
-        seed: of all randomness; equal on all workers.
+        seed: seed of all randomness; equal on all workers.
         iteration: number of the step, a scalar integer tensor.
         worker: index of this one among all, an int or a scalar integer tensor.
-        num_workers: N.
+        num_workers: number of workers, N.
         sizes: entries of every tensor of the optimizer, also of those without a
             gradient in this step.
     """
@@ -54,14 +55,15 @@ class Outcome(NamedTuple):
     """What a step comes to; equal on all workers.
 
     Attributes:
-        decode: returns the sum over workers of each tensor, `[n]` or of its shape; and
-            how many workers' gradients were not finite, scalar int32. Both are to be
-            had only if nothing that was received is refused.
-        entries: that one worker sent: an int, or a scalar int64 tensor.
-        sent_bytes: handed to the collectives by one worker, likewise.
-        descend: takes variables and a rate, and subtracts rate times the sum in place,
-            touching only what was sent; returns what `decode` says of the workers. None
-            if the step has no shorter way than `decode`.
+        decode: function that returns the sum over workers of each tensor, `[n]` or of
+            its shape; and how many workers' gradients were not finite, scalar int32.
+            Both are to be had only if nothing that was received is refused.
+        entries: number of entries that one worker sent: an int, or a scalar int64
+            tensor.
+        sent_bytes: number of bytes that one worker handed to the collectives, likewise.
+        descend: function of variables and a rate that subtracts rate times the sum in
+            place, touching only what was sent; returns what `decode` says of the
+            workers. None if the step has no shorter way than `decode`.
     """
 
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]

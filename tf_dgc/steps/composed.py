@@ -66,11 +66,11 @@ def start(
     """Begin the exchanges of one worker's tensors.
 
     Args:
-        compressor: of all that are not exempt.
-        tensors: of the step.
-        values: what each may send, `[n]`.
-        states: of the method, by name, for each.
-        draws: of randomness, for each.
+        compressor: method of all tensors that are not exempt.
+        tensors: descriptions of those that have a gradient in this step.
+        values: values that each may send, float `[n]`.
+        states: state of the method by name, for each; empty if exempt.
+        draws: seeds of this step, for each.
     """
     parts = []
     for t, flat, state, draw in zip(tensors, values, states, draws, strict=True):

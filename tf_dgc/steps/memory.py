@@ -23,13 +23,14 @@ class Memory:
     """What one worker remembers between steps of some tensors.
 
     Attributes:
-        tensors: what is remembered is about.
-        velocity: one variable per tensor; empty without momentum correction.
-        residual: one variable per tensor, accumulated and not yet sent; empty if
+        tensors: descriptions of the tensors that it is about.
+        velocity: variable of each tensor; empty without momentum correction.
+        residual: variable of each tensor, accumulated and not yet sent; empty if
             nothing is ever kept back.
-        states: of each tensor, the method's own state by name.
-        counters: of what all tensors sent, equal on all workers.
-        last_sent: when each entry was; None unless it is to be remembered.
+        states: variables of the method's own state by name, for each tensor.
+        counters: variable of what all tensors sent, equal on all workers.
+        last_sent: record of when each entry was sent; None unless it is to be
+            remembered.
     """
 
     tensors: Sequence[Tensor]
@@ -97,8 +98,8 @@ def make_memory(
     """Create all variables, at zero; call it on every worker, in the strategy's scope.
 
     Args:
-        tensors: of the optimizer.
-        compressor: has a state of its own for tensors that are not exempt.
+        tensors: descriptions of all tensors of the optimizer.
+        compressor: method, with a state of its own for tensors that are not exempt.
         keeps_residual: whether what is not sent is kept.
         keeps_velocity: whether momentum is accumulated locally.
         tracks_staleness: whether to remember when entries were sent, where something

@@ -58,12 +58,13 @@ def pack(
     """Choose what is sent, take it out of the local state, and encode it.
 
     Args:
-        step: the plan.
-        velocity: float `[n]` of each tensor, or None without momentum correction.
-        residual: float `[n]` of each tensor, with this step's gradient.
+        step: plan of what is sent.
+        velocity: velocity of each tensor, float `[n]`, or None without momentum
+            correction.
+        residual: residual of each tensor, float `[n]`, with this step's gradient.
         finite: scalar bool, whether this worker's gradient was finite.
-        offsets: where ties are broken from, scalar int32 of each tensor.
-        factor_masking: clear the velocity where entries are sent.
+        offsets: position of each tensor where ties are broken from, scalar int32.
+        factor_masking: whether to clear the velocity where entries are sent.
 
     Returns:
         The vector of a dense step (empty if sparse), the words of a sparse step (empty
@@ -101,9 +102,9 @@ def unpack(
     """Decode what the exchange returned.
 
     Args:
-        step: the plan that was packed with.
+        step: plan that was packed with.
         vector: sum of the dense vectors; ignored if sparse.
-        buffers: int32 `[num_workers, words]`; ignored if dense.
+        buffers: buffers of all workers, int32 `[num_workers, words]`; ignored if dense.
 
     Returns:
         The sum over workers of each tensor, `[n]`, and the number of workers whose

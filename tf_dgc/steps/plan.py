@@ -16,9 +16,9 @@ class Plan(NamedTuple):
     """What a step sends, known to all workers before it.
 
     Attributes:
-        layout: of every tensor of the step.
-        counts: entries of each that a sparse step sends; ints, or scalar int32 tensors
-            where the sparsity is scheduled.
+        layout: sizes and value types of all tensors of the step.
+        counts: number of entries of each that a sparse step sends; ints, or scalar
+            int32 tensors where the sparsity is scheduled.
         dense: whether everything is sent: a bool, or a scalar bool tensor.
     """
 
@@ -51,9 +51,10 @@ def plan(
     worker's buffer to N-1 others, a ring all-reduce sends each entry 2(N-1)/N times.
 
     Args:
-        layout: of every tensor of the step.
-        sparsity: in [0, 1), a float or a scalar float64 tensor.
-        num_workers: N.
+        layout: sizes and value types of all tensors of the step.
+        sparsity: share of entries not sent, in [0, 1), a float or a scalar float64
+            tensor.
+        num_workers: number of workers, N.
     """
     counts = [t.size if t.exempt else num_sent(t.size, sparsity) for t in layout]
     sparse_words = wire.sparse_words(layout, counts)
@@ -70,15 +71,16 @@ class LocalStep(NamedTuple):
     """What goes into a step on one worker.
 
     Attributes:
-        plan: what is sent.
-        gradients: one per tensor, of any shape, not yet multiplied by `scales`.
-        scales: of each gradient, as `clipping.clip` returns them.
+        plan: plan of what is sent.
+        gradients: gradient of each tensor, of any shape, not yet multiplied by
+            `scales`.
+        scales: factor of each gradient, as `clipping.clip` returns it.
         velocity: variables, one per tensor; None without momentum correction.
         residual: variables, one per tensor; None if nothing is ever kept back.
-        offsets: scalar int32 per tensor, where ties are broken from.
-        momentum: coefficient of the correction.
+        offsets: position of each tensor where ties are broken from, scalar int32.
+        momentum: coefficient of the correction, in [0, 1).
         nesterov: whether it is Nesterov's.
-        factor_masking: clear the velocity where entries are sent.
+        factor_masking: whether to clear the velocity where entries are sent.
     """
 
     plan: Plan

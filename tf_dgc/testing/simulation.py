@@ -26,21 +26,24 @@ class Simulation:
     >>> (total,) = simulation.step([[gradient] for gradient in gradients])
 
     Args:
-        compressor: a `Compressor`, or the name of a method.
-        shapes: of the tensors; none of them is exempt.
-        num_workers: N.
-        dtype: float32 or float64.
-        error_feedback: as in `CompressedOptimizer`.
-        seed: of all random choices.
-        compiled: make a graph of a step: slow at first, then several times as fast.
+        compressor: method, a `Compressor`, or its name.
+        shapes: shapes of the tensors; none of them is exempt.
+        num_workers: number of workers, N.
+        dtype: name of the gradients' dtype, float32 or float64.
+        error_feedback: whether what is not sent is kept, as in `CompressedOptimizer`.
+        seed: seed of all random choices.
+        compiled: whether to make a graph of a step: slow at first, then several times
+            as fast.
 
     Attributes:
-        residual: by worker and tensor, what was not sent, NumPy arrays; zeros without
+        residual: NumPy arrays of what was not sent, by worker and tensor; zeros without
             error feedback.
-        sent: by worker and tensor, what was contributed in the last step.
-        state: by worker and tensor, the method's own state by name.
-        sent_bytes: handed to the collectives by one worker in the last step.
-        messages: in the last step, by worker, the collectives that were asked for.
+        sent: NumPy arrays of what was contributed in the last step, by worker and
+            tensor.
+        state: values of the method's own state by name, by worker and tensor.
+        sent_bytes: number of bytes that one worker handed to the collectives in the
+            last step.
+        messages: requests of the last step, by worker.
     """
 
     def __init__(

@@ -29,10 +29,10 @@ class TrainingLoops:
     """Keras's loops under one strategy, of all models that are trained there.
 
     Args:
-        strategy: whose instance is changed.
+        strategy: strategy whose instance is changed.
 
     Attributes:
-        strategy: the same.
+        strategy: strategy whose instance is changed.
         several: whether it has several workers.
         running: the loops of the model of which a step is being executed or traced.
     """
@@ -88,8 +88,8 @@ class ModelLoops:
     """The loops of one model.
 
     Args:
-        loops: of the strategy.
-        model: whose instance is changed.
+        loops: loops of the strategy.
+        model: Keras model whose instance is changed.
     """
 
     def __init__(self, loops: TrainingLoops, model: keras.Model):

@@ -28,7 +28,7 @@ def average_statistics(model: keras.Model) -> None:
     save, outside of `strategy.run` and on every worker: it is one collective of all.
 
     Args:
-        model: built in the scope of the strategy.
+        model: Keras model, built in the scope of the strategy.
 
     Raises:
         RuntimeError: on every worker that calls it, if one does not within

@@ -34,7 +34,7 @@ class Stopping:
     before the others, those who do not take part in an attempt wait there meanwhile.
 
     Args:
-        strategy: of several workers.
+        strategy: strategy of several workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -125,7 +125,7 @@ class StopTogether(keras.callbacks.Callback):
     """The last callback of a `fit`: holds back what not all have agreed on.
 
     Args:
-        stopping: of this `fit`.
+        stopping: agreement of the workers of this `fit`.
     """
 
     def __init__(self, stopping: Stopping):

@@ -29,7 +29,7 @@ def clip(
     Args:
         gradients: dense tensors of one step on this worker.
         num_workers: `N` of the paper; 1 clips as Keras does.
-        loss_scale: what the loss, and so the gradients, were multiplied by.
+        loss_scale: factor that the loss, and so the gradients, were multiplied by.
         clipnorm: bound of each tensor's L2 norm over all workers.
         global_clipnorm: bound of the L2 norm of all tensors together.
         clipvalue: bound of each entry's absolute value, not scaled by `N`.
@@ -67,7 +67,7 @@ def multiply(
 
     Args:
         gradients: dense tensors of any shapes and float dtypes.
-        scales: of each, as `clip` returns them.
+        scales: factor of each, as `clip` returns it.
 
     Returns:
         The products (or zeros), and a scalar bool that is True if all were finite.
@@ -87,9 +87,9 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Ten
     late: what was there before cannot be had back from a sum.
 
     Args:
-        gradients: as for `multiply`.
-        scales: as `clip` returns them. Where one is a tensor, `clip` has looked at all
-            entries to make it.
+        gradients: dense tensors of any shapes and float dtypes.
+        scales: factor of each, as `clip` returns it. Where one is a tensor, `clip` has
+            looked at all entries to make it.
 
     Returns:
         Scalar float64 tensors.

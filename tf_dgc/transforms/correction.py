@@ -22,11 +22,11 @@ def correct(
     (`velocity = m*(velocity + gradient); residual += velocity + gradient`).
 
     Args:
-        gradient: float `[n]`.
-        velocity: `[n]`, or None for no momentum correction.
-        residual: `[n]`.
+        gradient: gradient of one tensor, float `[n]`.
+        velocity: velocity before, `[n]`, or None for no momentum correction.
+        residual: residual before, `[n]`.
         momentum: coefficient in [0, 1).
-        nesterov: use the Nesterov form.
+        nesterov: whether to use the Nesterov form.
 
     Returns:
         The new velocity (None if there was none) and the new residual.
@@ -69,7 +69,7 @@ def mask(buffer: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
 
     Args:
         buffer: velocity or residual, `[n]`.
-        sent: int32 `[k]`, distinct positions.
+        sent: positions that were sent, int32 `[k]`, distinct.
     """
     zeros = tf.zeros_like(sent, buffer.dtype)
     return tf.tensor_scatter_nd_update(buffer, sent[:, tf.newaxis], zeros)

@@ -25,9 +25,9 @@ class Layer(NamedTuple):
     """One convolution.
 
     Attributes:
-        width: of the kernel.
-        inputs: channels.
-        outputs: channels.
+        width: number of entries that the kernel covers.
+        inputs: number of channels that go in.
+        outputs: number of channels that come out.
     """
 
     width: int
@@ -44,7 +44,7 @@ def layers(channels: int) -> list[Layer]:
     """Return the layers: five of the encoder, then five of the decoder.
 
     Args:
-        channels: of the first; 64 in the paper.
+        channels: number of channels of the first layer; 64 in the paper.
     """
     c, half = channels, max(1, channels // 2)
     down = [1, c, 2 * c, 4 * c, c]
@@ -106,9 +106,9 @@ class Adam(NamedTuple):
     """What is learned, and Adam's moments.
 
     Attributes:
-        weights: of the autoencoder, one vector.
-        first: moment.
-        second: moment.
+        weights: weights of the autoencoder, float `[num_weights]`.
+        first: moment of the gradient, likewise.
+        second: moment of the squared gradient, likewise.
     """
 
     weights: tf.Tensor
@@ -122,11 +122,11 @@ def train(
     """Return the state after one step to bring `mean_through_code` to the mean.
 
     Args:
-        state: before.
-        channels: as in `layers`.
-        vectors: `[N, k]`.
-        rate: of learning.
-        steps: done before, a scalar integer.
+        state: weights and moments before the step.
+        channels: number of channels of the first layer, as in `layers`.
+        vectors: values of all workers, float `[N, k]`.
+        rate: learning rate, above 0.
+        steps: number of steps done before, a scalar integer tensor.
     """
     target = tf.reduce_mean(vectors, axis=0)
     with tf.GradientTape() as tape:

@@ -72,10 +72,10 @@ def choose(
     taken, so no position is favoured.
 
     Args:
-        scores: float `[n]`, above 0 where `wanted`.
-        wanted: bool `[n]`.
-        capacity: 1 <= capacity <= n.
-        draw: of randomness.
+        scores: rank of each entry, float `[n]`, above 0 where `wanted`.
+        wanted: marks of the entries to choose from, bool `[n]`.
+        capacity: number of places, 1 <= capacity <= n.
+        draw: seeds for this tensor in this step.
 
     Returns:
         int32 `[capacity]`, strictly ascending; n or more in free places.
@@ -103,9 +103,9 @@ def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Excha
     """Gather entries as they are, and sum them.
 
     Args:
-        values: float `[n]`.
-        positions: from `choose`.
-        value_dtype: of the values on the wire.
+        values: gradient, float `[n]`.
+        positions: result of `choose`, int32 `[capacity]`.
+        value_dtype: type of the values on the wire.
     """
     size, capacity = values.shape[0], positions.shape[0]
     padded = tf.pad(values, [[0, capacity]])
@@ -119,9 +119,9 @@ def exchange_signs(
     """Gather the signs of entries, which all have one magnitude.
 
     Args:
-        values: float `[n]`.
-        positions: from `choose`.
-        magnitude: scalar, 0 or more; it is sent as float32.
+        values: gradient, float `[n]`.
+        positions: result of `choose`, int32 `[capacity]`.
+        magnitude: magnitude of all of them, scalar, 0 or more; it is sent as float32.
     """
     negative = tf.cast(at(values, positions) < 0, tf.int32)
     word = tf.bitcast(coding.narrow(magnitude, tf.float32), tf.int32)
@@ -136,10 +136,10 @@ def exchange_coded(
     """Gather entries whose values a method has coded itself, and sum them.
 
     Args:
-        positions: from `choose`.
-        size: n.
+        positions: result of `choose`, int32 `[capacity]`.
+        size: number of entries n.
         coded: one value for every place, as words.
-        decode: what `coded` is decoded with.
+        decode: function that decodes `coded`.
     """
     capacity = positions.shape[0]
     result = yield from sparse.exchange_coded(

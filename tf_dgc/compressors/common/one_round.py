@@ -79,10 +79,10 @@ def sum_decoded(
     graph, which is traced once for any number of them.
 
     Args:
-        gathered: int32 `[N, w]`.
-        decode: makes a tensor of `shape` and `dtype` of int32 `[w]`.
-        shape: of the sum.
-        dtype: of the sum.
+        gathered: words of all workers, int32 `[N, w]`.
+        decode: function that makes a tensor of `shape` and `dtype` of int32 `[w]`.
+        shape: shape of the sum.
+        dtype: dtype of the sum.
     """
     return tf.foldl(
         lambda total, words: total + decode(words),
@@ -96,8 +96,9 @@ def send_whole(values: tf.Tensor, aggregation: str) -> Exchange:
     """Exchange a tensor exactly, in the same kind of collective as the others.
 
     Args:
-        values: float32 or float64, of any shape.
-        aggregation: of the method that the other tensors are sent with.
+        values: tensor to be sent, float32 or float64, of any shape.
+        aggregation: kind of aggregation of the method that the other tensors are sent
+            with; see `Compressor`.
     """
     if aggregation == "sum":
         total = yield Sum(values)
@@ -137,7 +138,7 @@ def maximum(values: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:
     of other tensors, so it costs no collective of its own; for small tensors.
 
     Args:
-        values: float32 or float64, of any shape.
+        values: tensor of this worker, float32 or float64, of any shape.
     """
     gathered = yield Gather(to_words(values))
     rows = [from_words(row, values.dtype, values.shape) for row in tf.unstack(gathered)]

@@ -17,8 +17,8 @@ def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Round down or up so that the expectation is the value.
 
     Args:
-        values: float, of any shape.
-        seed: int32 `[2]`, of a `Draw`.
+        values: numbers to be rounded, float, of any shape.
+        seed: seed of a `Draw`, int32 `[2]`.
 
     Returns:
         Whole numbers of the same shape and dtype.
@@ -40,8 +40,8 @@ def pack(codes: tf.Tensor, width: int) -> tf.Tensor:
     width costs exactly that many bits, but for what is left of each plane's last word.
 
     Args:
-        codes: int32 `[m]`, each in [0, 2**width).
-        width: 1 to 31.
+        codes: codes to be packed, int32 `[m]`, each in [0, 2**width).
+        width: bits of a code, 1 to 31.
 
     Returns:
         int32 `[num_words(m, width)]`.
@@ -64,7 +64,7 @@ def pack_trits(trits: tf.Tensor) -> tf.Tensor:
     """Pack ternary digits, 5 in a byte, as 3**5 is 243: 1.6 bits each.
 
     Args:
-        trits: int32 `[m]`, each 0, 1 or 2.
+        trits: digits, int32 `[m]`, each 0, 1 or 2.
 
     Returns:
         int32 `[num_trit_words(m)]`.

@@ -1,6 +1,6 @@
 """What methods that send some entries have in common: positions and values as words.
 
-Positions are coded by Elias-Fano, values by any of `tf_dgc.values` or as a method
+Positions are coded by Elias-Fano, values by any of `value_types` or as a method
 says. A method whose number of entries varies states a capacity (`capacity.py`).
 """
 
@@ -27,9 +27,9 @@ def num_words(size: int, k: int | tf.Tensor, value_dtype: str) -> int | tf.Tenso
     """Return the words of a payload of k of `size` entries.
 
     Args:
-        size: n.
-        k: 1 <= k <= n, an int or a scalar int32 tensor.
-        value_dtype: one of `tf_dgc.values.CHOICES`, or "float64".
+        size: number of entries n.
+        k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
+        value_dtype: type of the values, one of `value_types.CHOICES`, or "float64".
     """
     streams = coding.stream_bits(value_dtype, k)
     return position_words(size, k) + sum(map(bitstream.num_words, streams))
@@ -50,10 +50,10 @@ def exchange(
     """Gather chosen entries of all workers and sum them.
 
     Args:
-        values: float `[n]`.
-        positions: int32 `[k]`, strictly ascending.
-        k: how many; an int, or a scalar int32 tensor.
-        value_dtype: of the values on the wire.
+        values: gradient, float `[n]`.
+        positions: positions to be sent, int32 `[k]`, strictly ascending.
+        k: number of positions; an int, or a scalar int32 tensor.
+        value_dtype: type of the values on the wire.
         largest: what is sent of an entry at most.
     """
     size, dtype = values.shape[0], values.dtype
@@ -73,11 +73,11 @@ def exchange_coded(
     """Gather entries whose values a method has coded itself, and sum them.
 
     Args:
-        positions: int32 `[k]`, strictly ascending.
-        size: n; of the result.
-        k: how many; an int, or a scalar int32 tensor.
-        coded: the values, as words, int32 `[w]`.
-        decode: what `coded` is decoded with.
+        positions: positions to be sent, int32 `[k]`, strictly ascending.
+        size: number of entries n, also of the result.
+        k: number of positions; an int, or a scalar int32 tensor.
+        coded: values as words, int32 `[w]`.
+        decode: function that decodes `coded`.
     """
     words = tf.concat([elias_fano.encode(positions, size, k), coded], axis=0)
     gathered = yield Gather(words)
