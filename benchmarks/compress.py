@@ -21,11 +21,10 @@ import time
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import kernels
 import numpy as np
-import reporting
 import tensorflow as tf
 from absl import app, flags
+from common import kernels, reporting
 
 from tf_dgc.codecs import wire
 from tf_dgc.compressors import num_sent

@@ -26,12 +26,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-import method_settings
-import reporting
-import tasks
 import tensorflow as tf
-import training
 from absl import app, flags, logging
+from common import method_settings, reporting, tasks, training
 
 from tf_dgc import compressors
 
@@ -234,7 +231,7 @@ def main(_):
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
     if _PLOT.value:
-        import pictures
+        from common import pictures
 
         pictures.draw(summaries(rows), _PLOT.value)
 

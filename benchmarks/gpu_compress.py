@@ -22,11 +22,9 @@ import random
 import statistics
 import sys
 
-import cuda_library
 import numpy as np
-import reporting
-import resnet50
 from absl import app, flags
+from common import cuda_library, reporting, resnet50
 
 _SIZES = flags.DEFINE_list("sizes", ["2.556e7", "1e8"], "Entries of the tensor.")
 _SPARSITIES = flags.DEFINE_list("sparsities", ["0.999"], "Shares that are not sent.")
@@ -83,7 +81,7 @@ def main(_):
 
 def measure(library, n, sparsity, dtype):
     """Time all paths for one tensor; return one row per path."""
-    import gpu_contenders as contenders
+    from common import gpu_contenders as contenders
 
     flat = contenders.gradients(n, dtype, _GRADIENTS.value)
     num_bytes = 16 + flat[0].element_size()
@@ -115,7 +113,7 @@ def measure(library, n, sparsity, dtype):
 
 def measure_many(library, sparsity):
     """Time ResNet-50's tensors in one call, and one tensor of as many entries."""
-    import gpu_contenders as contenders
+    from common import gpu_contenders as contenders
 
     sizes = resnet50.sizes()
     n = sum(size for size, _ in sizes)
@@ -149,8 +147,8 @@ def warm_up(*paths):
 
 def take_turns(paths):
     """Time each path once per round, in an order that changes; return milliseconds."""
-    import gpu_contenders as contenders
     import torch
+    from common import gpu_contenders as contenders
 
     ballast = contenders.floor(BALLAST, 2)
     events = {name: [] for name in paths}

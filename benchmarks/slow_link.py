@@ -10,10 +10,9 @@ import sys
 import tempfile
 import time
 
-import network
-import reporting
 from absl import app, flags
-from cluster import Cluster, WorkerError
+from common import network, reporting
+from common.cluster import Cluster, WorkerError
 
 PHASES = ["connect", "build", "train", "save", "restore", "digest"]
 COLUMNS = [

@@ -10,10 +10,9 @@ grew, or if the workers' counts differ. Staleness is reported; see docs/reliabil
 
 import sys
 
-import network
-import reporting
 from absl import app, flags
-from cluster import Cluster, WorkerError
+from common import network, reporting
+from common.cluster import Cluster, WorkerError
 
 COLUMNS = [
     ("steps", "steps", ",d"),

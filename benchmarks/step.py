@@ -19,11 +19,9 @@ included; on loopback they are all that this machine sent to itself.
 import signal
 import sys
 
-import network
-import reporting
-import turns
 from absl import app, flags
-from cluster import WorkerError
+from common import network, reporting, turns
+from common.cluster import WorkerError
 
 MODES = ["none", "dense", "dgc", "dgc-tf"]
 COLUMNS = [

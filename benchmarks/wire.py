@@ -19,10 +19,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import compress
-import kernels
 import numpy as np
-import reporting
 from absl import app, flags
+from common import kernels, reporting
 
 from tf_dgc.compressors import num_sent
 from tf_dgc.ops import loader

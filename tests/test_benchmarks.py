@@ -190,7 +190,7 @@ def test_gpu_compress_without_a_gpu():
 
 def test_the_setting_of_rows_that_differ(monkeypatch):
     monkeypatch.syspath_prepend(STEP.parent)
-    import reporting
+    from common import reporting
 
     origin = {"processor": "P", "onednn": True}
     rows = [{"mode": "none"}, {"mode": "dgc", "onednn": True}]

@@ -15,8 +15,9 @@ bytes_to_target compress_ms"
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import convergence, keras, numpy as np, tasks
+import convergence, keras, numpy as np
 from absl import app
+from common import tasks
 
 class Largest(tasks.Task):
     name, metric, higher_is_better = "largest", "accuracy", True

@@ -17,7 +17,7 @@ from processes import Cluster, on_loopback
 from test_faults import MARGIN, QUICK, expect_all_to_name
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
-from network import Namespaces
+from common.network import Namespaces
 
 pytestmark = [pytest.mark.faults, pytest.mark.workers]
 

@@ -10,8 +10,8 @@ for folder in ("tests", "benchmarks"):
     if str(ROOT / folder) not in sys.path:
         sys.path.append(str(ROOT / folder))
 
-import cuda_library  # noqa: E402
 import devices  # noqa: E402
+from common import cuda_library  # noqa: E402
 from harness_gpu import Runner  # noqa: E402
 
 

@@ -1,8 +1,8 @@
 """Steps and decodings on the device, compared with NumPy and the CPU operations."""
 
-import cuda_library
 import numpy as np
 import step_oracle
+from common import cuda_library
 from step_oracle import Rule
 
 FINGERPRINT = 0x1234567

@@ -3,12 +3,11 @@
 import itertools
 import math
 
-import cuda_library
 import numpy as np
 import pytest
-import resnet50
 import step_oracle
 import wire_reference
+from common import cuda_library, resnet50
 from harness_gpu import FINGERPRINT, same, settings
 from step_oracle import Case, Rule
 

@@ -1,9 +1,9 @@
 """Work is only queued: several steps without waiting, streams, captured graphs."""
 
-import cuda_library
 import numpy as np
 import pytest
 import step_oracle
+from common import cuda_library
 from harness_gpu import FINGERPRINT, RIGHT, describe_layout
 from step_oracle import Rule
 from test_gpu_compress import SMALL, case, exempt, floats

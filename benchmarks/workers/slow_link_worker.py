@@ -1,6 +1,6 @@
 """One worker of `slow_link.py`, which starts it and tells it what to do.
 
-    python slow_link_worker.py SETTINGS
+    PYTHONPATH=benchmarks python benchmarks/workers/slow_link_worker.py SETTINGS
 
 SETTINGS are JSON. Every line of standard input names one of the functions below, and
 is answered by one line on standard output.
@@ -16,7 +16,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from replies import reply, take_standard_output
+from common.replies import reply, take_standard_output
 
 import tf_dgc
 

@@ -101,7 +101,7 @@ def provenance():
         "tf_dgc": tf_dgc.__version__,
         "python": platform.python_version(),
         "commit": commit(),
-        "package_from_checkout": package.parents[1] == checkout.parents[1],
+        "package_from_checkout": package.parents[1] == checkout.parents[2],
         "cpus": os.cpu_count(),
         "processor": onednn.processor(),
         "onednn": tracing.uses_onednn(),

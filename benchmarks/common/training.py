@@ -6,9 +6,9 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from tasks import predictor
 
 import tf_dgc
+from common.tasks import predictor
 
 
 def make_strategy(num_workers):

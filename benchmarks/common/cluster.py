@@ -13,7 +13,7 @@ import time
 
 from tf_dgc.launch import allocator, worker_processes
 
-_FOLDER = pathlib.Path(__file__).parent
+_BENCHMARKS = pathlib.Path(__file__).resolve().parents[1]
 _LINES_OF_LOG = 30
 
 
@@ -29,7 +29,7 @@ class Cluster:
         addresses: one address and port per worker.
         network: where they run; see `network.py`.
         timeout: seconds until a worker has to have answered.
-        script: of the worker, in this folder.
+        script: name of the worker's program, in `workers/`.
     """
 
     def __init__(self, settings, addresses, network, timeout, script="step_worker.py"):
@@ -37,7 +37,7 @@ class Cluster:
         self._addresses = addresses
         self._network = network
         self._timeout = timeout
-        self._script = str(_FOLDER / script)
+        self._script = str(_BENCHMARKS / "workers" / script)
         self._workers = []
         self._lines = queue.SimpleQueue()  # (rank, line), or (rank, "") at the end
         self._stack = contextlib.ExitStack()
@@ -128,6 +128,9 @@ class Cluster:
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
+        # Workers import what is in `common/`.
+        paths = [str(_BENCHMARKS), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         # gRPC would look for the other workers behind the proxy.
         for name in ("grpc_proxy", "http_proxy", "https_proxy"):
             environment.pop(name, None)

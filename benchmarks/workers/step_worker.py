@@ -1,6 +1,6 @@
 """One worker of the step benchmark, which `step.py` starts and tells what to do.
 
-    python step_worker.py SETTINGS
+    PYTHONPATH=benchmarks python benchmarks/workers/step_worker.py SETTINGS
 
 SETTINGS are JSON. Every line of standard input is a request, and is answered by one
 line on standard output; waiting for a request takes no processor time.
@@ -13,13 +13,12 @@ import json
 import sys
 import time
 
-import breakdown
 import keras
-import models
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from replies import reply, take_standard_output
+from common import breakdown, models
+from common.replies import reply, take_standard_output
 
 import tf_dgc
 from tf_dgc._internals import tracing

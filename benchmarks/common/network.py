@@ -12,7 +12,7 @@ from tf_dgc.launch import loopback
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
 
 _FIRST_PORT = 20100
-_TRANSFER = pathlib.Path(__file__).with_name("transfer.py")
+_TRANSFER = pathlib.Path(__file__).parents[1] / "workers" / "transfer.py"
 _LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
 
 

@@ -6,9 +6,10 @@ import pathlib
 import statistics
 from typing import Any
 
-import network
 import numpy as np
-from cluster import Cluster
+
+from common import network
+from common.cluster import Cluster
 
 _MOST_TRACED = 30
 

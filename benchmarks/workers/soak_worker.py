@@ -1,6 +1,6 @@
 """One worker of the soak test, which `soak.py` starts.
 
-    python soak_worker.py SETTINGS
+    PYTHONPATH=benchmarks python benchmarks/workers/soak_worker.py SETTINGS
 
 SETTINGS are JSON. It trains by `model.fit`, and after every part of the run writes a
 line of what must not grow to standard output.
@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from replies import reply, take_standard_output
+from common.replies import reply, take_standard_output
 
 import tf_dgc
 from tf_dgc._internals import tracing

@@ -10,7 +10,7 @@ import tempfile
 import numpy as np
 
 _HERE = pathlib.Path(__file__).resolve().parent
-_CPU = _HERE.parent / "custom_ops" / "cpu"
+_CPU = _HERE.parents[1] / "custom_ops" / "cpu"
 _SOURCES = [
     _HERE / "kernels.cc",
     *(_CPU / f"{n}.cc" for n in ("wire", "values", "update", "parallel")),

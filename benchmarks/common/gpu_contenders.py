@@ -6,8 +6,9 @@ current stream (but for `sampled`, whose selection waits for its own size).
 
 import math
 
-import cuda_library
 import torch
+
+from common import cuda_library
 
 DEVICE = "cuda"
 MOMENTUM = 0.9

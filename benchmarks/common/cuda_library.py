@@ -14,7 +14,7 @@ import subprocess
 
 import numpy as np
 
-SOURCE = pathlib.Path(__file__).resolve().parents[1] / "custom_ops"
+SOURCE = pathlib.Path(__file__).resolve().parents[2] / "custom_ops"
 NAMES = {
     "cuda": "libtf_dgc_cuda.so",
     "emulated": "libtf_dgc_emulated.so",
