@@ -51,14 +51,13 @@ class Draw:
         step: iteration, a scalar integer tensor.
         tensor: index of the tensor among all of the optimizer, from 0.
         worker: index of the worker, from 0; an int or a scalar integer tensor.
-        ties: of all tensors, if `draw_ties` has been called for them.
-        largest: see below.
+        ties: result of `draw_ties`, if it has been called; None else.
+        largest: bound of what may be sent of an entry, a power of two, or infinity.
 
     Attributes:
         step: iteration, for schedules.
-        largest: what may be sent of an entry, a power of two, or infinity; see
-            `wire.TensorLayout`. The optimizer sees to it, unless the method says
-            `respects_largest`.
+        largest: bound of what may be sent of an entry; see `wire.TensorLayout`. The
+            optimizer sees to it, unless the method says `respects_largest`.
     """
 
     def __init__(
@@ -109,9 +108,10 @@ def draw_ties(seed: int, step: tf.Tensor, num_tensors: int) -> tf.Tensor:
     """Return `Draw.tie` of all tensors, float64 `[num_tensors]`, by one operation.
 
     Args:
-        seed: of the optimizer; TensorFlow's global seed is not touched.
-        step: scalar integer, the iteration.
-        num_tensors: of the model, whether or not they have a gradient in this step.
+        seed: seed of the optimizer; TensorFlow's global seed is not touched.
+        step: iteration, a scalar integer tensor.
+        num_tensors: number of tensors of the model, whether or not they have a gradient
+            in this step.
     """
     return tf.random.stateless_uniform([num_tensors], [seed, step], dtype=tf.float64)
 

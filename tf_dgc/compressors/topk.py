@@ -227,7 +227,7 @@ def tie_offsets(
 
     Args:
         sizes: number of entries of each tensor of the model.
-        seed: of the optimizer.
+        seed: seed of the optimizer.
         iteration: number of the step, a scalar integer tensor.
 
     Returns:

@@ -6,12 +6,14 @@ May import every room but `launch`, `cli` and `testing`.
 __all__ = [
     "compressed",
     "dgc",
+    "exclusions",
     "hints",
     "novograd",
     "overwriting",
     "settings",
     "takeover",
     "tensors",
+    "updating",
     "validation",
     "wrapper",
 ]

@@ -69,11 +69,11 @@ class CompressedOptimizer(OptimizerWrapper):
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
-        velocity: variable per model variable and worker; empty without momentum
+        velocity: variables, one per model variable and worker; empty without momentum
             correction.
-        residual: variable per model variable and worker, accumulated and not yet sent;
-            empty without error feedback. Both are float64 for float64 variables, else
-            float32.
+        residual: variables, one per model variable and worker, accumulated and not yet
+            sent; empty without error feedback. Both are float64 for float64 variables,
+            else float32.
         compressor_state: variables of the method's own state by name, for each model
             variable.
         communicator: object that does what steps ask for;

@@ -59,9 +59,9 @@ class DGCOptimizer(CompressedOptimizer):
     Attributes:
         inner_optimizer: copy of `inner` that applies the update, without what was taken
             over. It owns the learning rate and the iterations.
-        velocity: variable per model variable and worker, the local momentum; empty
-            without momentum correction.
-        residual: one variable per model variable and worker, accumulated and not yet
+        velocity: variables, one per model variable and worker, the local momentum;
+            empty without momentum correction.
+        residual: variables, one per model variable and worker, accumulated and not yet
             sent; empty with `sparsity=0`. Both are float64 for float64 variables and
             float32 for all others: in 8 bits of mantissa an accumulator stands still.
 

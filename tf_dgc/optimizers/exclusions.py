@@ -11,7 +11,7 @@ class Exclusions:
     """Which variables `exclude_from_compression` was called with.
 
     Attributes:
-        paths: of single variables.
+        paths: paths of single variables.
         names: regular expressions, of which one has to be found in a variable's path.
     """
 

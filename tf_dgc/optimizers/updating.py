@@ -20,9 +20,9 @@ def update(
     only what was sent is touched.
 
     Args:
-        rule: the inner optimizer, without what was taken over.
-        outcome: of the step.
-        variables: in the order of the step's tensors.
+        rule: inner optimizer, without what was taken over.
+        outcome: outcome of the step.
+        variables: variables of the model, in the order of the step's tensors.
 
     Returns:
         The number of workers whose gradient was not finite, scalar int32.

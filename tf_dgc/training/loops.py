@@ -256,9 +256,9 @@ def _check_numbers(numbers: set[int], number: int, loop: trainer.Loop) -> None:
     """Raise `ValueError` if workers are known to leave the loop at different steps.
 
     Args:
-        numbers: of batches, of all workers.
-        number: this worker's.
-        loop: of Keras, which leaves it after as many batches as it knows of.
+        numbers: numbers of batches of all workers, without repetitions.
+        number: number of this worker's batches.
+        loop: loop of Keras, which leaves it after as many batches as it knows of.
     """
     if _INFINITE in numbers and len(numbers) > 1:
         raise ValueError(

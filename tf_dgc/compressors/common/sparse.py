@@ -54,7 +54,7 @@ def exchange(
         positions: positions to be sent, int32 `[k]`, strictly ascending.
         k: number of positions; an int, or a scalar int32 tensor.
         value_dtype: type of the values on the wire.
-        largest: what is sent of an entry at most.
+        largest: bound of what is sent of an entry, above 0.
     """
     size, dtype = values.shape[0], values.dtype
     chosen = coding.at_most(tf.gather(values, positions), largest)
