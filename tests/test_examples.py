@@ -75,6 +75,7 @@ def test_digits(tmp_path):
     assert min(dense["val_accuracy"], dgc["val_accuracy"]) > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_custom_loop(run):
     rows, _ = run("custom_loop.py", "--steps=60")
@@ -127,6 +128,7 @@ def test_mnist(tmp_path):
     assert min(row["val_accuracy"] for row in rows) > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_mnist_says_how_to_get_the_data(tmp_path):
     code, _, output = launch(tmp_path, "mnist.py", f"--data_dir={tmp_path}", workers=1)

@@ -77,7 +77,7 @@ def test_stock_sgd_trains_and_equals_sparsity_0(run, tmp_path):
         np.testing.assert_allclose(found["wrapped"], found["stock"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("scenario", ["nan", "mixed_bfloat16"])
+@pytest.mark.parametrize("scenario", ["nan", slow("mixed_bfloat16")])
 def test_nan_on_one_worker(run, tmp_path, scenario):
     finished = run(scenario, 2, tmp_path)
     assert finished.codes == [0, 0]
