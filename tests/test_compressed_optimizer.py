@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness import SHAPES, Trainer, initial_weights, make_gradients
+from selection import in_turn
 
 import tf_dgc
 from tf_dgc import compressors
@@ -34,8 +35,9 @@ def assert_same_weights(one, other, rtol):
 # --- against what is known ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("value_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize(
+    ("num_workers", "value_dtype"), in_turn([1, 2], ["bfloat16", None])
+)
 def test_top_k_with_momentum_correction_is_dgc(strategies, num_workers, value_dtype):
     strategy = strategies[num_workers]
     inner = lambda: O.SGD(0.125, momentum=0.9, nesterov=True, clipnorm=3.0)  # noqa: E731
@@ -186,8 +188,9 @@ def test_factor_masking_clears_what_was_sent():
 
 
 @pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker")
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("name", ["diana", "power_sgd"])
+@pytest.mark.parametrize(
+    ("name", "num_workers"), in_turn(["diana", "power_sgd"], [2, 1])
+)
 def test_state_survives_saving(strategies, tmp_path, name, num_workers):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 20)).astype("float32")
