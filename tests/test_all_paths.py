@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness import Trainer, initial_weights
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import tf_dgc
@@ -30,6 +30,7 @@ SHAPES = [(70, 64), (40, 30), (7, 3)]
 NATIVE = ("native", "mixed")
 STEPS = 3
 EXAMPLES = 8
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking takes minutes
 
 
 class Case(NamedTuple):
@@ -61,7 +62,7 @@ class Case(NamedTuple):
 
 
 FROM_DENSE = PiecewiseConstantSparsity([1, 2], [0.0, 0.9, 0.98])
-FROM_COSTLY = PiecewiseConstantSparsity([1, 2], [0.0, 0.4, 0.98])
+FROM_COSTLY = PiecewiseConstantSparsity([1, 2], [0.0, 0.2, 0.98])
 # The first alone uses the native operations; decay makes all call the inner optimizer.
 MIXED = {"inner": lambda: SGD(0.125, momentum=0.9, weight_decay=0.01)}
 # Tracing takes as many times as long as there are workers; examples take no time.
@@ -81,7 +82,9 @@ CASES = {
     "float64, coded": Case(1, dtype="float64", value_dtype="float16"),
     "bfloat16 variables": Case(1, value_dtype="sign", dtype="bfloat16"),
     "small loss scale": Case(
-        1, lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6), dtype="float16"
+        *(1, lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6)),
+        value_dtype="sign",
+        dtype="float16",
     ),
     "never sparse, float16 variables": Case(
         *(1, lambda: SGD(2.0**-14, momentum=0.9, loss_scale_factor=2**-6), 0.0),
@@ -92,16 +95,18 @@ CASES = {
     ),
     "never sparse": Case(2, sparsity=0.0),
     "float16 variables": Case(
-        2, lambda: SGD(2.0**-10, momentum=0.9, nesterov=True), dtype="float16"
+        *(2, lambda: SGD(2.0**-10, momentum=0.9, nesterov=True)),
+        dtype="float16",
+        paths=("composed", "native"),
     ),
-    "warm-up": Case(2, sparsity=FROM_DENSE),
+    "warm-up": Case(2, sparsity=FROM_DENSE, paths=("composed", "native")),
     "warm-up, coded": Case(
         *(2, MIXED["inner"], FROM_COSTLY, "sign"), paths=("tensorflow", "mixed")
     ),
     "mixed workers": Case(2, **MIXED, paths=("mixed", "native")),
     "momentum": Case(3, paths=("composed", "native")),
     "global_clipnorm": Case(
-        *(3, lambda: SGD(0.125, momentum=0.9, global_clipnorm=5.0)),
+        *(2, lambda: SGD(0.125, momentum=0.9, global_clipnorm=5.0)),
         paths=("tensorflow", "native"),
     ),
     "sign on the wire": Case(4, value_dtype="sign", paths=("tensorflow", "native")),
@@ -110,7 +115,7 @@ CASES = {
         exact=True,
         paths=("composed", "native"),
     ),
-    "costly warm-up": Case(4, sparsity=FROM_COSTLY, paths=("tensorflow", "native")),
+    "costly warm-up": Case(3, sparsity=FROM_COSTLY, paths=("tensorflow", "native")),
 }
 
 
@@ -269,6 +274,19 @@ class Example(NamedTuple):
         return steps
 
 
+# All that is sent is 0 in float16; and some of it is more than a float16 sum may hold.
+TINY = Example(
+    *(0, Numbers([0.0], 1e-12, 1), Numbers([0.0], 1e-12, 2)),
+    [Numbers([0.0], 1e-12, seed) for seed in (3, 4, 5)],
+    [],
+)
+BEYOND = Example(
+    *(1, Numbers([0.0], 1e3, 1), Numbers([6e4] + [0.0] * 60, 1e3, 2)),
+    [Numbers([0.0], 1e2, seed) for seed in (3, 4, 5)],
+    [],
+)
+
+
 def numbers(exact):
     any_size = st.sampled_from(SPECIAL) | st.sampled_from(LARGE) | st.floats(-9, 9)
     ordinary = st.sampled_from(SPECIAL) | st.floats(-9, 9)
@@ -312,22 +330,24 @@ def test_all_paths_take_the_same_steps(strategies, name):
     paths = {p: Path(strategies[case.workers], p, case) for p in case.paths}
     wide = "float64" if case.dtype == "float64" else "float32"
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
     @given(examples(case))
-    def check(example):
+    def check(drawn):
         state = [
-            drawn.make(case.workers, wide)
-            for drawn in (example.velocity, example.residual)
+            values.make(case.workers, wide)
+            for values in (drawn.velocity, drawn.residual)
         ]
         for path in paths.values():
-            path.restart(example.iteration, *state)
+            path.restart(drawn.iteration, *state)
         dtype = next(iter(paths.values())).dtype
-        for gradients in example.steps(case, dtype):
+        for gradients in drawn.steps(case, dtype):
             outcomes = {p: path.outcome(gradients) for p, path in paths.items()}
             compare(outcomes)
             if any("refused" in outcome for outcome in outcomes.values()):
                 break
 
+    if not case.exact:
+        check = example(TINY)(example(BEYOND)(check))
     check()
 
 
