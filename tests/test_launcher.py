@@ -18,7 +18,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tf_dgc.cli.main import main
+from tf_dgc.cli import main
 from tf_dgc.distribute import startup
 from tf_dgc.launch import launcher, loopback
 
