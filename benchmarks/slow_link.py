@@ -69,11 +69,11 @@ def measure(rate, parameters, seeds, timeout):
 
 
 def _phase(workers, links, name, parameters):
-    before, start = links.sent_bytes(), time.monotonic()
+    before, start = links.sent(), time.monotonic()
     answers = workers.ask(do=name)
     if len({answer["result"] for answer in answers}) > 1:
         raise WorkerError(f"After {name!r} the workers differ: {answers}")
-    seconds, sent = time.monotonic() - start, links.sent_bytes() - before
+    seconds, sent = time.monotonic() - start, links.sent() - before
     print(f"{name}: {seconds:.1f} s, {sent / 1e6:.2f} MB", file=sys.stderr, flush=True)
     return {
         "phase": name,

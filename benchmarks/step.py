@@ -32,6 +32,7 @@ COLUMNS = [
     ("ratio_to_none", "of none", ".2f"),
     ("cpu_ms", "cpu (ms)", ",.1f"),
     ("bytes_per_step", "bytes per step and worker", ",d"),
+    ("packets_per_step", "packets", ".1f"),
     ("collectives_per_step", "collectives", "g"),
     ("gradients_ms", "forward, backward (ms)", ",.1f"),
     ("collective_ms", "collective (ms)", ",.1f"),

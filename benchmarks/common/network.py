@@ -13,7 +13,7 @@ RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
 
 _FIRST_PORT = 20100
 _TRANSFER = pathlib.Path(__file__).parents[1] / "workers" / "transfer.py"
-_LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
+_LOOPBACK = pathlib.Path("/sys/class/net/lo/statistics")
 
 
 class NetworkError(RuntimeError):
@@ -62,12 +62,12 @@ class Loopback(contextlib.nullcontext):
         del rank
         return command
 
-    def sent_bytes(self):
-        """Return the bytes sent so far, all workers together.
+    def sent(self, what="bytes"):
+        """Return the bytes, or the "packets", sent so far, all workers together.
 
         On loopback that is whatever this machine sent to itself.
         """
-        return int(_LOOPBACK_SENT.read_text())
+        return int((_LOOPBACK / f"tx_{what}").read_text())
 
     def limit(self):
         """Apply the rate (there is none)."""
@@ -113,11 +113,15 @@ class Namespaces:
         """Return the command that runs `command` where that worker belongs."""
         return ["ip", "netns", "exec", self._workers[rank], *command]
 
-    def sent_bytes(self):
-        """Return the bytes that all workers' links carried away from them so far."""
+    def sent(self, what="bytes"):
+        """Return what all workers' links carried away from them so far.
+
+        Args:
+            what: "bytes" or "packets".
+        """
         links = json.loads(_run("ip", "-n", self._hub, "-s", "-j", "link"))
         return sum(
-            link["stats64"]["rx"]["bytes"]
+            link["stats64"]["rx"][what]
             for link in links
             if link["ifname"].startswith("port")
         )

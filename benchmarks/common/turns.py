@@ -53,6 +53,7 @@ class Result:
         cpu: processor time of a step of one worker, in ms, one figure per turn. Other
             programs that share the processors change it less than the step's time.
         sent: bytes per step and worker, one figure per turn.
+        packets: likewise.
     """
 
     def __init__(self):
@@ -61,6 +62,7 @@ class Result:
         self.turns: list[list[float]] = []
         self.cpu: list[float] = []
         self.sent: list[float] = []
+        self.packets: list[float] = []
 
     def summary(self):
         """Return all of it in figures."""
@@ -70,6 +72,7 @@ class Result:
             "p90_ms": float(np.percentile(times, 90)),
             "cpu_ms": statistics.mean(self.cpu),
             "bytes_per_step": round(statistics.mean(self.sent)),
+            "packets_per_step": statistics.mean(self.packets),
             **self.parts,
             "times_measured": len(times),
             "turn_medians_ms": [statistics.median(turn) for turn in self.turns],
@@ -121,14 +124,15 @@ def _session(plan, net, results, rounds, last, say):
             say(f"{plan.rate}: the links carry {net.measured_mbit:,.0f} Mbit/s")
         counts = {}
         for mode, cluster in clusters.items():
-            times, _, _ = _turn(plan, net, cluster, 1)
+            times, *_ = _turn(plan, net, cluster, 1)
             counts[mode] = _count(plan, times)
         for _ in range(rounds):
             for mode, cluster in clusters.items():
-                times, cpu, sent = _turn(plan, net, cluster, counts[mode])
+                times, cpu, sent, packets = _turn(plan, net, cluster, counts[mode])
                 results[mode].turns.append(times)
                 results[mode].cpu.append(cpu)
                 results[mode].sent.append(sent)
+                results[mode].packets.append(packets)
                 median = statistics.median(times)
                 say(f"{plan.rate}: {mode}: {counts[mode]} steps of {median:.1f} ms")
         if last:
@@ -144,18 +148,18 @@ def _cluster(plan, net, mode):
 
 
 def _turn(plan, net, cluster, count):
-    """Run steps; return the times of all but the first, and two figures more.
+    """Run steps; return the times of all but the first, and three figures more.
 
-    These are processor time and bytes, both per step and worker. The first step finds
-    processor caches that another mode has filled.
+    These are processor time, bytes and packets, per step and worker. The first
+    step finds processor caches that another mode has filled.
     """
-    before = net.sent_bytes()
+    before = net.sent(), net.sent("packets")
     answers = cluster.ask(do="steps", count=count + 1)
-    sent = net.sent_bytes() - before
+    sent, packets = net.sent() - before[0], net.sent("packets") - before[1]
     times = [t for answer in answers for t in answer["times"][1:]]
     cpu = sum(answer["cpu"] for answer in answers)
     total = (count + 1) * plan.num_workers
-    return times, cpu / total, sent / total
+    return times, cpu / total, sent / total, packets / total
 
 
 def _count(plan, times):
