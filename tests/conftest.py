@@ -1,5 +1,6 @@
 import os
 import pathlib
+import signal
 
 import pytest
 
@@ -36,6 +37,19 @@ def _prepare_tensorflow():
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * MAX_WORKERS
     )
+
+
+@pytest.fixture(autouse=True)
+def _in_the_foreground():
+    """Behind a shell's `&` interrupts are ignored, with `nohup` hang-ups."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, usual[number]) for number in usual}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
 
 
 @pytest.fixture(autouse=True)

@@ -34,9 +34,6 @@ def _here(monkeypatch, tmp_path):
     for name in ("_INTERRUPT_SECONDS", "_SURVIVOR_SECONDS", "_READ_SECONDS"):
         monkeypatch.setattr(launcher, name, LONG)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup it is ignored
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 def run(tmp_path, body, signals):
