@@ -7,23 +7,50 @@ import tensorflow as tf
 
 from tf_dgc.choice import Choice
 
+Group: TypeAlias = tuple[int, ...] | None
+"""Indices of the workers that take part, ascending; None for all."""
+
 
 class Sum(NamedTuple):
     """Ask for the sum over workers of a float tensor, by all-reduce.
 
-    The reply has the same shape and dtype, and the same bits on all workers.
+    The reply has the same shape and dtype, and the same bits on all of them.
+
+    Attributes:
+        values: float tensor of any shape, equal on all workers.
+        group: workers that take part.
     """
 
     values: tf.Tensor
+    group: Group = None
 
 
 class Gather(NamedTuple):
-    """Ask for every worker's words, int32 `[w]`, w equal on all workers.
+    """Ask for every worker's words.
 
-    The reply is int32 `[num_workers, w]`, the same on all workers.
+    The reply is int32 `[num_workers, w]`, by worker, the same on all of them.
+
+    Attributes:
+        words: bits of anything, int32 `[w]`, w equal on all workers.
+        group: workers that take part.
     """
 
     words: tf.Tensor
+    group: Group = None
+
+
+class Swap(NamedTuple):
+    """Ask for the words of one other worker, which asks for this one's.
+
+    The reply, int32 `[w]`, differs from worker to worker.
+
+    Attributes:
+        words: bits of anything, int32 `[w]`, w equal on both workers.
+        partner: index of the other worker.
+    """
+
+    words: tf.Tensor
+    partner: int
 
 
 class Either(NamedTuple):
@@ -39,16 +66,18 @@ class Either(NamedTuple):
         words: words to be gathered, int32 `[w]`, w equal on all workers.
         entries: length n, where the graph computes the shapes of both; `words` has no
             more bytes than `vector` then.
+        group: workers that take part.
     """
 
     dense: Choice
     vector: tf.Tensor
     words: tf.Tensor
     entries: int | None = None
+    group: Group = None
 
 
 Request: TypeAlias = Sum | Gather
-Message: TypeAlias = Request | Either
+Message: TypeAlias = Request | Swap | Either
 Reply: TypeAlias = tf.Tensor | tuple[tf.Tensor, tf.Tensor]
 
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Either, Message, Reply, Sum
+from tf_dgc.collectives.requests import Either, Message, Reply, Sum, Swap
 from tf_dgc.distribute import cross_device
 from tf_dgc.distribute.divergence import Check
 
@@ -64,6 +64,9 @@ class Communicator:
         Args:
             request: request of the same kind, dtype and size on all workers.
             check: rider of it; None for none.
+
+        Raises:
+            ValueError: for groups of workers and for swaps, which the hook has none of.
         """
         either = _as_either(request)
         reply = self._choose(either, check)
@@ -74,7 +77,7 @@ class Communicator:
     def _choose(
         self, either: Either, check: Check | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        dense, vector, words, entries = either
+        dense, vector, words, entries, _ = either
         hook = self._hook
         if hook is None:
             return vector, words[tf.newaxis]
@@ -97,6 +100,12 @@ class Communicator:
 
 
 def _as_either(request: Message) -> Either:
+    if isinstance(request, Swap) or request.group is not None:
+        raise ValueError(
+            "This communicator knows collectives of all workers only. Ask for a "
+            "`Sum`, a `Gather` or `Either` without a group, or give the optimizer "
+            f"another `communicator`. Received: {request!r}"
+        )
     if isinstance(request, Either):
         return request
     if isinstance(request, Sum):

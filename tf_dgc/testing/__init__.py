@@ -4,5 +4,6 @@ For tests, for comparing methods, and for those who write one.
 """
 
 __all__ = [
+    "communicator",
     "simulation",
 ]

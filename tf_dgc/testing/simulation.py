@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.collectives import rounds
-from tf_dgc.collectives.requests import Message, Sum
-from tf_dgc.collectives.rounds import Outcome, Tensor
+from tf_dgc.collectives.requests import Message
+from tf_dgc.collectives.rounds import Tensor
 from tf_dgc.compressors import get
 from tf_dgc.compressors.base import Draw, draw_ties
 from tf_dgc.optimizers import validation
 from tf_dgc.steps import composed, memory
+from tf_dgc.testing.communicator import run_all
 
 
 class Simulation:
@@ -125,7 +126,7 @@ class Simulation:
             parts = composed.start(self.compressor, self._tensors, flat, held, draws)
             merged.append(rounds.merge(parts, tf.constant(True)))
         self.messages = [[] for _ in merged]
-        outcomes = self._drive(merged)
+        outcomes = run_all(merged, self.messages)
         return (
             [[r.sum for r in o.results] for o in outcomes],
             [[r.sent for r in o.results] for o in outcomes],
@@ -139,25 +140,6 @@ class Simulation:
             tf.convert_to_tensor(outcomes[0].sent_bytes),
         )
 
-    def _drive(self, merged: list[rounds.Rounds]) -> list[Outcome]:
-        """Run all workers in lockstep and do their collectives."""
-        outcomes: list[Outcome] = []
-        replies: list[Any] = [None] * len(merged)
-        while not outcomes:
-            asked = []
-            for worker, reply in zip(merged, replies, strict=True):
-                try:
-                    asked.append(worker.send(reply))
-                except StopIteration as end:
-                    outcomes.append(end.value)
-            if asked and outcomes:
-                raise ValueError("Some workers ask for more rounds than others.")
-            for messages, new in zip(self.messages, asked, strict=False):
-                messages.extend(new)
-            answers = [_collective(m) for m in zip(*asked, strict=True)]
-            replies = [answers] * len(merged)
-        return outcomes
-
     def _initial(self, tensor: Tensor, index: int) -> dict[str, np.ndarray]:
         specs = self.compressor.state(tensor.shape)
         return {
@@ -170,13 +152,3 @@ class Simulation:
             value.numpy().reshape(tensor.shape)
             for value, tensor in zip(values, self._tensors, strict=True)
         ]
-
-
-def _collective(messages: Sequence[Message]) -> tf.Tensor:
-    """Do one collective of all workers' requests."""
-    if all(isinstance(m, Sum) for m in messages):
-        total = messages[0][0]
-        for message in messages[1:]:
-            total = total + message[0]
-        return total
-    return tf.stack([m[0] for m in messages])
