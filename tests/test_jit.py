@@ -9,6 +9,7 @@ from selection import in_turn
 import tf_dgc
 from tf_dgc import compressors, schedules
 
+pytestmark = pytest.mark.filterwarnings("ignore:XLA compiles this step")
 SHAPE = (12, 10)
 STEPS = 3
 RATE = 0.1
@@ -50,7 +51,6 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:XLA compiles this step")
 @pytest.mark.parametrize(
     ("schedule", "value_dtype"), in_turn(SCHEDULES, [None, "bfloat16"])
 )
@@ -82,7 +82,6 @@ def test_schedules_of_top_k(schedule):
     )
 
 
-@pytest.mark.filterwarnings("ignore:XLA compiles this step")
 @pytest.mark.parametrize("generic", [False, True])
 def test_signs_of_a_scheduled_number_cannot_be_compiled(generic):
     """Said while the first step is traced, with what to do."""
