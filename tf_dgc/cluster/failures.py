@@ -55,7 +55,7 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
     elif silent:
         what = f"{names or 'this worker'} does not respond: killed, stopped or cut off"
     elif "Barrier timed out" in message:
-        return None  # all are there, and somebody does not come: `cluster.rendezvous`
+        return None  # all are there, and somebody does not come: `meeting.rendezvous`
     elif "CoordinationService" in message:
         name = workers.full_name(strategy, workers.everyone(strategy)[0])
         what = f"{name}, which coordinates all, cannot be reached: killed, stopped, "
