@@ -173,11 +173,6 @@ def _wrap_maker(
     setattr(model, f"make_{kind}_function", make)
 
 
-def is_distributed(iterator: Any) -> bool:
-    """Whether batches of an iterator go to the replicas of a strategy."""
-    return isinstance(iterator, tf.distribute.DistributedIterator)
-
-
 def is_infinite(iterator: Any) -> bool:
     """Whether TensorFlow never asks if there is another batch (`_cardinality`)."""
     return iterator._cardinality == tf.data.INFINITE_CARDINALITY
