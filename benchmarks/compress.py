@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import app, flags
 from common import kernels, reporting
 
-from tf_dgc.codecs import wire
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
 from tf_dgc.ops import loader
 from tf_dgc.steps import native, operations
@@ -82,7 +82,7 @@ def make_paths(n, sparsity, dtype, threads, times):
     """Return what is timed, by name: functions that do the same `times` in a row."""
     accumulators = tf.float64 if dtype == "float64" else tf.float32
     gradient = tf.cast(kernels.floats(n, 0), dtype)
-    layout = [wire.TensorLayout(n, accumulators, False, accumulators.name)]
+    layout = [Tensor("", (n,), accumulators, False, accumulators.name)]
     plan = Plan(layout, [num_sent(n, sparsity)], False)
 
     def steps(path):

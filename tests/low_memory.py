@@ -7,7 +7,7 @@ import resource
 
 import tensorflow as tf
 
-from tf_dgc.codecs import wire
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.ops import loader
 from tf_dgc.steps import native
 from tf_dgc.steps.plan import Plan
@@ -30,7 +30,7 @@ def memory_left(num_bytes):
 def main():
     """Candidates do not fit; an exception within a thread would end the process."""
     size, k = 20_000_000, 5_000_000
-    layout = [wire.TensorLayout(size, tf.float32, False, "float32")]
+    layout = [Tensor("", (size,), tf.float32, False, "float32")]
     state = [tf.Variable(tf.zeros([size])) for _ in range(2)]
     arguments = dict(
         gradients=[tf.random.stateless_uniform([size], [0, 1])],

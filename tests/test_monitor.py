@@ -12,7 +12,7 @@ from harness import SHAPES, Trainer, initial_weights, make_gradients, record_col
 
 import tf_dgc
 from tf_dgc.choice import add_up
-from tf_dgc.codecs import wire
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import packs
 from tf_dgc.compressors.common import capacity
 from tf_dgc.metrics import counting
@@ -98,7 +98,7 @@ def test_callback_writes_logs_and_tensorboard(tmp_path):
 
 # --- numbers beyond int32 -------------------------------------------------------------
 
-HUGE = [wire.TensorLayout(2**30, tf.float32, False, "float32")] * 3
+HUGE = [Tensor("", (2**30,), tf.float32, False, "float32")] * 3
 
 
 @pytest.mark.parametrize("shape", [[2**29], [2**15, None], [None]])

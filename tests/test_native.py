@@ -11,7 +11,8 @@ from harness import Trainer, initial_weights, make_gradients
 from selection import rows
 
 import tf_dgc
-from tf_dgc.codecs import header, wire
+from tf_dgc.codecs import header
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.ops import loader
 from tf_dgc.steps import native
 from tf_dgc.steps.plan import Plan
@@ -149,9 +150,9 @@ def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
     monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
     rng = np.random.default_rng(3)
     layout = [
-        wire.TensorLayout(70_000, tf.float32, False, value_dtype),
-        wire.TensorLayout(33, tf.float64, True, "float64"),
-        wire.TensorLayout(500, tf.float64, False, value_dtype),
+        Tensor("", (70_000,), tf.float32, False, value_dtype),
+        Tensor("", (33,), tf.float64, True, "float64"),
+        Tensor("", (500,), tf.float64, False, value_dtype),
     ]
     counts = [97, 33, 6]
     gradients = [rng.normal(size=t.size).astype(t.dtype.name) for t in layout]
@@ -179,7 +180,7 @@ def test_ties_are_broken_from_the_offset(content):
     if content == "few zeros left":
         gradient[:] = 0
         gradient[7:57] = 1.0
-    layout = [wire.TensorLayout(n, tf.float32, False, "float32")]
+    layout = [Tensor("", (n,), tf.float32, False, "float32")]
     words, _, _ = run_compress([gradient], [k], layout, offsets=[offset])
     ((where, _),), _ = wire_reference.decode(
         words.numpy().view(np.uint32), reference_layout(layout), [k]
@@ -191,7 +192,7 @@ def test_ties_are_broken_from_the_offset(content):
 
 def test_denormals_are_zero():
     """A velocity that decays to denormals would make every step slow."""
-    layout = [wire.TensorLayout(5000, tf.float32, False, "float32")]
+    layout = [Tensor("", (5000,), tf.float32, False, "float32")]
     gradient = np.full(5000, 1e-39, "float32")
     _, velocity, residual = run_compress([gradient], [5], layout)
     assert not np.any(velocity[0].numpy())
@@ -202,8 +203,8 @@ def test_denormals_are_zero():
 def test_nan_leaves_its_entries_out(share):
     """A whole step is left out by scales of NaN (`clipping.drop`)."""
     layout = [
-        wire.TensorLayout(5000, tf.float32, False, "float32"),
-        wire.TensorLayout(5, tf.float32, True, "float32"),
+        Tensor("", (5000,), tf.float32, False, "float32"),
+        Tensor("", (5,), tf.float32, True, "float32"),
     ]
     gradient = np.ones(5000, "float32")
     gradient[::share] = np.nan
@@ -219,7 +220,7 @@ def test_nan_leaves_its_entries_out(share):
 
 
 def test_overflow_of_the_residual_counts_as_nonfinite():
-    layout = [wire.TensorLayout(5000, tf.float64, False, "float64")]
+    layout = [Tensor("", (5000,), tf.float64, False, "float64")]
     gradient = np.full(5000, 1e308)
     words, _, _ = run_compress([gradient], [5], layout, scales=[10.0])
     assert words[header.FLAGS] == 1
@@ -239,13 +240,13 @@ def test_overflow_of_the_residual_counts_as_nonfinite():
     ],
 )
 def test_wrong_arguments(counts, offsets, size, what):
-    layout = [wire.TensorLayout(5, tf.float32, False, "float32")]
+    layout = [Tensor("", (5,), tf.float32, False, "float32")]
     with pytest.raises(tf.errors.InvalidArgumentError, match=what):
         run_compress([np.ones(size, "float32")], counts, layout, offsets=offsets)
 
 
 def test_a_variable_that_changed_its_shape():
-    layout = [wire.TensorLayout(5, tf.float32, True, "float32")]
+    layout = [Tensor("", (5,), tf.float32, True, "float32")]
     words, _, _ = run_compress([np.ones(5, "float32")], [5], layout)
     variable = tf.Variable(tf.zeros([5]), shape=tf.TensorShape(None))
     variable.assign(tf.zeros([2, 2]))
@@ -264,7 +265,7 @@ def descend(variable, words, layout, counts):
     )
 
 
-LAYOUT = [wire.TensorLayout(1000, tf.float32, False, "float32")]
+LAYOUT = [Tensor("", (1000,), tf.float32, False, "float32")]
 
 
 def good_words():

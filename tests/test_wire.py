@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import keras
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 import tf_dgc
 from tf_dgc.codecs import dense, elias_fano, value_types, wire
-from tf_dgc.codecs.wire import Selection, TensorLayout
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.wire import Selection
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.steps import operations
 from tf_dgc.steps.plan import plan
@@ -21,11 +23,14 @@ from tf_dgc.steps.plan import plan
 VALUE_DTYPES = ["float32", "float64", "bfloat16", "float16", "sign"]
 TENSORS = st.lists(
     st.builds(
-        TensorLayout,
-        st.integers(1, 5000),
+        Tensor,
+        st.just(""),
+        st.tuples(st.integers(1, 5000)),
         st.sampled_from([tf.float32, tf.float64]),
         st.booleans(),
         st.sampled_from(VALUE_DTYPES),
+        narrow=st.none(),
+        largest=st.just(math.inf),
     ),
     min_size=1,
     max_size=4,
@@ -127,11 +132,11 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
 def test_in_functions(value_dtype, mode):
     rng = np.random.default_rng(0)
     layout = [
-        TensorLayout(4321, tf.float32, False, value_dtype),
-        TensorLayout(5, tf.float64, True, value_dtype),
-        TensorLayout(0, tf.float32, True, value_dtype),
-        TensorLayout(700, tf.float64, False, value_dtype),
-        TensorLayout(1, tf.float32, False, value_dtype),
+        Tensor("", (4321,), tf.float32, False, value_dtype),
+        Tensor("", (5,), tf.float64, True, value_dtype),
+        Tensor("", (0,), tf.float32, True, value_dtype),
+        Tensor("", (700,), tf.float64, False, value_dtype),
+        Tensor("", (1,), tf.float32, False, value_dtype),
     ]
     counts = [50, 5, 0, 600, 1]
     selections = random_selections(rng, layout, counts)
@@ -180,7 +185,7 @@ def test_rounding(value_dtype, dtype):
 
 @pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
 def test_nan_is_not_made_a_number(value_dtype):
-    layout = [TensorLayout(10, tf.float32, False, value_dtype)]
+    layout = [Tensor("", (10,), tf.float32, False, value_dtype)]
     buffer = encode(layout, [2], [(np.array([1, 2]), np.array([1, np.nan], "float32"))])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite of tensor 0"):
         wire.decode(buffer[tf.newaxis], layout, [2])
@@ -202,15 +207,15 @@ def test_positions_of_large_tensors_are_exact(size, scheduled):
     ("value_dtype", "limit"), [("bfloat16", 3.6), ("float32", 5.6)]
 )
 def test_bytes_per_entry(value_dtype, limit):
-    layout = [TensorLayout(1_000_000, tf.float32, False, value_dtype)]
+    layout = [Tensor("", (1_000_000,), tf.float32, False, value_dtype)]
     assert 4 * wire.sparse_words(layout, [1000]) / 1000 <= limit
 
 
 # --- hostile input --------------------------------------------------------------------
 
 LAYOUT = [
-    *(TensorLayout(90, tf.float64, False, v) for v in VALUE_DTYPES),
-    TensorLayout(3, tf.float32, True, "float32"),
+    *(Tensor("", (90,), tf.float64, False, v) for v in VALUE_DTYPES),
+    Tensor("", (3,), tf.float32, True, "float32"),
 ]
 COUNTS = [7] * len(VALUE_DTYPES) + [3]
 
@@ -296,7 +301,7 @@ KINDS = {
 @pytest.mark.parametrize("what", KINDS)
 def test_each_check_says_what_is_wrong(what, scheduled):
     value_dtype, positions, change = KINDS[what]
-    layout, counts = [TensorLayout(39, tf.float32, False, value_dtype)], [8]
+    layout, counts = [Tensor("", (39,), tf.float32, False, value_dtype)], [8]
     entries = np.ones(8, "float32")
     good = sealed(layout, counts, np.arange(8) * 4, entries)
     positions = np.arange(8) * 4 if positions is None else positions
@@ -314,7 +319,7 @@ def test_each_check_says_what_is_wrong(what, scheduled):
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("words", [0, 1, 5, 14, 16])
 def test_wrong_length(words, scheduled):
-    layout, counts = [TensorLayout(40, tf.float32, False, "float32")], [8]
+    layout, counts = [Tensor("", (40,), tf.float32, False, "float32")], [8]
     good = sealed(layout, counts, np.arange(8) * 4, np.ones(8, "float32"))
     assert len(good) == 15
     bad = as_buffers(np.resize(good, words))
@@ -357,8 +362,8 @@ def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
 
 def test_dense_vector_round_trip():
     layout = [
-        TensorLayout(3, tf.float32, False, "sign"),
-        TensorLayout(2, tf.float64, True, "sign"),
+        Tensor("", (3,), tf.float32, False, "sign"),
+        Tensor("", (2,), tf.float64, True, "sign"),
     ]
     tensors = [tf.constant([1.0, 2.0, 3.0]), tf.constant([0.1, 0.2], tf.float64)]
     vector = dense.encode(tensors, tf.constant(False))
@@ -390,7 +395,7 @@ def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype
     rng = np.random.default_rng(seed)
     before = (rng.normal(size=size) * rng.integers(0, 2, size)).astype(dtype)
     velocity = tf.constant(rng.normal(size=size).astype(dtype)) if momentum else None
-    layout = [TensorLayout(size, tf.as_dtype(dtype), exempt, value_dtype)]
+    layout = [Tensor("", (size,), tf.as_dtype(dtype), exempt, value_dtype)]
     step = plan(layout, sparsity, num_workers=1)
     vector, words, (v,), (r,) = operations.pack(
         step, [velocity], [tf.constant(before)], tf.constant(True), [tf.constant(0)]
@@ -409,7 +414,7 @@ def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype
 
 
 def test_plan_goes_dense_where_gathering_costs_more():
-    layout = [TensorLayout(1_000_000, tf.float32, False, "float32")]
+    layout = [Tensor("", (1_000_000,), tf.float32, False, "float32")]
     narrow = [layout[0]._replace(value_dtype="sign")]
     assert plan(layout, 0.75, num_workers=32).dense is True
     assert plan(layout, 0.75, num_workers=2).dense is False

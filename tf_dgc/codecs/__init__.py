@@ -10,6 +10,7 @@ __all__ = [
     "elias",
     "elias_fano",
     "header",
+    "tensor",
     "value_types",
     "wire",
 ]

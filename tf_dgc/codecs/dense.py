@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_dgc.codecs.wire import TensorLayout
+from tf_dgc.codecs.tensor import Tensor
 
 
-def num_words(layout: Sequence[TensorLayout]) -> int:
+def num_words(layout: Sequence[Tensor]) -> int:
     """Return the length of the vector, in words of 32 bits."""
     return num_entries(layout) * widest(layout).size // 4
 
 
-def num_entries(layout: Sequence[TensorLayout]) -> int:
+def num_entries(layout: Sequence[Tensor]) -> int:
     """Return the length of the vector."""
     return 1 + sum(t.size for t in layout)
 
@@ -36,7 +36,7 @@ def encode(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
 
 
 def decode(
-    vector: tf.Tensor, layout: Sequence[TensorLayout]
+    vector: tf.Tensor, layout: Sequence[Tensor]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Split the sum over workers of what `encode` made.
 
@@ -53,7 +53,7 @@ def decode(
     return totals, tf.cast(flag[0], tf.int32)
 
 
-def widest(tensors: Sequence[TensorLayout | tf.Tensor]) -> tf.DType:
+def widest(tensors: Sequence[Tensor | tf.Tensor]) -> tf.DType:
     """Return the type in which tensors are summed together."""
     wide = any(t.dtype == tf.float64 for t in tensors)
     return tf.float64 if wide else tf.float32

@@ -4,7 +4,6 @@ A vector of int32 words: a header, then positions and values of every tensor, as
 docs/wire_format.md specifies.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,27 +11,7 @@ import tensorflow as tf
 
 from tf_dgc.codecs import bitstream, elias_fano, header, value_types
 from tf_dgc.codecs.checks import Check, gate
-
-
-class TensorLayout(NamedTuple):
-    """What is known of a tensor before the step.
-
-    Attributes:
-        size: number of entries n, 0 or more.
-        dtype: dtype of the residual, float32 or float64.
-        exempt: whether it is always sent whole.
-        value_dtype: type of the values on the wire, one of `value_types.CHOICES` or
-            "float64"; without meaning if exempt, as then it is that of the residual.
-        largest: bound of what one worker sends of an entry, a power of two, so that the
-            sum does not overflow (`value_types.largest_share`); the rest stays in the
-            residual.
-    """
-
-    size: int
-    dtype: tf.DType
-    exempt: bool
-    value_dtype: str
-    largest: float = math.inf
+from tf_dgc.codecs.tensor import Tensor
 
 
 class Selection(NamedTuple):
@@ -48,15 +27,12 @@ class Selection(NamedTuple):
     words: tf.Tensor
 
 
-def fingerprint(layout: Sequence[TensorLayout]) -> int:
+def fingerprint(layout: Sequence[Tensor]) -> int:
     """Return the checksum of what must be equal on all workers, 0 to 2**32 - 1."""
-    return header.fingerprint(
-        f"{t.size}:{t.dtype.name}:{'exempt' if t.exempt else t.value_dtype}"
-        for t in layout
-    )
+    return header.fingerprint(t.agreed for t in layout)
 
 
-def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.Tensor:
+def sparse_words(layout: Sequence[Tensor], counts: Sequence) -> int | tf.Tensor:
     """Return the length of the buffer of a sparse step, in words.
 
     Args:
@@ -72,7 +48,7 @@ def sparse_words(layout: Sequence[TensorLayout], counts: Sequence) -> int | tf.T
 
 
 def encode(
-    layout: Sequence[TensorLayout],
+    layout: Sequence[Tensor],
     counts: Sequence,
     selections: Sequence[Selection],
     finite: tf.Tensor,
@@ -98,7 +74,7 @@ def encode(
 
 
 def decode(
-    buffers: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
+    buffers: tf.Tensor, layout: Sequence[Tensor], counts: Sequence
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Sum the buffers of all workers.
 
@@ -138,7 +114,7 @@ def decode(
 
 
 def positions(
-    words: tf.Tensor, layout: Sequence[TensorLayout], counts: Sequence
+    words: tf.Tensor, layout: Sequence[Tensor], counts: Sequence
 ) -> list[tf.Tensor | None]:
     """Return the positions, int32 `[k]`, that this worker's own buffer sends.
 
@@ -158,7 +134,7 @@ def positions(
     ]
 
 
-def _sections(layout: Sequence[TensorLayout], counts: Sequence) -> tuple[list, list]:
+def _sections(layout: Sequence[Tensor], counts: Sequence) -> tuple[list, list]:
     """Return the bits of positions and values by turns, and the words of all sections.
 
     The header is the first section.
@@ -168,12 +144,12 @@ def _sections(layout: Sequence[TensorLayout], counts: Sequence) -> tuple[list, l
     return streams, words
 
 
-def _streams(tensor: TensorLayout, k: int | tf.Tensor) -> tuple[list, list]:
+def _streams(tensor: Tensor, k: int | tf.Tensor) -> tuple[list, list]:
     """Return the bits of a tensor's streams: of its positions, and of its values."""
     if tensor.exempt:
-        return [], value_types.stream_bits(tensor.dtype.name, tensor.size)
+        return [], value_types.stream_bits(tensor.value_type, tensor.size)
     positions = elias_fano.stream_bits(tensor.size, k)
-    return positions, value_types.stream_bits(tensor.value_dtype, k)
+    return positions, value_types.stream_bits(tensor.value_type, k)
 
 
 def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
@@ -185,21 +161,18 @@ def _check_bits(buffers: tf.Tensor, streams: Sequence) -> list[Check]:
 
 
 def _decode_tensor(
-    tensor: TensorLayout, k: int | tf.Tensor, positions: tf.Tensor, words: tf.Tensor
+    tensor: Tensor, k: int | tf.Tensor, positions: tf.Tensor, words: tf.Tensor
 ) -> tuple[tuple[tf.Tensor | None, tf.Tensor], list[Check]]:
     """Return positions `[N, k]` (None if whole) and values, with their checks."""
-    value_dtype = tensor.dtype.name if tensor.exempt else tensor.value_dtype
-    found = value_types.decode(words, value_dtype, k, tensor.dtype)
-    checks = value_types.checks(found, words, value_dtype)
+    found = value_types.decode(words, tensor.value_type, k, tensor.dtype)
+    checks = value_types.checks(found, words, tensor.value_type)
     if tensor.exempt:
         return (None, found), checks
     where, where_checks = elias_fano.decode(positions, tensor.size, k)
     return (where, found), where_checks + checks
 
 
-def _add_up(
-    tensor: TensorLayout, positions: tf.Tensor | None, found: tf.Tensor
-) -> tf.Tensor:
+def _add_up(tensor: Tensor, positions: tf.Tensor | None, found: tf.Tensor) -> tf.Tensor:
     """Add N workers' entries in order, into `[n]`."""
     total = tf.zeros([tensor.size], tensor.dtype)
     if positions is None:

@@ -6,7 +6,6 @@ collectives as there are kinds of requests, whatever the number of tensors.
 """
 
 import itertools
-import math
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -23,31 +22,6 @@ from tf_dgc.collectives.requests import (
     Result,
     Sum,
 )
-
-
-class Tensor(NamedTuple):
-    """What is known of a tensor before the step.
-
-    Attributes:
-        label: name for errors, for example the path of the variable.
-        shape: shape of the tensor and its variable.
-        dtype: dtype of what is accumulated, float32 or float64.
-        exempt: whether it is sent whole, not compressed.
-        narrow: dtype of the variable, if that holds less than `dtype`, else None.
-        largest: bound of what one worker may send of an entry; see `wire.TensorLayout`.
-    """
-
-    label: str
-    shape: tuple[int, ...]
-    dtype: tf.DType
-    exempt: bool
-    narrow: tf.DType | None = None
-    largest: float = math.inf
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return math.prod(self.shape)
 
 
 class Part(NamedTuple):

@@ -56,7 +56,7 @@ class Draw:
 
     Attributes:
         step: iteration, for schedules.
-        largest: bound of what may be sent of an entry; see `wire.TensorLayout`. The
+        largest: bound of what may be sent of an entry; see `Tensor`. The
             optimizer sees to it, unless the method says `respects_largest`.
     """
 

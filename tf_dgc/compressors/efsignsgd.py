@@ -3,8 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.common.one_round import OneRound
 
@@ -32,11 +31,11 @@ class EFSignSGD(OneRound):
     def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
         """Return the mean magnitude, and bits that are 1 for negative."""
         del draw
-        return coding.encode(values, "sign")
+        return value_types.encode(values, "sign")
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return the magnitude with the signs."""
-        return coding.decode(words[tf.newaxis], "sign", size, dtype)[0]
+        return value_types.decode(words[tf.newaxis], "sign", size, dtype)[0]
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`, the worst case of `1 - |v|_1^2 / (n |v|^2)` (lemma 8)."""

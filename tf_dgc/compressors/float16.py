@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw
 
@@ -43,7 +43,7 @@ class Float16(Compressor):
         del state, draw
         limit = float(self.wire_dtype.max) / _HEADROOM
         limited = tf.clip_by_value(values, -limit, limit)
-        narrow = coding.narrow(limited, self.wire_dtype)
+        narrow = value_types.narrow(limited, self.wire_dtype)
         total = yield Sum(narrow)
         return Result(tf.cast(total, values.dtype), tf.cast(narrow, values.dtype))
 

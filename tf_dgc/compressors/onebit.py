@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 from tf_dgc.compressors.base import Compressor, Draw
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
@@ -86,7 +85,7 @@ def _encode(rows: tf.Tensor) -> tf.Tensor:
         share = tf.cast(side, rows.dtype)
         share = tf.math.divide_no_nan(share, tf.reduce_sum(share, axis=0))
         means.append(tf.reduce_sum(rows * share, axis=0))
-    coded = to_words(coding.narrow(tf.concat(means, axis=0), tf.float32))
+    coded = to_words(value_types.narrow(tf.concat(means, axis=0), tf.float32))
     bits = tf.reshape(tf.cast(negative, tf.int32), [-1])
     return tf.concat([coded, bitstream.pack(bits)], axis=0)
 

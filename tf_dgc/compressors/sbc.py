@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw
@@ -61,7 +61,7 @@ class SBC(Compressor):
         k = num_sent(size, self.sparsity)
         offset = tie_offset(size, draw)
         positions, mean = _larger_side(values, k, offset)
-        coded = tf.bitcast(coding.narrow(mean, tf.float32), tf.int32)[tf.newaxis]
+        coded = tf.bitcast(value_types.narrow(mean, tf.float32), tf.int32)[tf.newaxis]
 
         def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
             found = tf.cast(tf.bitcast(words, tf.float32), dtype)

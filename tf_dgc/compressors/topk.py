@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.choice import Choice, choose
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, draw_ties
 from tf_dgc.compressors.common import sparse
@@ -44,7 +44,7 @@ class TopK(Compressor):
         self, sparsity: float | Callable = 0.999, value_dtype: str | None = None
     ):
         self.sparsity = schedules.get(sparsity)
-        coding.check_choice(value_dtype)
+        value_types.check_choice(value_dtype)
         self.value_dtype = value_dtype
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
@@ -86,11 +86,11 @@ class TopK(Compressor):
         positions, taken = top_k_of(values, capacity, k, tie_offset(size, draw))
         at = positions[:, tf.newaxis]
         kept = tf.where(taken, tf.gather(values, positions), 0)
-        kept = coding.at_most(kept, draw.largest)
+        kept = value_types.at_most(kept, draw.largest)
         if capacity == size:
             # Where everything is sent, it is sent exactly: so must all steps be.
-            coded = coding.encode(kept, value_dtype)[tf.newaxis]
-            rounded = coding.decode(coded, value_dtype, capacity, values.dtype)[0]
+            coded = value_types.encode(kept, value_dtype)[tf.newaxis]
+            rounded = value_types.decode(coded, value_dtype, capacity, values.dtype)[0]
             kept = tf.where(tf.equal(k, size), kept, rounded)
             value_dtype = values.dtype.name
         values = tf.scatter_nd(at, kept, [size])

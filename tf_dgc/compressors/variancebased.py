@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, StateSpec
@@ -131,7 +131,7 @@ def _powers(values: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _bits(values: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(coding.narrow(values, tf.float32), tf.int32)
+    return tf.bitcast(value_types.narrow(values, tf.float32), tf.int32)
 
 
 def _decode(

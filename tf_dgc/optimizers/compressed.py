@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import meeting, tf_config
-from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
 from tf_dgc.distribute.communicator import Communicator

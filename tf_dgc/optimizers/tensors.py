@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import value_types
-from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.codecs.tensor import Tensor
 
 
 def describe(

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs.wire import TensorLayout
-from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
 from tf_dgc.transforms.correction import correct, correct_within_range
@@ -29,7 +28,7 @@ def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
 
 
 def accumulate(
-    tensors: Sequence[Tensor | TensorLayout],
+    tensors: Sequence[Tensor],
     gradients: Sequence[tf.Tensor],
     scales: Sequence[Scale],
     velocity: Sequence[Any] | None,

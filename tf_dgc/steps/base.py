@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message, Reply
-from tf_dgc.collectives.rounds import Tensor
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.steps.memory import Memory
 from tf_dgc.transforms.clipping import Scale

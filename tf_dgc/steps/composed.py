@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from tf_dgc.choice import add_up
 from tf_dgc.codecs import value_types
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
 from tf_dgc.collectives.requests import Result
-from tf_dgc.collectives.rounds import Part, Tensor
+from tf_dgc.collectives.rounds import Part
 from tf_dgc.compressors.base import Compressor, Draw, draw_ties
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.steps.accumulation import accumulate

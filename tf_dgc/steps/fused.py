@@ -14,7 +14,6 @@ from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.choice import choose
 from tf_dgc.codecs import wire
-from tf_dgc.codecs.wire import TensorLayout
 from tf_dgc.collectives.packs import num_bytes
 from tf_dgc.collectives.requests import Either
 from tf_dgc.compressors import TopK, tie_offsets
@@ -39,7 +38,7 @@ def begin(inputs: Inputs) -> Step | None:
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
     sparsity = schedules.current(compressor.sparsity, inputs.iteration)
-    layout = _layout(inputs, compressor)
+    layout = [t._replace(value_dtype=compressor.value_dtype) for t in inputs.tensors]
     sent = plan(layout, sparsity, inputs.num_workers)
     path = native if native.is_live(inputs.memory.residual) else operations
     # correct, compress, mask, encode
@@ -54,19 +53,6 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
         sent_bytes=num_bytes(vector) + num_bytes(words),
         descend=_descend(sent, total, buffers) if path is native else None,
     )
-
-
-def _layout(inputs: Inputs, compressor: TopK) -> list[TensorLayout]:
-    return [
-        TensorLayout(
-            t.size,
-            t.dtype,
-            t.exempt,
-            compressor.value_dtype or t.dtype.name,
-            t.largest,
-        )
-        for t in inputs.tensors
-    ]
 
 
 def _local_step(inputs: Inputs, sent: Plan) -> LocalStep:

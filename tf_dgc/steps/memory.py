@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.collectives.rounds import Tensor
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors.base import Compressor, StateSpec
 from tf_dgc.distribute import elastic
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable

@@ -147,7 +147,7 @@ def _exponents(plan: Plan) -> list[int]:
 def _agreed(plan: Plan) -> dict[str, Any]:
     """Return what all workers agree upon, as attributes of the operations."""
     return {
-        "value_types": ["exempt" if t.exempt else t.value_dtype for t in plan.layout],
+        "value_types": ["exempt" if t.exempt else t.value_type for t in plan.layout],
         "fingerprint": wire.fingerprint(plan.layout),
     }
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tf_dgc.choice import choose
 from tf_dgc.codecs import dense, value_types, wire
-from tf_dgc.codecs.wire import Selection, TensorLayout
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.wire import Selection
 from tf_dgc.compressors import top_k
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.memory import store
@@ -118,7 +119,7 @@ def unpack(
 
 
 def _send(
-    tensor: TensorLayout,
+    tensor: Tensor,
     k: int | tf.Tensor,
     offset: tf.Tensor,
     velocity: tf.Tensor | None,
@@ -132,14 +133,12 @@ def _send(
         return Selection(None, words), velocity, residual - sent
     positions, found = top_k(residual, k, offset)
     sent = value_types.at_most(found, tensor.largest)
-    words = value_types.encode(sent, tensor.value_dtype)
+    words = value_types.encode(sent, tensor.value_type)
     if velocity is not None and factor_masking:
         masked = mask(velocity, positions)
         velocity = tf.where(tf.equal(k, tensor.size), velocity, masked)
-    if not value_types.is_exact(tensor.value_dtype, tensor.dtype):
-        rows = value_types.decode(
-            words[tf.newaxis], tensor.value_dtype, k, tensor.dtype
-        )
+    if not value_types.is_exact(tensor.value_type, tensor.dtype):
+        rows = value_types.decode(words[tf.newaxis], tensor.value_type, k, tensor.dtype)
         sent = rows[0]
     rest = found - sent
     residual = tf.tensor_scatter_nd_update(residual, positions[:, tf.newaxis], rest)

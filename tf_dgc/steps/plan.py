@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_dgc.choice import Choice, add_up
 from tf_dgc.codecs import dense, wire
-from tf_dgc.codecs.wire import TensorLayout
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
 from tf_dgc.transforms.clipping import Scale
 
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
         dense: whether everything is sent: a bool, or a scalar bool tensor.
     """
 
-    layout: Sequence[TensorLayout]
+    layout: Sequence[Tensor]
     counts: Sequence[int | tf.Tensor]
     dense: Choice
 
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    layout: Sequence[TensorLayout], sparsity: float | tf.Tensor, num_workers: int
+    layout: Sequence[Tensor], sparsity: float | tf.Tensor, num_workers: int
 ) -> Plan:
     """Decide what is sent.
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
 from tf_dgc.collectives.requests import Message
-from tf_dgc.collectives.rounds import Tensor
 from tf_dgc.compressors import get
 from tf_dgc.compressors.base import Draw, draw_ties
 from tf_dgc.optimizers import validation

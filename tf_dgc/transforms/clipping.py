@@ -36,8 +36,7 @@ def clip(
 
     Returns:
         Gradients, and what each is to be multiplied by: a float, or a scalar float64
-        tensor that is NaN or Inf if the step's gradients must be left out. No constant
-        is: `tf.debugging.enable_check_numerics` looks at constants too.
+        tensor that is NaN or Inf if the step's gradients must be left out.
     """
     unit = 1.0 / loss_scale if loss_scale else 1.0
     limit = 1.0 / math.sqrt(num_workers)
@@ -51,7 +50,7 @@ def clip(
     if clipvalue:
         # An infinite entry would be clipped to an ordinary one.
         gradients, finite = multiply(gradients, [unit] * len(gradients))
-        kept = 1.0 / tf.cast(finite, tf.float64)
+        kept = 1.0 + _nan_unless(finite)
         clipped = [tf.clip_by_value(g, -clipvalue, clipvalue) for g in gradients]
         return clipped, [kept] * len(clipped)
     return list(gradients), [unit] * len(gradients)
@@ -102,10 +101,16 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Ten
         for g, s in pairs
         if isinstance(s, float)
     ]
-    finite = tf.reduce_all([*seen, all_finite(unseen)])
-    # 0 or NaN; a constant NaN would be found by `tf.debugging.enable_check_numerics`.
-    missing = tf.sqrt(tf.cast(finite, tf.float64) - 1.0)
+    missing = _nan_unless(tf.reduce_all([*seen, all_finite(unseen)]))
     return [tf.cast(s, tf.float64) + missing for s in scales]
+
+
+def _nan_unless(kept: tf.Tensor) -> tf.Tensor:
+    """Return 0, or NaN for what is left out, scalar float64.
+
+    No constant NaN: `tf.debugging.enable_check_numerics` would find it in every step.
+    """
+    return tf.sqrt(tf.cast(kept, tf.float64) - 1.0)
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -9,8 +9,7 @@ fit, those with the highest scores go, and the others stay in the residual.
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
-from tf_dgc.codecs import bitstream
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.collectives.requests import Exchange, Result
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.common import sparse
@@ -33,7 +32,7 @@ def check_share(what: str, share: float) -> float:
 
 def check_value_dtype(value_dtype: str | None) -> None:
     """Raise `ValueError` unless values can be sent so beside free places."""
-    coding.check_choice(value_dtype)
+    value_types.check_choice(value_dtype)
     if value_dtype == "sign":
         raise ValueError(
             "The mean magnitude that `value_dtype='sign'` sends is of a fixed number "
@@ -124,7 +123,7 @@ def exchange_signs(
         magnitude: magnitude of all of them, scalar, 0 or more; it is sent as float32.
     """
     negative = tf.cast(at(values, positions) < 0, tf.int32)
-    word = tf.bitcast(coding.narrow(magnitude, tf.float32), tf.int32)
+    word = tf.bitcast(value_types.narrow(magnitude, tf.float32), tf.int32)
     coded = tf.concat([word[tf.newaxis], bitstream.pack(negative)], axis=0)
     decode = sparse.decoder("sign", positions.shape[0], values.dtype)
     return (yield from exchange_coded(positions, values.shape[0], coded, decode))

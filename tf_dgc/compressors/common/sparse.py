@@ -10,8 +10,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream, elias_fano
-from tf_dgc.codecs import value_types as coding
+from tf_dgc.codecs import bitstream, elias_fano, value_types
 from tf_dgc.codecs.checks import Check, gate
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 
@@ -31,7 +30,7 @@ def num_words(size: int, k: int | tf.Tensor, value_dtype: str) -> int | tf.Tenso
         k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
         value_dtype: type of the values, one of `value_types.CHOICES`, or "float64".
     """
-    streams = coding.stream_bits(value_dtype, k)
+    streams = value_types.stream_bits(value_dtype, k)
     return position_words(size, k) + sum(map(bitstream.num_words, streams))
 
 
@@ -57,8 +56,8 @@ def exchange(
         largest: bound of what is sent of an entry, above 0.
     """
     size, dtype = values.shape[0], values.dtype
-    chosen = coding.at_most(tf.gather(values, positions), largest)
-    coded = coding.encode(chosen, value_dtype)
+    chosen = value_types.at_most(tf.gather(values, positions), largest)
+    coded = value_types.encode(chosen, value_dtype)
     decode = decoder(value_dtype, k, dtype)
     return (yield from exchange_coded(positions, size, k, coded, decode))
 
@@ -103,8 +102,8 @@ def decoder(value_dtype: str, k: int | tf.Tensor, dtype: tf.DType) -> Decode:
     """Return what decodes values of this type to `dtype`."""
 
     def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
-        found = coding.decode(words, value_dtype, k, dtype)
-        return found, coding.checks(found, words, value_dtype)
+        found = value_types.decode(words, value_dtype, k, dtype)
+        return found, value_types.checks(found, words, value_dtype)
 
     return decode
 

@@ -1,0 +1,48 @@
+"""What all workers know of a tensor before the step."""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Tensor(NamedTuple):
+    """What is known of a tensor before the step.
+
+    Attributes:
+        label: name for errors, for example the path of the variable.
+        shape: shape of the tensor and its variable, of 0 entries or more.
+        dtype: dtype of what is accumulated, float32 or float64.
+        exempt: whether it is always sent whole, not compressed.
+        value_dtype: type of the values on the wire, one of `value_types.CHOICES` or
+            "float64"; None for `dtype`. Without meaning if exempt.
+        narrow: dtype of the variable, if that holds less than `dtype`, else None.
+        largest: bound of what one worker sends of an entry, a power of two, so that the
+            sum does not overflow (`value_types.largest_share`); the rest stays in the
+            residual.
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    exempt: bool
+    value_dtype: str | None = None
+    narrow: tf.DType | None = None
+    largest: float = math.inf
+
+    @property
+    def size(self) -> int:
+        """Number of entries, n."""
+        return math.prod(self.shape)
+
+    @property
+    def value_type(self) -> str:
+        """Type of the values on the wire, by name."""
+        compressed = not self.exempt and self.value_dtype
+        return compressed or self.dtype.name
+
+    @property
+    def agreed(self) -> str:
+        """Text of what must be equal on all workers, without spaces."""
+        kind = "exempt" if self.exempt else self.value_type
+        return f"{self.size}:{self.dtype.name}:{kind}"
