@@ -52,7 +52,7 @@ LD_PRELOAD="$(g++ -print-file-name=$library) $(g++ -print-file-name=libstdc++.so
 export LD_PRELOAD
 python -c "import tf_dgc; assert tf_dgc.__file__.startswith('$copy'), tf_dgc.__file__"
 status=0
-python -m pytest -p no:cacheprovider --timeout 1200 tests/test_native.py "$@" || status=$?
+python -m pytest -p no:cacheprovider --timeout 1200 tests/steps/test_native.py "$@" || status=$?
 unset LD_PRELOAD
 if compgen -G "$copy/report.*" >/dev/null; then
   cat "$copy"/report.*

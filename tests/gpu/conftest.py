@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-for folder in ("tests", "benchmarks"):
-    if str(ROOT / folder) not in sys.path:
-        sys.path.append(str(ROOT / folder))
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+if str(BENCHMARKS) not in sys.path:
+    sys.path.append(str(BENCHMARKS))
 
 import devices  # noqa: E402
 from common import cuda_library  # noqa: E402

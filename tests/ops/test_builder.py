@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 pytest.importorskip("setuptools")
-SOURCES = pathlib.Path(__file__).parents[1] / "custom_ops"
+SOURCES = pathlib.Path(__file__).parents[2] / "custom_ops"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 KEYS = "method task seed workers metric value dense_value bytes_per_step \
 bytes_to_target compress_ms"
 

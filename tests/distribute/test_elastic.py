@@ -1,8 +1,8 @@
 """Another number of workers goes on from a checkpoint: nothing is lost.
 
-That every method does is in `tests/test_compressors.py`.
+That every method does is in `tests/compressors/test_compressors.py`.
 
-    pytest -s tests/test_elastic.py
+    pytest -s tests/distribute/test_elastic.py
 
 prints what is conserved.
 """

@@ -9,11 +9,6 @@ from selection import in_turn
 
 import tf_dgc
 from tf_dgc import compressors
-from tf_dgc._internals import launching
-from tf_dgc.collectives.requests import Gather, Result, Sum
-from tf_dgc.compressors.base import Compressor
-from tf_dgc.compressors.common import one_round
-from tf_dgc.testing.simulation import Simulation
 
 O = keras.optimizers  # noqa: E741
 
@@ -83,55 +78,6 @@ def test_a_schedule_of_the_sparsity(strategies):
         entries.append(trainer.optimizer.stats.entries_per_step)
     exempt = 50 + 21
     assert entries == [exempt + 350] * 2 + [exempt + 35] * 2
-
-
-# --- collectives ----------------------------------------------------------------------
-
-
-class TwoRounds(Compressor):
-    """Scales by the largest entry of all workers, then sums."""
-
-    name = "two_rounds"
-    kind = "quantization"
-    reference = "this test"
-
-    def bytes(self, shape, dtype):
-        return None
-
-    def exchange(self, values, state, draw):
-        largest = yield from one_round.maximum(tf.reduce_max(tf.abs(values)))
-        total = yield Sum(values / largest)
-        return Result(total * largest, values)
-
-
-@pytest.mark.parametrize(
-    ("compressor", "gathers", "sums"),
-    [
-        (compressors.TopK(0.99), 1, 0),
-        (compressors.SignSGD(), 1, 0),
-        (compressors.RandomK(0.9), 0, 1),
-        (compressors.PowerSGD(2), 0, 2),
-        (TwoRounds(), 1, 1),
-    ],
-    ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_collectives_of_a_step(strategies, monkeypatch, compressor, gathers, sums):
-    """Of all tensors together, the exempt ones included."""
-    launched = []
-
-    def spy(name, launch):
-        def count(launcher, tensor):
-            launched.append(name)
-            return launch(launcher, tensor)
-
-        return count
-
-    for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(launching, name, spy(name, getattr(launching, name)))
-    trainer = make_trainer(strategies[2], compressor)
-    trainer.step(*make_gradients(2, 1))
-    assert launched.count("launch_all_gather") == 2 * gathers
-    assert launched.count("launch_all_reduce") == 2 * sums
 
 
 def test_exempt_tensors_arrive_whole(strategies):
@@ -250,137 +196,7 @@ def test_an_overflowing_residual_is_left_out():
 # --- bad input ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("identifier", ["topk", None, 3, compressors.TopK])
-def test_what_is_no_compressor(identifier):
-    with pytest.raises(ValueError, match=r"the name of a method: \w+, .*Received"):
-        tf_dgc.CompressedOptimizer(O.SGD(0.1), identifier)
-
-
 @pytest.mark.parametrize("compressor", ["qsgd", "none", "sign_sgd"])
 def test_momentum_correction_without_a_residual(compressor):
     with pytest.raises(ValueError, match="needs error feedback"):
         tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor, momentum_correction=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("top_k", {"sparsity": 1.0}),
-        ("top_k", {"value_dtype": "int8"}),
-        ("random_k", {"sparsity": -0.5}),
-        ("qsgd", {"levels": 0}),
-        ("qsgd", {"levels": 2**24}),
-        ("qsgd", {"bucket": 1.5}),
-        ("diana", {"alpha": 0.0}),
-        ("diana", {"alpha": 2.0}),
-        ("power_sgd", {"rank": 0}),
-    ],
-)
-def test_parameters_outside_their_meaning(name, settings):
-    with pytest.raises(ValueError, match="Received"):
-        compressors.METHODS[name](**settings)
-
-
-@pytest.mark.parametrize(
-    ("fact", "value"),
-    [
-        ("name", "two words"),
-        ("kind", "magic"),
-        ("reference", None),
-        ("aggregation", "mean"),
-        ("error_feedback", True),
-    ],
-)
-def test_wrong_facts(fact, value):
-    broken = type("Broken", (TwoRounds,), {fact: value})
-    with pytest.raises(ValueError, match=f"`{fact}` of a compressor must be .*Broken"):
-        tf_dgc.CompressedOptimizer(O.SGD(0.1), broken())
-
-
-def not_a_generator(values):
-    return Result(values, values)
-
-
-def asks_for_something_else(values):
-    yield values
-
-
-def gathers_floats(values):
-    yield Gather(tf.reshape(values, [-1]))
-
-
-def returns_a_tensor(values):
-    return (yield Sum(values))
-
-
-@pytest.mark.parametrize(
-    ("exchange", "message"),
-    [
-        (not_a_generator, "must be a generator"),
-        (asks_for_something_else, "must yield `Sum` of a float"),
-        (gathers_floats, "`Gather` of an int32"),
-        (returns_a_tensor, r"must end with `return Result\(...\)`"),
-    ],
-)
-def test_wrong_exchanges(exchange, message):
-    class Broken(TwoRounds):
-        def exchange(self, values, state, draw):
-            return exchange(values)
-
-    with pytest.raises(ValueError, match=f"Broken.* {message}"):
-        Simulation(Broken(), [(2, 3)], 1).step([[np.zeros((2, 3))]])
-
-
-def test_state_per_worker_that_is_not_zero_at_first():
-    class Broken(TwoRounds):
-        def state(self, shape):
-            return {"memory": compressors.StateSpec(shape, initial=lambda rng: 1.0)}
-
-    optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), Broken(), min_compress_size=0)
-    with pytest.raises(ValueError, match=r"zero at first.*Received: memory"):
-        optimizer.build([keras.Variable(np.zeros((2, 3)))])
-
-
-class LongerThanStated(compressors.OneRound):
-    name = "longer"
-    kind = "quantization"
-    reference = "this test"
-
-    def words(self, size, dtype):
-        return size
-
-    def encode(self, values, draw):
-        return tf.zeros([values.shape[0] + 1], tf.int32)
-
-    def decode(self, words, size, dtype):
-        return tf.zeros([size], dtype)
-
-
-class OtherThanStated(Compressor):
-    name = "other"
-    kind = "quantization"
-    reference = "this test"
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def get_config(self):
-        return {"factor": self.factor}
-
-    def bytes(self, shape, dtype):
-        return 40
-
-    def exchange(self, values, state, draw):
-        yield Gather(tf.zeros([self.factor * 10], tf.int32))
-        return Result(values, values)
-
-
-@pytest.mark.parametrize(
-    "compressor", [LongerThanStated(), OtherThanStated(2), OtherThanStated(0)]
-)
-def test_a_payload_of_another_size(compressor):
-    with pytest.raises(ValueError, match=f"{type(compressor).__name__}.* states"):
-        Simulation(compressor, [(2, 3)], 1).step([[np.zeros((2, 3))]])
-    optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor, min_compress_size=0)
-    with pytest.raises(ValueError, match=f"{type(compressor).__name__}.* states"):
-        optimizer.apply([tf.zeros((2, 3))], [keras.Variable(np.zeros((2, 3)))])

@@ -14,7 +14,7 @@ import pytest
 from tf_dgc._internals import tracing
 from tf_dgc.ops import loader
 
-STEP = pathlib.Path(__file__).parents[1] / "benchmarks" / "step.py"
+STEP = pathlib.Path(__file__).parents[2] / "benchmarks" / "step.py"
 KEYS = {
     "model",
     "mode",

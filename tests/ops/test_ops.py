@@ -18,7 +18,7 @@ import tf_dgc
 from tf_dgc.cli import doctor
 from tf_dgc.ops import loader
 
-SOURCES = pathlib.Path(__file__).parents[1] / "custom_ops"
+SOURCES = pathlib.Path(__file__).parents[2] / "custom_ops"
 BUILT = loader.native().library is not None
 
 

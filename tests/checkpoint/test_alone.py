@@ -1,7 +1,7 @@
 """Saving or reading on one worker alone ends in an error, whichever way it is done.
 
 Here the other workers are made up: the barrier finds that they do not come.
-tests/test_multiworker.py has real ones.
+tests/end_to_end/test_multiworker.py has real ones.
 """
 
 import keras

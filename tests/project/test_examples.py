@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
-SHARED = pathlib.Path(__file__).parents[2] / "shared" / "tensorflow_datasets"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tensorflow_datasets"
 KEYS = {
     "method",
     "sparsity",

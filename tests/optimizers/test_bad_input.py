@@ -1,6 +1,5 @@
 """Every wrong input ends in an error that says what was passed and what to do."""
 
-import json
 import math
 
 import keras
@@ -10,8 +9,6 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import _versions, schedules
-from tf_dgc.cluster import tf_config, workers
 
 O = keras.optimizers  # noqa: E741
 
@@ -55,38 +52,6 @@ def test_schedule_that_goes_wrong_later():
         trainer.step(gradients)
     with pytest.raises(tf.errors.InvalidArgumentError, match="sparsity schedule"):
         trainer.step(steps[3])
-
-
-@pytest.mark.parametrize(
-    ("boundaries", "values"),
-    [([2, 1], [0.1, 0.2, 0.3]), ([1], [0.1]), ([1], [0.5, 1.0]), ([], [math.nan])],
-)
-def test_piecewise_schedule(boundaries, values):
-    with pytest.raises(ValueError, match="Received"):
-        schedules.PiecewiseConstantSparsity(boundaries, values)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"warmup_steps": -1},
-        {"warmup_steps": 0},
-        {"warmup_steps": 1.5},
-        {"stages": []},
-        {"final_sparsity": 1.0},
-    ],
-)
-def test_warmup_schedule(settings):
-    with pytest.raises(ValueError, match="Received"):
-        schedules.WarmupSparsity(**{"warmup_steps": 4, **settings})
-
-
-def test_warmup_reaches_its_stages():
-    warmup = schedules.WarmupSparsity(8)
-    values = [float(warmup(tf.constant(step))) for step in range(10)]
-    assert (
-        values == [0.75] * 2 + [0.9375] * 2 + [0.984375] * 2 + [0.996] * 2 + [0.999] * 2
-    )
 
 
 @pytest.mark.parametrize("momentum", [1.0])
@@ -217,97 +182,3 @@ def test_monitor_without_dgc_optimizer():
     monitor = tf_dgc.callbacks.CompressionMonitor()
     with pytest.raises(ValueError, match="DGCOptimizer"):
         model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[monitor], verbose=0)
-
-
-CLUSTER = {"worker": ["a:1", "b:2"]}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{not json", "is not JSON"),
-        ("[1]", "must be a JSON object"),
-        (json.dumps({"task": {"type": "worker", "index": 0}}), "lacks a `cluster`"),
-        (
-            json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}),
-            "names a task not in its cluster",
-        ),
-        (
-            json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": "b"}}),
-            "cannot be read",
-        ),
-        (json.dumps({"cluster": {"worker": "a:1"}}), "cannot be read"),
-        (json.dumps({"cluster": CLUSTER, "task": "type"}), "cannot be read"),
-        (json.dumps({"cluster": CLUSTER}), "names a task not in its cluster"),
-    ],
-)
-def test_tf_config(monkeypatch, text, message):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match=message) as error:
-        tf_dgc.DGCOptimizer(O.SGD(0.1))
-    assert text in str(error.value)
-
-
-@pytest.mark.parametrize("index", [1, "1", 1.0])
-@pytest.mark.parametrize("hosts", [["a:1", "b:2"], {"0": "a:1", "1": "b:2"}])
-def test_tf_config_may_be_what_tensorflow_takes(monkeypatch, hosts, index):
-    config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    assert resolver.task_id == 1
-    tf_config.check_tf_config()
-
-
-def test_tf_config_without_a_strategy(monkeypatch):
-    task = {"type": "worker", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task}))
-    with pytest.raises(ValueError, match=r"`with strategy.scope\(\):`.*Received"):
-        tf_dgc.DGCOptimizer(O.SGD(0.1))
-    with pytest.raises(ValueError, match="each of them trains alone"):
-        tf_dgc.prepare(tf.distribute.get_strategy())
-    monkeypatch.setenv("TF_DGC_ALONE", "1")
-    config = tf_dgc.DGCOptimizer(O.SGD(0.1)).get_config()
-    monkeypatch.delenv("TF_DGC_ALONE")
-    with pytest.warns(UserWarning, match="each of them trains alone"):
-        tf_dgc.DGCOptimizer.from_config(config)  # as to load a model and predict
-    evaluator = {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
-    for alone in ({}, evaluator):
-        monkeypatch.setenv("TF_CONFIG", json.dumps(alone))
-        tf_dgc.DGCOptimizer(O.SGD(0.1))
-
-
-def test_a_strategy_after_tensorflow_was_used(monkeypatch):
-    """Other than TensorFlow's error, ours says what to do, and nobody is waited for."""
-    task = {"type": "worker", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task}))
-    tf.constant(1.0)
-    with pytest.raises(RuntimeError, match="at program startup"):
-        tf.distribute.MultiWorkerMirroredStrategy()
-    with pytest.raises(RuntimeError, match=r"Move `strategy = .*top of the program"):
-        tf_dgc.multi_worker_strategy()
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "soon"])
-def test_timeout_variable(monkeypatch, seconds):
-    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, seconds)
-    with pytest.raises(ValueError, match="TF_DGC_TIMEOUT"):
-        workers.timeout_seconds()
-
-
-@pytest.mark.parametrize(
-    ("package", "version"),
-    [("tensorflow", "2.20.0"), ("keras", "2.15.0"), ("python", "3.9.1")],
-)
-def test_versions_outside_the_supported_range(package, version):
-    with pytest.raises(ImportError, match=f"{package} {version} is installed"):
-        _versions.check_supported({package: version})
-
-
-def test_versions_here_are_supported():
-    _versions.check_supported(
-        {
-            "python": _versions.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-        }
-    )

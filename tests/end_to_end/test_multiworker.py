@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.workers
-SCRIPT = pathlib.Path(__file__).with_name("worker_scenarios.py")
+SUPPORT = pathlib.Path(__file__).parents[1] / "support"
+SCRIPT = SUPPORT / "worker_scenarios.py"
 
 
 def slow(value, id=None):

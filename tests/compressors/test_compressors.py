@@ -277,7 +277,7 @@ def make_trainer(strategy, compressor, dtype="float32"):
             compressor,
             error_feedback=feedback,
             min_compress_size=0,
-            check_every=None,  # its bytes are no method's: tests/test_divergence.py
+            check_every=None,  # its bytes are no method's: test_divergence.py
         ),
         [np.zeros(s, dtype) for s in OPTIMIZED],
     )

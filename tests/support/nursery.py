@@ -145,7 +145,7 @@ def become(nursery, command, environment, log):
 def run(command):
     """Run a script as the main program."""
     sys.argv = command
-    sys.path[0] = os.path.dirname(command[0])
+    sys.path.insert(0, os.path.dirname(command[0]))
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = command[0]
     with open(command[0]) as script:

@@ -1,0 +1,166 @@
+"""Requests of all tensors as a few collectives, and exchanges that ask wrongly."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc import compressors
+from tf_dgc._internals import launching
+from tf_dgc.collectives import packs
+from tf_dgc.collectives.requests import Gather, Result, Sum
+from tf_dgc.compressors.base import Compressor
+from tf_dgc.compressors.common import one_round
+from tf_dgc.testing.simulation import Simulation
+
+O = keras.optimizers  # noqa: E741
+
+
+class TwoRounds(Compressor):
+    """Scales by the largest entry of all workers, then sums."""
+
+    name = "two_rounds"
+    kind = "quantization"
+    reference = "this test"
+
+    def bytes(self, shape, dtype):
+        return None
+
+    def exchange(self, values, state, draw):
+        largest = yield from one_round.maximum(tf.reduce_max(tf.abs(values)))
+        total = yield Sum(values / largest)
+        return Result(total * largest, values)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "gathers", "sums"),
+    [
+        (compressors.TopK(0.99), 1, 0),
+        (compressors.SignSGD(), 1, 0),
+        (compressors.RandomK(0.9), 0, 1),
+        (compressors.PowerSGD(2), 0, 2),
+        (TwoRounds(), 1, 1),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_collectives_of_a_step(strategies, monkeypatch, compressor, gathers, sums):
+    """Of all tensors together, the exempt ones included."""
+    launched = []
+
+    def spy(name, launch):
+        def count(launcher, tensor):
+            launched.append(name)
+            return launch(launcher, tensor)
+
+        return count
+
+    for name in ("launch_all_gather", "launch_all_reduce"):
+        monkeypatch.setattr(launching, name, spy(name, getattr(launching, name)))
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(O.SGD(0.125, momentum=0.9), compressor),
+        initial_weights(),
+    )
+    trainer.step(*make_gradients(2, 1))
+    assert launched.count("launch_all_gather") == 2 * gathers
+    assert launched.count("launch_all_reduce") == 2 * sums
+
+
+@pytest.mark.parametrize("shape", [[2**29], [2**15, None], [None]])
+def test_bytes_of_large_vectors(shape):
+    """Nothing of this size is made: it is known while tracing, or not at all."""
+
+    @tf.function(input_signature=[tf.TensorSpec(shape)])
+    def count(vector):
+        found = packs.num_bytes(vector)
+        assert isinstance(found, int) == (None not in shape)
+        return tf.cast(found, tf.int64)
+
+    graph = count.get_concrete_function().graph
+    products = [op for op in graph.get_operations() if op.type in {"Mul", "Size"}]
+    assert all(op.outputs[0].dtype == tf.int64 for op in products)
+    assert products or tf.get_static_value(graph.outputs[0]) == 2**31
+
+
+# --- bad input ------------------------------------------------------------------------
+
+
+def not_a_generator(values):
+    return Result(values, values)
+
+
+def asks_for_something_else(values):
+    yield values
+
+
+def gathers_floats(values):
+    yield Gather(tf.reshape(values, [-1]))
+
+
+def returns_a_tensor(values):
+    return (yield Sum(values))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "message"),
+    [
+        (not_a_generator, "must be a generator"),
+        (asks_for_something_else, "must yield `Sum` of a float"),
+        (gathers_floats, "`Gather` of an int32"),
+        (returns_a_tensor, r"must end with `return Result\(...\)`"),
+    ],
+)
+def test_wrong_exchanges(exchange, message):
+    class Broken(TwoRounds):
+        def exchange(self, values, state, draw):
+            return exchange(values)
+
+    with pytest.raises(ValueError, match=f"Broken.* {message}"):
+        Simulation(Broken(), [(2, 3)], 1).step([[np.zeros((2, 3))]])
+
+
+class LongerThanStated(compressors.OneRound):
+    name = "longer"
+    kind = "quantization"
+    reference = "this test"
+
+    def words(self, size, dtype):
+        return size
+
+    def encode(self, values, draw):
+        return tf.zeros([values.shape[0] + 1], tf.int32)
+
+    def decode(self, words, size, dtype):
+        return tf.zeros([size], dtype)
+
+
+class OtherThanStated(Compressor):
+    name = "other"
+    kind = "quantization"
+    reference = "this test"
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def get_config(self):
+        return {"factor": self.factor}
+
+    def bytes(self, shape, dtype):
+        return 40
+
+    def exchange(self, values, state, draw):
+        yield Gather(tf.zeros([self.factor * 10], tf.int32))
+        return Result(values, values)
+
+
+@pytest.mark.parametrize(
+    "compressor", [LongerThanStated(), OtherThanStated(2), OtherThanStated(0)]
+)
+def test_a_payload_of_another_size(compressor):
+    with pytest.raises(ValueError, match=f"{type(compressor).__name__}.* states"):
+        Simulation(compressor, [(2, 3)], 1).step([[np.zeros((2, 3))]])
+    optimizer = tf_dgc.CompressedOptimizer(O.SGD(0.1), compressor, min_compress_size=0)
+    with pytest.raises(ValueError, match=f"{type(compressor).__name__}.* states"):
+        optimizer.apply([tf.zeros((2, 3))], [keras.Variable(np.zeros((2, 3)))])

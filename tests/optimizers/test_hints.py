@@ -1,0 +1,48 @@
+"""What is said to a user whose settings save nothing."""
+
+import re
+
+import keras
+import pytest
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc.optimizers import hints
+
+WARMUP = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
+
+
+def dgc(sparsity=0.999):
+    return lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), sparsity)
+
+
+class Composed(tf_dgc.compressors.TopK):
+    """Never goes dense, unlike the fused step of `TopK` itself."""
+
+
+def top_k(sparsity):
+    method = Composed(sparsity)
+    return lambda: tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.1), method)
+
+
+@pytest.mark.parametrize(
+    ("units", "make_optimizer", "said"),
+    [
+        (4, dgc(), "all variables are exempt.*`min_compress_size=1024`.*`tf_dgc.prepa"),
+        (40, top_k(0.01), "Send fewer entries, or train"),
+        (40, dgc(), None),
+        (40, dgc(WARMUP), None),  # a dense step is none that was chosen badly
+        (4, dgc(0.0), None),
+    ],
+    ids=["exempt", "more", "less", "dense step", "dense"],
+)
+def test_hint_where_more_is_sent_than_without(strategies, units, make_optimizer, said):
+    shapes = [(40, units)]
+    weights = initial_weights("float32", shapes)
+    trainer = Trainer(strategies[2], make_optimizer, weights)
+    assert hints.hint(trainer.optimizer) is None
+    (gradients,) = make_gradients(2, 1, "float32", shapes)
+    trainer.step(gradients)
+    found = hints.hint(trainer.optimizer)
+    assert (found is None) == (said is None)
+    assert not said or re.search(said, found)
