@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import tf_dgc
 from tf_dgc.ops import loader
 from tf_dgc.schedules import PiecewiseConstantSparsity
-from tf_dgc.steps import composed, kinds, native
+from tf_dgc.steps import composed, kinds, native, plan
 
 SGD = keras.optimizers.SGD
 HAS_NATIVE = loader.native().library is not None
@@ -47,6 +47,8 @@ class Case(NamedTuple):
             workers, the collective adds in an order of its own.
         paths: that must agree. "composed" knows no dense steps, so it codes values also
             where all are sent, and sends few also where that costs more than all.
+        apart: whether exempt tensors are summed by a collective of their own, however
+            small they are.
         settings: others.
     """
 
@@ -58,6 +60,7 @@ class Case(NamedTuple):
     missing: tuple[int, ...] = ()
     exact: bool = False
     paths: tuple[str, ...] = ("composed", "tensorflow", "native")
+    apart: bool = False
     settings: dict[str, Any] = MappingProxyType({})
 
 
@@ -115,6 +118,21 @@ CASES = {
         exact=True,
         paths=("composed", "native"),
     ),
+    "exempt apart": Case(
+        *(3, lambda: SGD(0.125, momentum=0.5)),
+        exact=True,
+        apart=True,
+        paths=("composed", "native"),
+    ),
+    "exempt apart, warm-up": Case(
+        *(3, MIXED["inner"], FROM_DENSE, "sign"),
+        exact=True,
+        apart=True,
+        paths=("tensorflow", "mixed"),
+    ),
+    "exempt apart, float64": Case(
+        3, dtype="float64", apart=True, paths=("tensorflow", "native")
+    ),
     "costly warm-up": Case(3, sparsity=FROM_COSTLY, paths=("tensorflow", "native")),
 }
 
@@ -135,10 +153,10 @@ def make_optimizer(path, case):
 
 
 @contextlib.contextmanager
-def traced_as(path):
+def traced_as(path, apart):
     """Let what is traced be composed, or use the native operations.
 
-    Of these, all workers, none, or the first.
+    Of these, all workers, none, or the first. Exempt tensors are apart, or as usual.
     """
     real = native.is_live
 
@@ -152,6 +170,7 @@ def traced_as(path):
     with (
         mock.patch.object(native, "is_live", is_live),
         mock.patch.object(kinds, "KINDS", chosen),
+        mock.patch.object(plan, "_WORTH_A_COLLECTIVE", 0 if apart else 2**16),
     ):
         yield
 
@@ -166,7 +185,7 @@ class Path(Trainer):
         variables = [*self.variables, *self.optimizer.variables]
         self._at_first = [(c, c.numpy()) for v in variables for c in self._copies(v)]
         zeros = [np.zeros_like(w) for w in weights]
-        with traced_as(path):
+        with traced_as(path, case.apart):
             for missing in {(), case.missing}:
                 self.step([without(zeros, missing)] * case.workers)
 

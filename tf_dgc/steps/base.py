@@ -50,6 +50,20 @@ class Inputs(NamedTuple):
     num_workers: int
     sizes: Sequence[int]
 
+    def of(self, places: Sequence[int]) -> "Inputs":
+        """Return what goes into the same step of some of these tensors."""
+
+        def pick(items: Sequence) -> list:
+            return [items[place] for place in places]
+
+        return self._replace(
+            tensors=pick(self.tensors),
+            indices=pick(self.indices),
+            gradients=pick(self.gradients),
+            scales=pick(self.scales),
+            memory=self.memory.of(places),
+        )
+
 
 class Outcome(NamedTuple):
     """What a step comes to; equal on all workers.

@@ -15,6 +15,7 @@ from tf_dgc.compressors.base import Compressor, Draw, draw_ties
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Inputs, Outcome, Step
+from tf_dgc.steps.plan import shares
 
 
 def begin(inputs: Inputs) -> Step:
@@ -46,7 +47,8 @@ def _step(inputs: Inputs) -> Step:
         for i, t in zip(inputs.indices, tensors, strict=True)
     ]
     states = memory.read(inputs.compressor.reads_residual)
-    parts = start(inputs.compressor, tensors, within, states, draws)
+    apart = len(shares(tensors, inputs.num_workers)) > 1
+    parts = start(inputs.compressor, tensors, within, states, draws, apart)
     merged = yield from rounds.merge(parts, finite)
     _keep(inputs, velocity, values, merged.results)
     sent = zip(tensors, merged.results, strict=True)
@@ -63,6 +65,7 @@ def start(
     values: Sequence[tf.Tensor],
     states: Sequence[dict[str, tf.Tensor]],
     draws: Sequence[Draw],
+    exempt_apart: bool = False,
 ) -> list[Part]:
     """Begin the exchanges of one worker's tensors.
 
@@ -72,13 +75,15 @@ def start(
         values: values that each may send, float `[n]`.
         states: state of the method by name, for each; empty if exempt.
         draws: seeds of this step, for each.
+        exempt_apart: whether exempt tensors are summed, whatever the others are.
     """
     parts = []
+    exempt_by = "sum" if exempt_apart else compressor.aggregation
     for t, flat, state, draw in zip(tensors, values, states, draws, strict=True):
         shaped = tf.reshape(flat, t.shape)
         if t.exempt:
             within = value_types.at_most(shaped, t.largest)
-            exchange = send_whole(within, compressor.aggregation)
+            exchange = send_whole(within, exempt_by)
             stated, method = t.size * t.dtype.size, "exempt"
         else:
             exchange = compressor.exchange(shaped, state, draw)

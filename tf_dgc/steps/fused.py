@@ -4,22 +4,26 @@ By the native operations where they can be used (`native.py`), else by TensorFlo
 (`operations.py`), which hand over the same words.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc._internals import tracing
-from tf_dgc.choice import choose
-from tf_dgc.codecs import wire
+from tf_dgc.choice import add_up, choose
+from tf_dgc.codecs import dense, wire
 from tf_dgc.collectives.packs import num_bytes
-from tf_dgc.collectives.requests import Either
+from tf_dgc.collectives.requests import Either, Reply
 from tf_dgc.compressors import TopK, tie_offsets
+from tf_dgc.metrics.staleness import LastSent
 from tf_dgc.steps import native, operations
+from tf_dgc.steps import plan as plans
 from tf_dgc.steps.base import Inputs, Outcome, Step
-from tf_dgc.steps.plan import LocalStep, Plan, plan
+from tf_dgc.steps.plan import LocalStep, Plan
+from tf_dgc.transforms import clipping
 
 
 def begin(inputs: Inputs) -> Step | None:
@@ -36,23 +40,56 @@ def begin(inputs: Inputs) -> Step | None:
     return _step(inputs, inputs.compressor)
 
 
+class _Part(NamedTuple):
+    """Tensors of a step that travel together, and what this worker sends of them."""
+
+    places: list[int]
+    plan: Plan
+    vector: tf.Tensor
+    words: tf.Tensor
+    finite: tf.Tensor
+
+    @property
+    def request(self) -> Either:
+        plan = self.plan
+        return Either(plan.dense, self.vector, self.words, plan.dense_entries)
+
+    @property
+    def sent_bytes(self) -> int | tf.Tensor:
+        return num_bytes(self.vector) + num_bytes(self.words)
+
+
+Arrived: TypeAlias = Sequence[tuple[_Part, Reply]]
+
+
 def _step(inputs: Inputs, compressor: TopK) -> Step:
+    path = native if native.is_live(inputs.memory.residual) else operations
+    shares = plans.shares(inputs.tensors, inputs.num_workers)
+    if len(shares) > 1:  # what is not finite in one leaves out all
+        scales = clipping.drop(inputs.gradients, inputs.scales)
+        inputs = inputs._replace(scales=scales)
+    # correct, compress, mask, encode
+    parts = [_compress(path, inputs.of(share), compressor, share) for share in shares]
+    finite = tf.reduce_all([part.finite for part in parts])
+    inputs.memory.warn_of(finite, inputs.iteration)
+    parts[1:] = [p._replace(vector=dense.flag(p.vector, finite)) for p in parts[1:]]
+    _record(inputs, parts)
+    replies = yield [part.request for part in parts]
+    # decode, sum
+    arrived = list(zip(parts, replies, strict=True))
+    return Outcome(
+        decode=lambda: _decode(path, arrived),
+        entries=add_up([part.plan.entries for part in parts]),
+        sent_bytes=add_up([part.sent_bytes for part in parts]),
+        descend=functools.partial(_descend, arrived) if path is native else None,
+    )
+
+
+def _compress(path: Any, inputs: Inputs, compressor: TopK, places: list[int]) -> _Part:
     sparsity = schedules.current(compressor.sparsity, inputs.iteration)
     layout = [t._replace(value_dtype=compressor.value_dtype) for t in inputs.tensors]
-    sent = plan(layout, sparsity, inputs.num_workers)
-    path = native if native.is_live(inputs.memory.residual) else operations
-    # correct, compress, mask, encode
-    vector, words, finite = path.compress(_local_step(inputs, sent))
-    inputs.memory.warn_of(finite, inputs.iteration)
-    _record(inputs, sent, words)
-    ((total, buffers),) = yield [Either(sent.dense, vector, words, sent.dense_entries)]
-    # decode, sum
-    return Outcome(
-        decode=lambda: path.unpack(sent, total, buffers),
-        entries=sent.entries,
-        sent_bytes=num_bytes(vector) + num_bytes(words),
-        descend=_descend(sent, total, buffers) if path is native else None,
-    )
+    sent = plans.plan(layout, sparsity, inputs.num_workers)
+    return _Part(places, sent, *path.compress(_local_step(inputs, sent)))
 
 
 def _local_step(inputs: Inputs, sent: Plan) -> LocalStep:
@@ -70,23 +107,49 @@ def _local_step(inputs: Inputs, sent: Plan) -> LocalStep:
     )
 
 
-def _record(inputs: Inputs, sent: Plan, words: tf.Tensor) -> None:
+def _record(inputs: Inputs, parts: Sequence[_Part]) -> None:
     """Remember for `staleness` what this worker is about to send."""
     recorder = inputs.memory.last_sent
     if recorder is None:
         return
     recorder.count_step()
+    for part in parts:
+        _record_part(recorder, [inputs.indices[i] for i in part.places], part)
+
+
+def _record_part(recorder: LastSent, indices: Sequence[int], part: _Part) -> None:
+    layout, counts = part.plan.layout, part.plan.counts
     choose(
-        sent.dense,
-        lambda: recorder.record_all(inputs.indices),
+        part.plan.dense,
+        lambda: recorder.record_all(indices),
         lambda: recorder.record_positions(
-            inputs.indices, wire.positions(words, sent.layout, sent.counts)
+            indices, wire.positions(part.words, layout, counts)
         ),
     )
 
 
-def _descend(sent: Plan, total: tf.Tensor, buffers: tf.Tensor) -> Callable:
-    def descend(variables: Sequence[keras.Variable], rate: Any) -> tf.Tensor:
-        return native.descend(sent, total, buffers, variables, rate)
+def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
+    sums: dict[int, tf.Tensor] = {}
+    nonfinite = None
+    for part, reply in arrived:
+        total, buffers = _after(nonfinite, reply)
+        found, nonfinite = path.unpack(part.plan, total, buffers)
+        sums.update(zip(part.places, found, strict=True))
+    return [sums[i] for i in sorted(sums)], nonfinite
 
-    return descend
+
+def _descend(
+    arrived: Arrived, variables: Sequence[keras.Variable], rate: Any
+) -> tf.Tensor:
+    nonfinite = None
+    for part, reply in arrived:
+        own = [variables[i] for i in part.places]
+        total, buffers = _after(nonfinite, reply)
+        nonfinite = native.descend(part.plan, total, buffers, own, rate)
+    return nonfinite
+
+
+def _after(nonfinite: tf.Tensor | None, reply: Any) -> Any:
+    """Return the reply, to be had only if that of the part before was not refused."""
+    with tf.control_dependencies([] if nonfinite is None else [nonfinite]):
+        return tf.nest.map_structure(tf.identity, reply)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dgc.choice import choose
 from tf_dgc.codecs import dense, header, wire
+from tf_dgc.compressors.common.one_round import from_words, to_words
 from tf_dgc.ops import loader
 from tf_dgc.steps import operations
 from tf_dgc.steps.plan import LocalStep, Plan
@@ -50,9 +51,11 @@ def warn_of_xla() -> None:
 
 
 def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Do what `operations.compress` does; a dense step is left to it."""
+    """Do what `operations.compress` does; a large dense step is left to it."""
 
     def whole() -> tuple:
+        if step.plan.is_exempt:
+            return _compress_exempt(step)
         return operations.compress(step._replace(plan=step.plan._replace(dense=True)))
 
     def chosen() -> tuple:
@@ -99,6 +102,8 @@ def descend(
     rate = tf.cast(rate, tf.float64)
 
     def whole() -> tf.Tensor:
+        if plan.is_exempt:
+            return _descend_exempt(plan, vector, variables, rate)
         sums, nonfinite = dense.decode(vector, plan.layout)
         for v, s in zip(variables, sums, strict=True):
             update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
@@ -106,16 +111,44 @@ def descend(
         return nonfinite
 
     def chosen() -> tf.Tensor:
-        return _library().tf_dgc_descend(
-            variables=[_handle(v) for v in variables],
-            rate=rate,
-            buffers=buffers,
-            counts=_counts(plan),
-            T=[t.dtype for t in plan.layout],
-            **_agreed(plan),
-        )
+        return _descend(plan, buffers, variables, rate)
 
     return choose(plan.dense, whole, chosen)
+
+
+def _descend(
+    plan: Plan, buffers: tf.Tensor, variables: Sequence[keras.Variable], rate: tf.Tensor
+) -> tf.Tensor:
+    return _library().tf_dgc_descend(
+        variables=[_handle(v) for v in variables],
+        rate=rate,
+        buffers=buffers,
+        counts=_counts(plan),
+        T=[t.dtype for t in plan.layout],
+        **_agreed(plan),
+    )
+
+
+def _compress_exempt(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Take all in one pass, as words, which are the vector's bits."""
+    words = _compress(step)
+    finite = tf.equal(words[header.FLAGS], 0)
+    values = from_words(words[header.NUM_WORDS :], dense.widest(step.plan.layout), [-1])
+    return dense.encode([values], finite), tf.zeros([0], tf.int32), finite
+
+
+def _descend_exempt(
+    plan: Plan, vector: tf.Tensor, variables: Sequence[keras.Variable], rate: tf.Tensor
+) -> tf.Tensor:
+    """Subtract the sums as if one worker alone had sent them, in one pass."""
+    body = to_words(vector[1:])
+    length = wire.sparse_words(plan.layout, plan.counts)
+    words = header.seal(
+        wire.fingerprint(plan.layout), length, [body], tf.constant(True)
+    )
+    done = _descend(plan, words[tf.newaxis], variables, rate)
+    with tf.control_dependencies([done]):
+        return tf.cast(vector[0], tf.int32)
 
 
 def _compress(step: LocalStep) -> tf.Tensor:

@@ -11,6 +11,9 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
 from tf_dgc.transforms.clipping import Scale
 
+# Bytes that take as long as one more collective does: half a millisecond at 1 Gbit/s.
+_WORTH_A_COLLECTIVE = 1 << 16
+
 
 class Plan(NamedTuple):
     """What a step sends, known to all workers before it.
@@ -34,6 +37,12 @@ class Plan(NamedTuple):
         if isinstance(self.dense, bool):
             return whole if self.dense else chosen
         return tf.where(self.dense, tf.cast(whole, tf.int64), tf.cast(chosen, tf.int64))
+
+    @property
+    def is_exempt(self) -> bool:
+        """Whether all is exempt, and of one dtype: a dense step of many small ones."""
+        dtypes = {t.dtype for t in self.layout}
+        return all(t.exempt for t in self.layout) and len(dtypes) == 1
 
     @property
     def dense_entries(self) -> int:
@@ -65,6 +74,29 @@ def plan(
         return Plan(layout, counts, tf.logical_or(sparsity <= 0, ratio > 1))
     costly = sparse_words * num_workers > 2 * dense_words
     return Plan(layout, counts, sparsity <= 0 or costly)
+
+
+def shares(tensors: Sequence[Tensor], num_workers: int) -> list[list[int]]:
+    """Return which tensors of a step travel together: all, or the exempt ones apart.
+
+    What is gathered reaches a worker N-1 times, what is summed by a ring all-reduce
+    2(N-1)/N times. Exempt tensors are summed where that saves more than another
+    collective costs; so what a worker receives of them does not grow with N.
+
+    Args:
+        tensors: all tensors of the step.
+        num_workers: number of workers, N.
+
+    Returns:
+        Places in `tensors`; if there are two shares, the second is the exempt ones'.
+    """
+    exempt = [i for i, t in enumerate(tensors) if t.exempt]
+    others = [i for i, t in enumerate(tensors) if not t.exempt]
+    size = sum(tensors[i].size * tensors[i].dtype.size for i in exempt)
+    saved = size * (num_workers - 1) * (1 - 2 / num_workers)
+    if others and saved > _WORTH_A_COLLECTIVE:
+        return [others, exempt]
+    return [list(range(len(tensors)))]
 
 
 class LocalStep(NamedTuple):
