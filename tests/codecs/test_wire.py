@@ -340,8 +340,9 @@ def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
     choose = Communicator._choose
 
     def damage(self, *args):
-        total, buffers = choose(self, *args)
-        return total, tf.concat([buffers[:, :9], buffers[:, 9:] + 1], axis=1)
+        reply = choose(self, *args)
+        head, body = reply.buffers[:, :9], reply.buffers[:, 9:]
+        return reply._replace(buffers=tf.concat([head, body + 1], axis=1))
 
     variable = keras.Variable(np.ones((40, 40), "float32"))
     optimizer = tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99)

@@ -73,8 +73,9 @@ def test_a_refused_buffer_changes_no_exempt_weight(monkeypatch, strategies, inne
     choose = Communicator._choose
 
     def damage(self, *args):
-        total, buffers = choose(self, *args)
-        return total, tf.concat([buffers[:, :9], buffers[:, 9:] + 1], axis=1)
+        reply = choose(self, *args)
+        head, body = reply.buffers[:, :9], reply.buffers[:, 9:]
+        return reply._replace(buffers=tf.concat([head, body + 1], axis=1))
 
     monkeypatch.setattr(Communicator, "_choose", damage)
     (gradients,) = make_gradients(3, 1, "float32", SHAPES)

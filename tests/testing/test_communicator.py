@@ -39,12 +39,12 @@ def in_groups(worker, group):
     total, gathered = yield [Sum(mine, group), Gather(words_of([worker]), group)]
     rows = tf.bitcast(gathered, tf.float32).numpy().ravel()
     nothing = tf.zeros([0], tf.int32)
-    ((dense, _), (_, words)) = yield [
+    dense, sparse = yield [
         Either(True, mine, nothing),
         Either(False, mine, words_of([worker]), group=group),
     ]
-    again = tf.bitcast(words, tf.float32).numpy().ravel()
-    return total.numpy().item(), rows.tolist(), dense.numpy().item(), again.tolist()
+    again = tf.bitcast(sparse.buffers, tf.float32).numpy().ravel().tolist()
+    return total.numpy().item(), rows.tolist(), dense.total.numpy().item(), again
 
 
 def test_groups_have_replies_of_their_own():

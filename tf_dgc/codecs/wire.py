@@ -134,6 +134,20 @@ def positions(
     ]
 
 
+def values(
+    words: tf.Tensor, layout: Sequence[Tensor], counts: Sequence
+) -> list[tf.Tensor]:
+    """Return the values, float `[k]`, that this worker's own buffer sends.
+
+    The arguments are those of `positions`; of an exempt tensor all are returned.
+    """
+    parts = tf.split(words[tf.newaxis], _sections(layout, counts)[1], axis=1)[2::2]
+    return [
+        value_types.decode(part, t.value_type, k, t.dtype)[0]
+        for t, k, part in zip(layout, counts, parts, strict=True)
+    ]
+
+
 def _sections(layout: Sequence[Tensor], counts: Sequence) -> tuple[list, list]:
     """Return the bits of positions and values by turns, and the words of all sections.
 

@@ -54,10 +54,7 @@ class Swap(NamedTuple):
 
 
 class Either(NamedTuple):
-    """Ask for one of two, as all workers alike have decided.
-
-    The reply is the sum, `[n]`, and the gathered words, int32 `[num_workers, w]`; what
-    was not asked for is empty.
+    """Ask for one of two, as all workers alike have decided; the reply is `Both`.
 
     Attributes:
         dense: whether `vector` is to be summed, else `words` gathered; a bool, or a
@@ -76,9 +73,25 @@ class Either(NamedTuple):
     group: Group = None
 
 
+class Both(NamedTuple):
+    """Reply to `Either`; what was not asked for is empty.
+
+    Attributes:
+        total: sum of the vectors, `[n]`.
+        buffers: gathered words, int32 `[num_workers, w]`.
+        delivered: whether each entry that this worker's words hold is still in
+            `buffers`, bool, tensor after tensor; None if all are. Communicators that
+            leave some out on the way say `drops_entries`.
+    """
+
+    total: tf.Tensor
+    buffers: tf.Tensor
+    delivered: tf.Tensor | None = None
+
+
 Request: TypeAlias = Sum | Gather
 Message: TypeAlias = Request | Swap | Either
-Reply: TypeAlias = tf.Tensor | tuple[tf.Tensor, tf.Tensor]
+Reply: TypeAlias = tf.Tensor | Both
 
 
 class Result(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Either, Message, Reply, Sum, Swap
+from tf_dgc.collectives.requests import Both, Either, Message, Reply, Sum, Swap
 from tf_dgc.distribute import cross_device
 from tf_dgc.distribute.divergence import Check
 
@@ -21,7 +21,10 @@ class Communicator:
 
     Attributes:
         num_workers: number of replicas in sync, N.
+        drops_entries: whether entries may be left out on the way, as `Both` says.
     """
+
+    drops_entries = False
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self.num_workers: int = strategy.num_replicas_in_sync
@@ -74,13 +77,11 @@ class Communicator:
             return reply
         return reply[0 if either.dense else 1]
 
-    def _choose(
-        self, either: Either, check: Check | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _choose(self, either: Either, check: Check | None) -> Both:
         dense, vector, words, entries, _ = either
         hook = self._hook
         if hook is None:
-            return vector, words[tf.newaxis]
+            return Both(vector, words[tf.newaxis])
 
         def communicate(_: Any, dense: Any, vector: Any, words: Any) -> Any:
             # As arguments, there would be one bound for each replica.
@@ -96,7 +97,7 @@ class Communicator:
             total, buffers = check.leave(dense, total, buffers)
             total.set_shape(vector.shape)
             buffers.set_shape([None, *words.shape])
-        return total, buffers
+        return Both(total, buffers)
 
 
 def _as_either(request: Message) -> Either:

@@ -266,6 +266,7 @@ class CompressedOptimizer(OptimizerWrapper):
             replica,
             self.num_workers,
             [t.size for t in self._memory.tensors],
+            self.communicator.drops_entries,
         )
 
     def _check(self, variables: list) -> Check | None:

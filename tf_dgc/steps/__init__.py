@@ -13,4 +13,5 @@ __all__ = [
     "native",
     "operations",
     "plan",
+    "settling",
 ]

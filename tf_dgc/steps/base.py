@@ -33,6 +33,7 @@ class Inputs(NamedTuple):
         num_workers: number of workers, N.
         sizes: entries of every tensor of the optimizer, also of those without a
             gradient in this step.
+        drops_entries: whether the exchange may leave out entries on its way.
     """
 
     compressor: Compressor
@@ -49,6 +50,7 @@ class Inputs(NamedTuple):
     worker: int | tf.Tensor
     num_workers: int
     sizes: Sequence[int]
+    drops_entries: bool = False
 
     def of(self, places: Sequence[int]) -> "Inputs":
         """Return what goes into the same step of some of these tensors."""

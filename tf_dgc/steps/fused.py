@@ -14,15 +14,16 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.choice import add_up, choose
-from tf_dgc.codecs import dense, wire
+from tf_dgc.codecs import dense
 from tf_dgc.collectives.packs import num_bytes
-from tf_dgc.collectives.requests import Either, Reply
+from tf_dgc.collectives.requests import Both, Either
 from tf_dgc.compressors import TopK, tie_offsets
 from tf_dgc.metrics.staleness import LastSent
 from tf_dgc.steps import native, operations
 from tf_dgc.steps import plan as plans
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.plan import LocalStep, Plan
+from tf_dgc.steps.settling import arrived_positions, settle
 from tf_dgc.transforms import clipping
 
 
@@ -44,10 +45,14 @@ class _Part(NamedTuple):
     """Tensors of a step that travel together, and what this worker sends of them."""
 
     places: list[int]
-    plan: Plan
+    local: LocalStep
     vector: tf.Tensor
     words: tf.Tensor
     finite: tf.Tensor
+
+    @property
+    def plan(self) -> Plan:
+        return self.local.plan
 
     @property
     def request(self) -> Either:
@@ -59,7 +64,7 @@ class _Part(NamedTuple):
         return num_bytes(self.vector) + num_bytes(self.words)
 
 
-Arrived: TypeAlias = Sequence[tuple[_Part, Reply]]
+Arrived: TypeAlias = Sequence[tuple[_Part, Both]]
 
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
@@ -73,10 +78,10 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     finite = tf.reduce_all([part.finite for part in parts])
     inputs.memory.warn_of(finite, inputs.iteration)
     parts[1:] = [p._replace(vector=dense.flag(p.vector, finite)) for p in parts[1:]]
-    _record(inputs, parts)
     replies = yield [part.request for part in parts]
-    # decode, sum
     arrived = list(zip(parts, replies, strict=True))
+    _settle(inputs, arrived)
+    # decode, sum
     return Outcome(
         decode=lambda: _decode(path, arrived),
         entries=add_up([part.plan.entries for part in parts]),
@@ -89,7 +94,11 @@ def _compress(path: Any, inputs: Inputs, compressor: TopK, places: list[int]) ->
     sparsity = schedules.current(compressor.sparsity, inputs.iteration)
     layout = [t._replace(value_dtype=compressor.value_dtype) for t in inputs.tensors]
     sent = plans.plan(layout, sparsity, inputs.num_workers)
-    return _Part(places, sent, *path.compress(_local_step(inputs, sent)))
+    local = _local_step(inputs, sent)
+    # Where entries may be dropped, the velocity is cleared when that is known.
+    masks = inputs.factor_masking and not inputs.drops_entries
+    packed = path.compress(local._replace(factor_masking=masks))
+    return _Part(places, local, *packed)
 
 
 def _local_step(inputs: Inputs, sent: Plan) -> LocalStep:
@@ -107,23 +116,25 @@ def _local_step(inputs: Inputs, sent: Plan) -> LocalStep:
     )
 
 
-def _record(inputs: Inputs, parts: Sequence[_Part]) -> None:
-    """Remember for `staleness` what this worker is about to send."""
+def _settle(inputs: Inputs, arrived: Arrived) -> None:
+    """Mend what is kept by what was left out on the way; remember what was sent."""
+    for part, reply in arrived:
+        if reply.delivered is not None:
+            settle(part.local, part.words, reply.delivered)
     recorder = inputs.memory.last_sent
     if recorder is None:
         return
     recorder.count_step()
-    for part in parts:
-        _record_part(recorder, [inputs.indices[i] for i in part.places], part)
+    for part, reply in arrived:
+        _record(recorder, [inputs.indices[i] for i in part.places], part, reply)
 
 
-def _record_part(recorder: LastSent, indices: Sequence[int], part: _Part) -> None:
-    layout, counts = part.plan.layout, part.plan.counts
+def _record(recorder: LastSent, indices: list[int], part: _Part, reply: Both) -> None:
     choose(
         part.plan.dense,
         lambda: recorder.record_all(indices),
         lambda: recorder.record_positions(
-            indices, wire.positions(part.words, layout, counts)
+            indices, arrived_positions(part.local, part.words, reply.delivered)
         ),
     )
 
@@ -132,7 +143,7 @@ def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
     sums: dict[int, tf.Tensor] = {}
     nonfinite = None
     for part, reply in arrived:
-        total, buffers = _after(nonfinite, reply)
+        total, buffers, _ = _after(nonfinite, reply)
         found, nonfinite = path.unpack(part.plan, total, buffers)
         sums.update(zip(part.places, found, strict=True))
     return [sums[i] for i in sorted(sums)], nonfinite
@@ -144,12 +155,12 @@ def _descend(
     nonfinite = None
     for part, reply in arrived:
         own = [variables[i] for i in part.places]
-        total, buffers = _after(nonfinite, reply)
+        total, buffers, _ = _after(nonfinite, reply)
         nonfinite = native.descend(part.plan, total, buffers, own, rate)
     return nonfinite
 
 
-def _after(nonfinite: tf.Tensor | None, reply: Any) -> Any:
+def _after(nonfinite: tf.Tensor | None, reply: Both) -> Both:
     """Return the reply, to be had only if that of the part before was not refused."""
     with tf.control_dependencies([] if nonfinite is None else [nonfinite]):
-        return tf.nest.map_structure(tf.identity, reply)
+        return Both(tf.identity(reply.total), tf.identity(reply.buffers))

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Gather, Message, Reply, Sum, Swap
+from tf_dgc.collectives.requests import Both, Gather, Message, Reply, Sum, Swap
 
 Outcome = TypeVar("Outcome")
 
@@ -88,8 +88,8 @@ def _collective(messages: Sequence[Any]) -> Reply:
         return tf.stack([message.words for message in messages])
     if first.dense:
         total = _add([message.vector for message in messages])
-        return total, tf.zeros([len(messages), 0], tf.int32)
-    return first.vector[:0], tf.stack([message.words for message in messages])
+        return Both(total, tf.zeros([len(messages), 0], tf.int32))
+    return Both(first.vector[:0], tf.stack([message.words for message in messages]))
 
 
 def _add(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
