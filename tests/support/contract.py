@@ -20,6 +20,7 @@ VARIANTS = {
         {"sparsity": 0.9, "rows": 3, "second_round": False, "momentum": 0.9},
     ],
     "diana": [{"levels": 1, "alpha": 0.5}],
+    "global_top_k": [{"sparsity": 0.9, "value_dtype": "float16"}],
     "laq": [{"bits": 8, "xi": 100.0, "memory": 2, "patience": 2}],
     "lgc": [
         {
@@ -110,9 +111,12 @@ def samples(case, count):
 
 def draws_anything(case):
     """Return whether what one worker sends of equal tensors in a step differs."""
-    simulation = Simulation(make(case), [SAMPLED.shape] * 6, 1, "float64")
-    simulation.step([[SAMPLED] * 6])
-    return np.ptp(np.stack(simulation.sent[0]), axis=0).any()
+    sent = []
+    for seed in range(6):
+        simulation = Simulation(make(case), [SAMPLED.shape], 1, "float64", seed=seed)
+        simulation.step([[SAMPLED]])
+        sent.append(simulation.sent[0][0])
+    return np.ptp(np.stack(sent), axis=0).any()
 
 
 def overhead(message):

@@ -25,6 +25,7 @@ from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.ecq import ECQ as ECQ
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD
 from tf_dgc.compressors.float16 import Float16 as Float16
+from tf_dgc.compressors.globaltopk import GlobalTopK as GlobalTopK
 from tf_dgc.compressors.laq import LAQ as LAQ
 from tf_dgc.compressors.lgc import LGC as LGC
 from tf_dgc.compressors.natural import Natural as Natural

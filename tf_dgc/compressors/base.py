@@ -11,6 +11,7 @@ A method of one round, whose payloads are gathered and summed, is a `OneRound`
 """
 
 import abc
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -58,6 +59,7 @@ class Draw:
         step: iteration, for schedules.
         largest: bound of what may be sent of an entry; see `Tensor`. The
             optimizer sees to it, unless the method says `respects_largest`.
+        sizes: numbers of entries of the tensors that are seen together.
     """
 
     def __init__(
@@ -71,9 +73,16 @@ class Draw:
     ):
         self.step = step
         self.largest = largest
+        self.sizes: list[int] = []
         self._key = (seed, tensor)
         self._worker = worker
         self._ties = ties
+
+    def of_sizes(self, sizes: list[int]) -> "Draw":
+        """Return this one, for several tensors together."""
+        draw = copy.copy(self)
+        draw.sizes = sizes
+        return draw
 
     def tie(self) -> tf.Tensor:
         """Return a float64 in [0, 1), the same on all workers, to break ties by."""
@@ -161,6 +170,10 @@ class Compressor(abc.ABC):
             gradient alone is `values - state["residual"]`.
         respects_largest: whether `exchange` itself sends no more than `draw.largest` of
             an entry. To others, no more is given.
+        together: whether `exchange` and `bytes` are about all tensors of a step at once
+            that are not exempt, of one dtype, end to end as one of shape `[n]`, whose
+            sizes `draw.sizes` has; else about each by itself. `state` is about each,
+            and `exchange` gets and returns all of it end to end.
     """
 
     name: ClassVar[str]
@@ -172,6 +185,7 @@ class Compressor(abc.ABC):
     rounding: ClassVar[float] = 0.0
     reads_residual: ClassVar[bool] = False
     respects_largest: ClassVar[bool] = False
+    together: ClassVar[bool] = False
     additive: bool = True
     unbiased: bool = False
     error_feedback: str = "default"

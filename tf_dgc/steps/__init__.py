@@ -14,4 +14,5 @@ __all__ = [
     "operations",
     "plan",
     "settling",
+    "views",
 ]

@@ -16,6 +16,7 @@ from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.plan import shares
+from tf_dgc.steps.views import views
 
 
 def begin(inputs: Inputs) -> Step:
@@ -48,8 +49,9 @@ def _step(inputs: Inputs) -> Step:
     ]
     states = memory.read(inputs.compressor.reads_residual)
     apart = len(shares(tensors, inputs.num_workers)) > 1
-    parts = start(inputs.compressor, tensors, within, states, draws, apart)
-    merged = yield from rounds.merge(parts, finite)
+    merged = yield from exchange(
+        inputs.compressor, tensors, within, states, draws, finite, apart
+    )
     _keep(inputs, velocity, values, merged.results)
     sent = zip(tensors, merged.results, strict=True)
     return Outcome(
@@ -59,15 +61,16 @@ def _step(inputs: Inputs) -> Step:
     )
 
 
-def start(
+def exchange(
     compressor: Compressor,
     tensors: Sequence[Tensor],
     values: Sequence[tf.Tensor],
     states: Sequence[dict[str, tf.Tensor]],
     draws: Sequence[Draw],
+    finite: tf.Tensor,
     exempt_apart: bool = False,
-) -> list[Part]:
-    """Begin the exchanges of one worker's tensors.
+) -> rounds.Rounds:
+    """Run the exchanges of one worker's tensors; results are of each of them.
 
     Args:
         compressor: method of all tensors that are not exempt.
@@ -75,29 +78,62 @@ def start(
         values: values that each may send, float `[n]`.
         states: state of the method by name, for each; empty if exempt.
         draws: seeds of this step, for each.
+        finite: scalar bool, whether this worker's gradient was finite.
         exempt_apart: whether exempt tensors are summed, whatever the others are.
     """
-    parts = []
     exempt_by = "sum" if exempt_apart else compressor.aggregation
-    for t, flat, state, draw in zip(tensors, values, states, draws, strict=True):
-        shaped = tf.reshape(flat, t.shape)
-        if t.exempt:
-            within = value_types.at_most(shaped, t.largest)
-            exchange = send_whole(within, exempt_by)
-            stated, method = t.size * t.dtype.size, "exempt"
+    seen = views(tensors, compressor.together)
+    parts = []
+    for view in seen:
+        shaped, state = view.values(values), view.state(states)
+        if view.seen.exempt:
+            parts.append(_exempt_part(view.seen, shaped, exempt_by))
         else:
-            exchange = compressor.exchange(shaped, state, draw)
-            if not inspect.isgenerator(exchange):
-                raise ValueError(
-                    f"`{type(compressor).__name__}.exchange` must be a generator: it "
-                    "asks with `yield Sum(...)` or `yield Gather(...)`. "
-                    f"Received: {exchange!r}"
-                )
-            stated, method = compressor.bytes(t.shape, t.dtype), compressor.name
-        label = f"{compressor!r} on {t.label}"
-        agreed = f"{t.size}:{t.dtype.name}:{method}"
-        parts.append(Part(label, agreed, stated, exchange, t.narrow))
-    return parts
+            parts.append(_part(compressor, view.seen, shaped, state, view.draw(draws)))
+    merged = yield from rounds.merge(parts, finite)
+    results: dict[int, Result] = {}
+    for view, result in zip(seen, merged.results, strict=True):
+        results.update(zip(view.places, view.results(result, states), strict=True))
+    return merged._replace(results=[results[i] for i in range(len(tensors))])
+
+
+def _exempt_part(tensor: Tensor, values: tf.Tensor, aggregation: str) -> Part:
+    within = value_types.at_most(values, tensor.largest)
+    stated = tensor.size * tensor.dtype.size
+    return Part(
+        tensor.label,
+        f"{tensor.size}:{tensor.dtype.name}:exempt",
+        stated,
+        send_whole(within, aggregation),
+        tensor.narrow,
+    )
+
+
+def _part(
+    compressor: Compressor,
+    tensor: Tensor,
+    values: tf.Tensor,
+    state: dict[str, tf.Tensor],
+    draw: Draw,
+) -> Part:
+    """Begin a method's exchange."""
+    begun = compressor.exchange(values, state, draw)
+    _check_generator(compressor, begun)
+    return Part(
+        f"{compressor!r} on {tensor.label}",
+        f"{tensor.size}:{tensor.dtype.name}:{compressor.name}",
+        compressor.bytes(tensor.shape, tensor.dtype),
+        begun,
+        tensor.narrow,
+    )
+
+
+def _check_generator(compressor: Compressor, begun: object) -> None:
+    if not inspect.isgenerator(begun):
+        raise ValueError(
+            f"`{type(compressor).__name__}.exchange` must be a generator: it asks with "
+            f"`yield Sum(...)` or `yield Gather(...)`. Received: {begun!r}"
+        )
 
 
 def _keep(

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.collectives import rounds
 from tf_dgc.collectives.requests import Message
 from tf_dgc.compressors import get
 from tf_dgc.compressors.base import Draw, draw_ties
@@ -123,8 +122,12 @@ class Simulation:
             if self.compressor.reads_residual:
                 kept = map(tf.convert_to_tensor, residual[worker])
                 held = [{**s, "residual": r} for s, r in zip(held, kept, strict=True)]
-            parts = composed.start(self.compressor, self._tensors, flat, held, draws)
-            merged.append(rounds.merge(parts, tf.constant(True)))
+            finite = tf.constant(True)
+            merged.append(
+                composed.exchange(
+                    self.compressor, self._tensors, flat, held, draws, finite
+                )
+            )
         self.messages = [[] for _ in merged]
         outcomes = run_all(merged, self.messages)
         return (

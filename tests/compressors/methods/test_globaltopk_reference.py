@@ -1,0 +1,114 @@
+"""`GlobalTopK` against NumPy, and what a method that sees all tensors together gets."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc.compressors import Compressor, Gather, GlobalTopK, Result, StateSpec
+from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.testing.simulation import Simulation
+
+SHAPES = [(20, 30), (4,), (5, 6, 2)]
+SIZES = [600, 4, 60]
+
+
+def end_to_end(tensors):
+    return np.concatenate([np.ravel(t) for t in tensors])
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.999])
+def test_equals_sorting_all(sparsity):
+    simulation = Simulation(GlobalTopK(sparsity), SHAPES, 3, "float64")
+    scales = [1.0, 0.1, 5.0]
+    residual = np.zeros((3, 664))
+    for gradients in make_gradients(3, 4, shapes=SHAPES):
+        scaled = [
+            [s * g for s, g in zip(scales, local, strict=True)] for local in gradients
+        ]
+        total = end_to_end(simulation.step(scaled))
+        residual += [end_to_end(local) for local in scaled]
+        sent = np.zeros_like(residual)
+        for worker in range(3):
+            k = int(np.ceil((1 - sparsity) * 664 - 1e-6))
+            chosen = np.argsort(-np.abs(residual[worker]))[:k]
+            sent[worker, chosen] = residual[worker, chosen]
+        residual -= sent
+        np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-12)
+        kept = [end_to_end(worker) for worker in simulation.residual]
+        np.testing.assert_allclose(kept, residual)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_in_an_optimizer_with_exempt_and_missing_ones(strategies):
+    """Also variables of several dtypes, each of which is a view of its own."""
+    weights = initial_weights("float32", SHAPES)
+    weights.append(np.ones((30, 10), "float16"))
+    weights.append(np.ones((10, 30), "float32"))
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(2.0**-3, momentum=0.5),
+            GlobalTopK(0.9),
+            momentum_correction=True,
+            min_compress_size=100,
+        ),
+        weights,
+    )
+    (gradients,) = make_gradients(2, 1, "float32", [w.shape for w in weights])
+    for worker in gradients:
+        worker[3] = worker[3].astype("float16")
+        worker[4] *= 1e-3
+    trainer.step(gradients)
+    optimizer = trainer.optimizer
+    # Of 600 and 300 float32 entries together, and of 300 of float16.
+    assert optimizer.stats.entries_per_step == 90 + 30 + 4 + 60
+    residual = trainer.local(optimizer.residual)
+    velocity = trainer.local(optimizer.velocity)
+    for kept, moving in zip(residual, velocity, strict=True):
+        masked = [int(np.count_nonzero(u == 0)) for u in moving]
+        assert masked == [90, 0, 0, 30, 0]
+        assert [int(np.count_nonzero(v == 0)) for v in kept] == [90, 4, 60, 30, 0]
+    for worker in gradients:
+        worker[0] = None
+    trainer.step(gradients)
+    assert trainer.optimizer.stats.entries_per_step == 30 + 30 + 4 + 60
+
+
+class Counting(Compressor):
+    """Remembers the number of steps of each tensor, and the sum of each entry."""
+
+    name = "counting"
+    kind = "control"
+    reference = "none"
+    together = True
+
+    def state(self, shape):
+        return {
+            "steps": StateSpec((), per_worker=False),
+            "total": StateSpec(shape),
+        }
+
+    def bytes(self, shape, dtype):
+        return int(np.prod(shape)) * dtype.size
+
+    def exchange(self, values, state, draw):
+        assert draw.sizes == SIZES
+        rows = yield Gather(to_words(values))
+        total = from_words(tf.reshape(rows, [-1]), values.dtype, [-1, *values.shape])
+        steps = state["steps"] + tf.constant([1.0, 2.0, 3.0], values.dtype)
+        new = {"steps": steps, "total": state["total"] + values}
+        return Result(tf.reduce_sum(total, axis=0), values, new)
+
+
+def test_state_is_end_to_end_too():
+    simulation = Simulation(Counting(), SHAPES, 2, "float64")
+    expected = [np.zeros(s) for s in SHAPES]
+    for gradients in make_gradients(2, 3, shapes=SHAPES):
+        simulation.step(gradients)
+        expected = [e + g for e, g in zip(expected, gradients[1], strict=True)]
+    for i, state in enumerate(simulation.state[1]):
+        assert state["steps"] == 3 * (i + 1)
+        np.testing.assert_allclose(state["total"], expected[i])

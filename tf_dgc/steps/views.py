@@ -1,0 +1,133 @@
+"""Views: what a method sees as one tensor, and its results tensor by tensor again.
+
+Most methods see each tensor by itself. Those that say `together` see all that are not
+exempt, of one dtype, end to end as one flat tensor.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.collectives.requests import Result
+from tf_dgc.compressors.base import Draw
+
+
+class View(NamedTuple):
+    """Tensors of a step that a method sees as one.
+
+    Attributes:
+        places: places of the tensors in the step.
+        tensors: their descriptions.
+        seen: description of what the method sees.
+    """
+
+    places: list[int]
+    tensors: list[Tensor]
+    seen: Tensor
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a method's that sees tensors together."""
+        return self.seen is not self.tensors[0]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor."""
+        return [t.size for t in self.tensors]
+
+    def values(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return what is seen of the step's values, of its shape."""
+        own = [tf.reshape(values[place], [-1]) for place in self.places]
+        flat = tf.concat(own, axis=0) if self.is_flat else own[0]
+        return tf.reshape(flat, self.seen.shape)
+
+    def state(self, states: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Return the state of what is seen: that of all tensors, end to end."""
+        own = [states[place] for place in self.places]
+        if not self.is_flat:
+            return own[0]
+        return {
+            name: tf.concat([tf.reshape(s[name], [-1]) for s in own], axis=0)
+            for name in own[0]
+        }
+
+    def draw(self, draws: Sequence[Draw]) -> Draw:
+        """Return the seeds, those of the first tensor."""
+        first = draws[self.places[0]]
+        return first.of_sizes(self.sizes) if self.is_flat else first
+
+    def results(
+        self, result: Result, states: Sequence[dict[str, tf.Tensor]]
+    ) -> list[Result]:
+        """Return the result of each tensor.
+
+        Args:
+            result: result of what is seen.
+            states: states of the step's tensors, as they were before.
+        """
+        if not self.is_flat:
+            return [result]
+        sums, sent, chosen = map(self._split, (result.sum, result.sent, result.chosen))
+        known = [states[place] for place in self.places]
+        return [
+            Result(
+                sums[i],
+                sent[i],
+                {
+                    name: _part(value, [s[name] for s in known], i)
+                    for name, value in (result.state or {}).items()
+                },
+                None if result.entries is None else _count(chosen[i]),
+                chosen[i],
+            )
+            for i in range(len(self.tensors))
+        ]
+
+    def _split(self, values: tf.Tensor | None) -> list:
+        if values is None:
+            return [None] * len(self.tensors)
+        return tf.split(tf.reshape(values, [-1]), self.sizes)
+
+
+def views(tensors: Sequence[Tensor], together: bool) -> list[View]:
+    """Return what a method sees, in the order of the first tensor of each.
+
+    Args:
+        tensors: descriptions of all tensors of the step.
+        together: whether the method sees those that are not exempt as one. As wide or
+            narrow as each other, that is: what is seen has one dtype and one bound.
+    """
+    groups: dict[object, list[int]] = {}
+    for place, t in enumerate(tensors):
+        seen_with = (t.dtype, t.narrow) if together and not t.exempt else place
+        groups.setdefault(seen_with, []).append(place)
+    return [
+        _view([tensors[place] for place in places], places, not isinstance(key, int))
+        for key, places in groups.items()
+    ]
+
+
+def _view(tensors: list[Tensor], places: list[int], flat: bool) -> View:
+    first = tensors[0]
+    if not flat:
+        return View(places, tensors, first)
+    label = f"{len(tensors)} tensors from {first.label} on"
+    size = sum(t.size for t in tensors)
+    return View(places, tensors, first._replace(label=label, shape=(size,)))
+
+
+def _part(value: tf.Tensor, before: Sequence[tf.Tensor], i: int) -> tf.Tensor:
+    """Return the i-th tensor's share of a state, of the shape that it had before."""
+    ends = list(itertools.accumulate(s.shape.num_elements() for s in before))
+    start = ends[i] - before[i].shape.num_elements()
+    return tf.reshape(tf.reshape(value, [-1])[start : ends[i]], before[i].shape)
+
+
+def _count(chosen: tf.Tensor | None) -> tf.Tensor | None:
+    """Return how many entries of a tensor went out; None for all."""
+    if chosen is None:
+        return None
+    return tf.math.count_nonzero(chosen, dtype=tf.int32)
