@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import mirrored
 from tf_dgc.cluster import coordination, failures, meeting, workers
+from tf_dgc.cluster.positions import Position
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.distribute import startup
 from tf_dgc.launch import loopback
@@ -168,13 +169,12 @@ def test_errors_that_are_about_no_other_worker(message):
     assert failures.explain(STRATEGY, message) is None
 
 
-def position(started, finished=None, tracing=False):
-    return {
-        "started": started,
-        "finished": started if finished is None else finished,
-        "tracing": tracing,
-        "place": "f.py:3",
-    }
+def position(started, finished=None, tracing=False, **groups):
+    """Return a position: counts of all workers, and `_0_2=(3, 2)` of a group."""
+    counts = {None: (started, started if finished is None else finished)}
+    for group, pair in groups.items():
+        counts[tuple(int(index) for index in group[1:].split("_"))] = pair
+    return Position(counts, tracing, "f.py:3")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def position(started, finished=None, tracing=False):
 def test_who_is_waited_for(monkeypatch, others, waited, said):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     monkeypatch.setenv(workers.TRACING_TIMEOUT_VARIABLE, "30")
-    watch = Watch(STRATEGY, lambda: [9, 8])
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     published = dict(zip(["worker 0", "worker 2"], others, strict=True))
     monkeypatch.setattr(watch, "_lookup", published.get)
     now = time.monotonic()
@@ -205,10 +205,48 @@ def test_who_is_waited_for(monkeypatch, others, waited, said):
     assert (said in reason) if said else (reason is None)
 
 
+@pytest.mark.parametrize(
+    ("mine", "others", "waited", "said"),
+    [
+        # Worker 1 waits in a group with worker 2. What worker 0 does is of no concern.
+        ((3, 2), [position(0), position(9, _1_2=(3, 2))], 19, None),
+        ((3, 2), [None, position(9, _1_2=(3, 2))], 19, None),
+        ((3, 2), [None, None], 11, "for worker 2 (c:3), of which nothing"),
+        (
+            (3, 2),
+            [position(9, _0_1=(9, 9)), position(9)],
+            11,
+            "3 of workers 1, 2 for",
+        ),
+        # Who is behind waits for somebody else, and blames them.
+        ((3, 2), [position(9), position(9, _0_2=(5, 4), _1_2=(2, 2))], 19, None),
+        ((3, 2), [None, position(9, 8)], 19, None),
+        ((3, 2), [position(9), position(9, _1_2=(3, 2))], 21, "for data from worker 2"),
+        ((3, 3), [None, position(9)], 100, None),
+    ],
+)
+def test_who_is_waited_for_in_a_group(monkeypatch, mine, others, waited, said):
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, dict)
+    published = dict(zip(["worker 0", "worker 2"], others, strict=True))
+    monkeypatch.setattr(watch, "_lookup", published.get)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert watch._blame(position(9, _1_2=mine)) is None
+    now += waited
+    reason = watch._blame(position(9, _1_2=mine))
+    assert (said in reason) if said else (reason is None)
+
+
+def test_a_position_as_text():
+    for there in (position(9), position(9, 8, True, _0_2=(3, 2), _1_2=(4, 4))):
+        assert Position.from_json(there.to_json()) == there
+
+
 def test_progress_of_anyone_counts(monkeypatch):
     """While two workers wait for a third, pieces may go between these two."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
-    watch = Watch(STRATEGY, lambda: [9, 8])
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
     for later in range(0, 60, 5):
         monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
@@ -222,7 +260,7 @@ def test_progress_of_anyone_counts(monkeypatch):
 def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
     """A lookup that takes too long says something about the network only."""
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
-    watch = Watch(STRATEGY, lambda: [9, 8])
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
     for later, heard, blamed in [(0, True, False), (6, True, False), (11, False, False),
                                  (19, False, False), (21, False, True)]:  # fmt: skip
@@ -234,7 +272,7 @@ def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
 
 def test_time_of_tracing_does_not_count(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
-    watch = Watch(STRATEGY, lambda: [9, 8])
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
     start = time.monotonic()
     for later, tracing, blamed in [(0, True, False), (20, True, False),
                                    (21, False, False), (31, False, True)]:  # fmt: skip
@@ -246,7 +284,7 @@ def test_time_of_tracing_does_not_count(monkeypatch):
 
 def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
-    watch = Watch(STRATEGY, lambda: [9, 9])
+    watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     now = time.monotonic()
     for later in (0, 100):
         monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)

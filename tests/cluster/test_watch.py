@@ -14,12 +14,12 @@ from tf_dgc.distribute import cross_device
 
 
 def waits(position):
-    return position["finished"] < position["started"]
+    return position.waits_in == [None]
 
 
 def test_an_error_ends_waiting():
     """As when a variable that cannot be created is made in another way."""
-    watch = Watch(STRATEGY, lambda: [9, 9])
+    watch = Watch(STRATEGY, lambda: {None: [9, 9]})
     with pytest.raises(MemoryError), watch.waiting():
         assert waits(watch._look())
         raise MemoryError
@@ -47,9 +47,11 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
 
         return strategy.run(replica)
 
-    with pytest.raises(tf.errors.InvalidArgumentError):
+    step(tf.constant(1.0))  # TensorFlow never forgets a group whose first meeting failed
+    # The error itself, or that of the collective which it ended.
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.CancelledError)):
         step(tf.constant(9.0))
-    started, finished = count()
+    started, finished = count()[None]
     assert finished < started
     watch = Watch(STRATEGY, count)
     now = time.monotonic()
@@ -70,15 +72,15 @@ def test_what_tensorflow_executes_is_waited_for():
     try:
         while "execute" not in sys._current_frames()[thread.ident].f_code.co_name:
             time.sleep(0.01)
-        assert waits(Watch(STRATEGY, lambda: [9, 8])._look())
+        assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
     finally:
         queue.enqueue(1)
         thread.join()
-    assert not waits(Watch(STRATEGY, lambda: [9, 8])._look())
+    assert not waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
 
 
 def test_a_collective_that_begins_meanwhile_is_not_lost():
-    counts = iter([[8, 8], [9, 8], [9, 8]])
+    counts = iter([{None: pair} for pair in ([8, 8], [9, 8], [9, 8])])
     watch = Watch(STRATEGY, lambda: next(counts))
     watch._look()
-    assert watch._lost == 0
+    assert not watch._lost

@@ -100,7 +100,7 @@ def test_a_large_step(strategies, dense, scheduled):
     n = 2 * pieces.BYTES // 4 + 500
     vectors = np.random.default_rng(0).normal(size=[2, n]).astype("float32")
     words = vectors.view(np.int32)[:, : n - 100]
-    before = hook.count()
+    before = hook.count()[None]
     shape = None if scheduled else n
     local = strategies[2].experimental_local_results
 
@@ -124,5 +124,5 @@ def test_a_large_step(strategies, dense, scheduled):
     for total, buffer in zip(totals, buffers, strict=True):
         np.testing.assert_array_equal(total, vectors.sum(axis=0) if dense else [])
         np.testing.assert_array_equal(buffer, [] if dense else words.reshape(-1))
-    started, finished = np.subtract(hook.count(), before)
+    started, finished = np.subtract(hook.count()[None], before)
     assert started == finished == (4 if scheduled and not dense else 3)

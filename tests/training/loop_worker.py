@@ -65,7 +65,7 @@ def make_model(optimizer=None, layers=(), **settings):
 
 
 def started():
-    return cross_device.cross_device_ops(STRATEGY).count()[0]
+    return cross_device.cross_device_ops(STRATEGY).count()[None][0]
 
 
 class Counts(keras.callbacks.Callback):

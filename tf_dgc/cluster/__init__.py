@@ -7,6 +7,7 @@ __all__ = [
     "coordination",
     "failures",
     "meeting",
+    "positions",
     "tf_config",
     "watch",
     "worker_interrupts",

@@ -9,7 +9,6 @@ how many collectives it has started, and who waits too long looks who is behind.
 import atexit
 import contextlib
 import itertools
-import json
 import os
 import sys
 import sysconfig
@@ -17,12 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
-from tf_dgc.cluster import coordination, failures, workers
+from tf_dgc.cluster import coordination, failures, positions, workers
+from tf_dgc.cluster.positions import Counts, Group, Position
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
 _STUCK_SECONDS = 8.0
@@ -31,34 +31,30 @@ _STUCK_SECONDS = 8.0
 _NETWORK_SECONDS = 15.0
 _numbers = itertools.count()  # equal on all workers, as strategies are
 
-Position: TypeAlias = dict[str, Any]  # where a worker is: see `_look`
-
 
 class Watch:
     """Watches over what a worker waits for in.
 
     Args:
         strategy: strategy of several workers.
-        count: function that returns how many collectives this worker has started and
-            finished.
+        count: function that returns how many collectives of each group of workers this
+            one has started and finished.
 
     Raises:
         ValueError: for environment variables that are not times.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, count: Callable[[], list[int]]
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy, count: Callable[[], Counts]):
         self._strategy = strategy
         self._count = count
         self._limit = workers.timeout_seconds()
         self._tracing_limit = workers.tracing_timeout_seconds()
         self._interval = min(2.0, self._limit / 10)
         self._key = f"tf_dgc/watch/{next(_numbers)}"
-        self._started = self._finished = 0  # waits outside of collectives
-        self._lost = 0  # collectives that an error ended, which count no finish
+        self._started = self._finished = 0  # waits outside of collectives, for all
+        self._lost: dict[Group, int] = {}  # which an error ended: they count no finish
         self._published: Position | None = None
-        self._seen = (0, 0)
+        self._seen: dict[Group, tuple[int, int]] = {}
         self._since = self._excused = self._moved = time.monotonic()
         self._progress: Any = None  # of everyone, as last heard
         self._heard: set[str] = set()
@@ -110,18 +106,24 @@ class Watch:
 
     def _look(self) -> Position:
         """Return where this worker is."""
-        started, finished = self._count()
+        counts = self._count()
         # What nothing runs any more has ended, if nothing was started meanwhile.
         idle = not tracing.is_executing(self._frames_of_others())
-        if idle and self._count() == [started, finished]:
-            self._lost = started - finished
+        if idle and self._count() == counts:
+            self._lost = {g: started - done for g, (started, done) in counts.items()}
         frame = _main_frame()
-        return {
-            "started": started + self._started,
-            "finished": finished + self._finished + self._lost,
-            "tracing": frame is not None and tracing.is_tracing(frame),
-            "place": _place(frame),
-        }
+        return Position(
+            {g: self._with_others(g, *pair) for g, pair in counts.items()},
+            frame is not None and tracing.is_tracing(frame),
+            _place(frame),
+        )
+
+    def _with_others(self, group: Group, started: int, done: int) -> tuple[int, int]:
+        """Add what is no collective, and what an error ended."""
+        done += self._lost.get(group, 0)
+        if group is not None:
+            return started, done
+        return started + self._started, done + self._finished
 
     def _frames_of_others(self) -> list[FrameType]:
         mine = {thread.ident for thread in self._threads}
@@ -133,48 +135,52 @@ class Watch:
         key = f"{self._key}/{workers.me(self._strategy)}"
         with contextlib.suppress(tf.errors.NotFoundError):
             coordination.unpublish(key, self._limit)
-        coordination.publish(key, json.dumps(position), self._limit)
+        coordination.publish(key, position.to_json(), self._limit)
         self._published = position
 
     def _blame(self, position: Position) -> str | None:
         """Return why to give up, if this worker has waited for too long."""
-        seen = position["started"], position["finished"]
         now = time.monotonic()
-        if seen != self._seen or position["finished"] == position["started"]:
-            self._seen, self._since = seen, now
+        if position.counts != self._seen or not position.waits_in:
+            self._seen, self._since = position.counts, now
         waited = now - self._since
         if waited < self._limit / 2:
             return None
-        others = {peer: self._lookup(peer) for peer in workers.peers(self._strategy)}
-        self._note_progress(seen, others)
-        behind = {p: o for p, o in others.items() if o and o["started"] < seen[0]}
-        if any(o["tracing"] for o in behind.values()) and waited < self._tracing_limit:
+        index = {p: i for i, p in enumerate(workers.everyone(self._strategy))}
+        others = {
+            peer: self._lookup(peer)
+            for peer in workers.peers(self._strategy)
+            if positions.meets(position, index[peer])
+        }
+        self._note_progress(others)
+        behind = {
+            p: o
+            for p, o in others.items()
+            if o and positions.behind(position, o, index[p])
+        }
+        if any(o.tracing for o in behind.values()) and waited < self._tracing_limit:
             self._excused = now
-        late = {p: o for p, o in behind.items() if o["started"] == o["finished"]}
+        late = {p: o for p, o in behind.items() if not o.waits_in}
         if late or not self._heard.issuperset(others):
             patience, since = 0.0, self._since
         else:  # all wait for the network
             patience, since = min(self._limit, _NETWORK_SECONDS), self._moved
         if now - max(since, self._excused) < self._limit + patience:
             return None
+        where = positions.describe(position)
         return (
             f"{self._name(workers.me(self._strategy))} has waited {waited:.0f} s in "
-            f"collective {seen[0]} {self._for_whom(others, late)}. If it is only "
-            f"slow, set {workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
+            f"{where} {self._for_whom(others, late)}. If it is only slow, set "
+            f"{workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
         )
 
-    def _note_progress(
-        self, seen: tuple[int, int], others: dict[str, Position | None]
-    ) -> None:
+    def _note_progress(self, others: dict[str, Position | None]) -> None:
         """Remember when anyone was last known to start or finish a collective."""
         heard = {p: o for p, o in others.items() if o is not None}
         self._heard |= heard.keys()
         before = self._progress
-        self._progress = (
-            seen,
-            {p: (o["started"], o["finished"]) for p, o in heard.items()},
-        )
-        if before is None or before[0] != seen:
+        self._progress = self._seen, {p: o.counts for p, o in heard.items()}
+        if before is None or before[0] != self._seen:
             self._moved = self._since
         elif any(before[1].get(p) != at for p, at in self._progress[1].items()):
             self._moved = time.monotonic()
@@ -184,7 +190,7 @@ class Watch:
     ) -> str:
         silent = [self._name(peer) for peer, where in others.items() if where is None]
         if late:
-            names = [f"{self._name(p)} (at {o['place']})" for p, o in late.items()]
+            names = [f"{self._name(p)} (at {o.place})" for p, o in late.items()]
             return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
         if silent:
             return (
@@ -201,7 +207,7 @@ class Watch:
             text = coordination.lookup(f"{self._key}/{peer}", 2 * self._interval)
         except tf.errors.DeadlineExceededError:
             return None
-        return json.loads(text)
+        return Position.from_json(text)
 
     def _name(self, worker: str) -> str:
         return workers.full_name(self._strategy, worker)

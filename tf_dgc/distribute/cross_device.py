@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import launching, mirrored
 from tf_dgc.choice import Choice, choose
+from tf_dgc.cluster.positions import Group
 from tf_dgc.distribute import pieces
 
 Bounds: TypeAlias = tuple[int | None, int | None]
@@ -29,10 +30,6 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         base: the strategy's own `tf.distribute.CrossDeviceOps`.
         collective_ops: TensorFlow's `CollectiveAllReduce` for the same replicas,
             whose group and instance keys are used.
-
-    Attributes:
-        count: function that returns how many collectives of these replicas this worker
-            has started and finished.
     """
 
     def __init__(self, base: tf.distribute.CrossDeviceOps, collective_ops: Any):
@@ -40,8 +37,15 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self.base = base
         self._collectives = collective_ops
         self._launchers = launching.launchers(collective_ops)
-        self.count = launching.reuse_collective_keys(collective_ops)
+        self._count = launching.reuse_collective_keys(collective_ops)
         launching.wrap_launches(collective_ops, pieces.all_reduce, pieces.all_gather)
+
+    def count(self) -> dict[Group, list[int]]:
+        """Return how many collectives this worker has started and finished.
+
+        By the group of workers that take part: today all of them.
+        """
+        return {None: self._count()}
 
     def communicate(
         self, dense: Choice, vector: Any, words: Any, bounds: Bounds = (None, None)
