@@ -149,6 +149,29 @@ def test_slow_link(namespaces, tmp_path, record):
         )
 
 
+def test_a_step_that_takes_longer_than_the_limit(namespaces, tmp_path, record):
+    """All wait for the network, none for a worker: they get some time more."""
+    settings = {"FAULT_UNITS": "2200", "TF_DGC_HEARTBEAT_TIMEOUT": "40"}
+    with start(namespaces, "dense", tmp_path, **settings) as cluster:
+        cluster.wait_for_steps(2)
+        limit(
+            namespaces, *("tbf", "rate", "500kbit", "burst", "16kb", "latency", "400ms")
+        )
+        begun = 1 + max(map(last_step, cluster.workers))
+        cluster.wait_for_steps(begun + 2)
+        rows = []
+        for rank, worker in enumerate(cluster.workers):
+            first, second = (worker.time_of(f"step {begun + i}") for i in (1, 2))
+            assert second - first > float(QUICK["TF_DGC_TIMEOUT"])
+            rows.append((rank, "no error, goes on", None, None))
+        record("a link of 500 kbit/s, dense steps of some 11 s", rows)
+
+
+def last_step(worker):
+    steps = [line for _, line in worker.lines if line.startswith("step ")]
+    return int(steps[-1].split()[1])
+
+
 def test_a_slow_link_is_not_a_dead_worker(record):
     """Everything that is large, at 10 Mbit/s, with TensorFlow's usual heartbeats.
 
