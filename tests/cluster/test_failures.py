@@ -270,6 +270,21 @@ def test_a_peer_that_was_heard_is_not_silent_at_once(monkeypatch):
         assert (watch._blame(position(9, 8)) is not None) == blamed
 
 
+def test_peers_are_heard_before_the_network_is_busy(monkeypatch):
+    """One that did not come yet does not keep the others from being known."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: [9, 8])
+    published = {"worker 0": position(9, 8)}
+    monkeypatch.setattr(watch, "_lookup", lambda peer: published.get(peer))
+    for _ in range(100):
+        watch._get_to_know_one()
+    assert watch._heard == {"worker 0"}
+    published["worker 2"] = position(9, 8)
+    for _ in range(100):
+        watch._get_to_know_one()
+    assert watch._heard == {"worker 0", "worker 2"}
+
+
 def test_time_of_tracing_does_not_count(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 8]})

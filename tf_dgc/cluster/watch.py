@@ -58,6 +58,7 @@ class Watch:
         self._since = self._excused = self._moved = time.monotonic()
         self._progress: Any = None  # of everyone, as last heard
         self._heard: set[str] = set()
+        self._turns = itertools.count()
         self._stop = threading.Event()
         # One may have to wait long for a slow network, which the other is to notice.
         self._threads = [
@@ -103,6 +104,7 @@ class Watch:
                 reason = self._blame(self._look())
                 if reason is not None:
                     return self._give_up(reason)
+                self._get_to_know_one()
 
     def _look(self) -> Position:
         """Return where this worker is."""
@@ -173,6 +175,14 @@ class Watch:
             f"{where} {self._for_whom(others, late)}. If it is only slow, set "
             f"{workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
         )
+
+    def _get_to_know_one(self) -> None:
+        """Hear of a worker while the network is free; later it may be too slow."""
+        unknown = sorted(set(workers.peers(self._strategy)) - self._heard)
+        if unknown:  # in turn: one that is not there yet takes the time of the others
+            peer = unknown[next(self._turns) % len(unknown)]
+            if self._lookup(peer) is not None:
+                self._heard.add(peer)
 
     def _note_progress(self, others: dict[str, Position | None]) -> None:
         """Remember when anyone was last known to start or finish a collective."""
