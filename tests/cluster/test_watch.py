@@ -47,7 +47,8 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
 
         return strategy.run(replica)
 
-    step(tf.constant(1.0))  # TensorFlow never forgets a group whose first meeting failed
+    # TensorFlow never forgets a group whose first meeting failed.
+    step(tf.constant(1.0))
     # The error itself, or that of the collective which it ended.
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.CancelledError)):
         step(tf.constant(9.0))
