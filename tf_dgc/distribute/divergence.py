@@ -51,6 +51,19 @@ def check_settings(check_every: int | None, on_divergence: str) -> None:
         )
 
 
+def make_check(
+    strategy: tf.distribute.Strategy,
+    variables: Sequence[keras.Variable],
+    iteration: tf.Tensor,
+    every: int | None,
+    on_divergence: str,
+) -> "Check | None":
+    """Return the `Check` of a step; None if there are no others, or for never."""
+    if strategy.num_replicas_in_sync == 1 or not every:
+        return None
+    return Check(strategy, variables, iteration, every, on_divergence)
+
+
 class Check:
     """The checksums of a step's variables, on their way with a collective.
 

@@ -5,9 +5,11 @@ May import every room but `launch`, `cli` and `testing`.
 
 __all__ = [
     "compressed",
+    "configuration",
     "dgc",
     "exclusions",
     "hints",
+    "inputs",
     "novograd",
     "overwriting",
     "settings",

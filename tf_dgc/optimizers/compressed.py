@@ -13,20 +13,18 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
 from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.distribute.divergence import Check
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import overwriting, takeover, tensors, validation
+from tf_dgc.optimizers import inputs, overwriting, takeover, tensors, validation
+from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.updating import update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps import kinds
-from tf_dgc.steps.accumulation import to_dense
 from tf_dgc.steps.base import Inputs
 from tf_dgc.steps.memory import Memory, State, make_memory
-from tf_dgc.transforms import clipping
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -135,8 +133,8 @@ class CompressedOptimizer(OptimizerWrapper):
     ) -> None:
         """Send these variables whole and without loss, like small ones.
 
-        In the manner of Keras's `exclude_from_weight_decay`; call it on every worker,
-        before the optimizer is built. It is part of the config.
+        Like Keras's `exclude_from_weight_decay`; call it on every worker, before the
+        optimizer is built. It is part of the config.
 
         Args:
             var_list: variables of the model.
@@ -191,9 +189,8 @@ class CompressedOptimizer(OptimizerWrapper):
     def _describe(self, variable: keras.Variable) -> Tensor:
         small = tensors.is_small(variable, self.min_compress_size)
         exempt = small or variable in self._exclusions
-        return tensors.describe(
-            variable, exempt, self._keeps_residual, self.num_workers
-        )
+        kept, workers = self._keeps_residual, self.num_workers
+        return tensors.describe(variable, exempt, kept, workers)
 
     # --- in every step --------------------------------------------------------------
 
@@ -210,13 +207,17 @@ class CompressedOptimizer(OptimizerWrapper):
             ValueError: outside the replica context of the optimizer's strategy, and
                 for variables the optimizer was not built with.
         """
-        grads, variables = self._match(grads, trainable_variables)
+        validation.check_strategy(self._strategy, "apply")
+        validation.check_in_replica()
+        grads, variables = inputs.match(self, grads, trainable_variables)
         trained, overwritten = overwriting.split(grads, variables)
         extra = overwriting.overwrite(self.communicator, overwritten)
         grads, variables = map(list, zip(*trained, strict=True))
         with tf.name_scope(self.name):
             step = kinds.begin(self._inputs(grads, variables))
-            outcome, asked = self.communicator.run(step, self._check(variables))
+            asks = self.iterations.value, self.check_every, self.on_divergence
+            check = divergence.make_check(self._strategy, variables, *asks)
+            outcome, asked = self.communicator.run(step, check)
             nonfinite = update(self.inner_optimizer, outcome, variables)
             counting.count_step(
                 self._memory.counters,
@@ -226,55 +227,29 @@ class CompressedOptimizer(OptimizerWrapper):
                 nonfinite=nonfinite,
             )
 
-    def _match(self, grads: Any, variables: Any) -> tuple[list, list]:
-        """Build if needed; return the gradients that exist, and their variables."""
-        validation.check_strategy(self._strategy, "apply")
-        validation.check_in_replica()
-        if variables is None:
-            variables = keras_optimizers.trainable_variables(self)
-        variables = list(map(keras_optimizers.as_keras_variable, variables))
-        validation.check_number(grads, variables)
-        self.build(variables)
-        keras_optimizers.check_known(self, variables)
-        variables = keras_optimizers.known_variables(self, variables)
-        return keras_optimizers.drop_missing_gradients(self, grads, variables)
-
     def _inputs(self, grads: list, variables: list) -> Inputs:
-        """Collect what goes into the step, gradients clipped."""
+        """Collect what goes into the step."""
         indices = [keras_optimizers.variable_index(self, v) for v in variables]
         memory = self._memory.of(indices)
-        gradients, scales = clipping.clip(
-            [to_dense(g, v) for g, v in zip(grads, variables, strict=True)],
-            # Where nothing is left out, clipping is Keras's own, whatever the workers.
-            1 if self.compressor.lossless else self.num_workers,
-            loss_scale=self.loss_scale_factor,
-            **self._took.clipping,
-        )
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        # Where nothing is left out, clipping is Keras's own, whatever the workers.
+        sharing = 1 if self.compressor.lossless else self.num_workers
+        scale, took = self.loss_scale_factor, self._took
         return Inputs(
             self.compressor,
             memory.tensors,
             indices,
-            gradients,
-            scales,
+            *inputs.clip(grads, variables, sharing, scale, took.clipping),
             memory,
-            self._took.momentum,
-            self._took.nesterov,
+            took.momentum,
+            took.nesterov,
             self.factor_masking,
             self.seed,
             self.iterations.value,
-            replica,
+            tf.distribute.get_replica_context().replica_id_in_sync_group,
             self.num_workers,
             [t.size for t in self._memory.tensors],
             self.communicator.drops_entries,
         )
-
-    def _check(self, variables: list) -> Check | None:
-        """Return what asks whether workers differ, if there are others."""
-        if self.num_workers == 1 or not self.check_every:
-            return None
-        iteration, every = self.iterations.value, self.check_every
-        return Check(self._strategy, variables, iteration, every, self.on_divergence)
 
     # --- what users read ------------------------------------------------------------
 
@@ -306,42 +281,20 @@ class CompressedOptimizer(OptimizerWrapper):
         """
         if not self.track_staleness:
             return None
-        if not self.built or self._memory.last_sent is None:  # nothing is kept back
-            return Staleness(0.0, 0.0, 0.0)
         with self._strategy.scope():
-            return self._memory.last_sent.read(self.residual)
+            return self._memory.staleness() if self.built else Staleness(0.0, 0.0, 0.0)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""
-        return {
-            "name": self.name,
-            "inner": self.inner_config(),
-            "compressor": keras.saving.serialize_keras_object(self.compressor),
-            "error_feedback": self.error_feedback,
-            "momentum_correction": self.momentum_correction,
-            "factor_masking": self.factor_masking,
-            "min_compress_size": self.min_compress_size,
-            "seed": self.seed,
-            "track_staleness": self.track_staleness,
-            "check_every": self.check_every,
-            "on_divergence": self.on_divergence,
-            "excluded_from_compression": self._exclusions.get_config(),
-        }
+        return collect_config(self, self.inner_config(), self._exclusions)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "CompressedOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        config = dict(config)
-        excluded = config.pop("excluded_from_compression", {})
-        arguments = {
-            key: keras.saving.deserialize_keras_object(value, custom_objects)
-            if isinstance(value, dict)
-            else value
-            for key, value in config.items()
-        }
+        arguments, exclusions = take_apart(config, custom_objects)
         with tf_config.loading():
             optimizer = cls(**arguments)
-        optimizer._exclusions = Exclusions(**excluded)
+        optimizer._exclusions = exclusions
         return optimizer

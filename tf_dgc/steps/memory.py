@@ -13,7 +13,7 @@ from tf_dgc.compressors.base import Compressor, StateSpec
 from tf_dgc.distribute import elastic
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.metrics import counting
-from tf_dgc.metrics.staleness import LastSent
+from tf_dgc.metrics.staleness import LastSent, Staleness
 
 State: TypeAlias = dict[str, PerWorkerVariable | SharedVariable]
 
@@ -53,6 +53,12 @@ class Memory:
             residual=pick(self.residual),
             states=pick(self.states),
         )
+
+    def staleness(self) -> Staleness:
+        """Return how long entries have waited here; 0 if none is kept back."""
+        if self.last_sent is None:
+            return Staleness(0.0, 0.0, 0.0)
+        return self.last_sent.read(self.residual)
 
     # --- within a step, in replica context ------------------------------------------
 

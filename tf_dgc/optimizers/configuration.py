@@ -1,0 +1,67 @@
+"""The config of an optimizer: what Keras saves, and compares between workers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tf_dgc.optimizers.exclusions import Exclusions
+
+_SETTINGS = (
+    "compressor",
+    "error_feedback",
+    "momentum_correction",
+    "factor_masking",
+    "min_compress_size",
+    "seed",
+    "track_staleness",
+    "check_every",
+    "on_divergence",
+)
+_EXCLUDED = "excluded_from_compression"  # not by the constructor
+
+
+def collect_config(
+    optimizer: keras.optimizers.Optimizer,
+    inner: Mapping[str, Any],
+    exclusions: Exclusions,
+) -> dict[str, Any]:
+    """Return the arguments that an optimizer was made with.
+
+    Args:
+        optimizer: `CompressedOptimizer`, whose attributes they are.
+        inner: config of the inner optimizer.
+        exclusions: variables that are sent whole.
+    """
+    values = {name: getattr(optimizer, name) for name in _SETTINGS}
+    return {
+        "name": optimizer.name,
+        "inner": inner,
+        **{name: _as_config(value) for name, value in values.items()},
+        _EXCLUDED: exclusions.get_config(),
+    }
+
+
+def take_apart(
+    config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Exclusions]:
+    """Return the constructor's arguments of a config, and which variables it excludes.
+
+    Args:
+        config: what `collect_config` returned, perhaps from a file.
+        custom_objects: classes by name, as Keras passes them.
+    """
+    config = dict(config)
+    exclusions = Exclusions(**config.pop(_EXCLUDED, {}))
+    arguments = {
+        key: keras.saving.deserialize_keras_object(value, custom_objects)
+        if isinstance(value, dict)
+        else value
+        for key, value in config.items()
+    }
+    return arguments, exclusions
+
+
+def _as_config(value: Any) -> Any:
+    simple = value is None or isinstance(value, bool | int | float | str)
+    return value if simple else keras.saving.serialize_keras_object(value)

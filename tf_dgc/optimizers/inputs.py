@@ -1,0 +1,57 @@
+"""What goes into a step, of what Keras hands to `apply`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.optimizers import validation
+from tf_dgc.steps.accumulation import to_dense
+from tf_dgc.transforms import clipping
+from tf_dgc.transforms.clipping import Scale
+
+
+def match(
+    optimizer: keras.optimizers.Optimizer, grads: Any, variables: Any
+) -> tuple[list, list]:
+    """Build the optimizer if needed; return the gradients that exist, and variables.
+
+    Args:
+        optimizer: optimizer that was called.
+        grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None.
+        variables: variables in the same order; None for those of the first call.
+
+    Raises:
+        ValueError: for another number of them, and variables that the optimizer was not
+            built with.
+    """
+    if variables is None:
+        variables = keras_optimizers.trainable_variables(optimizer)
+    variables = list(map(keras_optimizers.as_keras_variable, variables))
+    validation.check_number(grads, variables)
+    optimizer.build(variables)
+    keras_optimizers.check_known(optimizer, variables)
+    variables = keras_optimizers.known_variables(optimizer, variables)
+    return keras_optimizers.drop_missing_gradients(optimizer, grads, variables)
+
+
+def clip(
+    grads: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    num_workers: int,
+    loss_scale: float | None,
+    thresholds: dict[str, float | None],
+) -> tuple[list[tf.Tensor], list[Scale]]:
+    """Return dense gradients, and what each is to be multiplied by.
+
+    Args:
+        grads: gradients of the variables.
+        variables: variables of the model.
+        num_workers: N of local gradient clipping; 1 for Keras's own, whatever N is.
+        loss_scale: factor that the loss was multiplied by.
+        thresholds: thresholds of the inner optimizer, by Keras's names.
+    """
+    gradients = [to_dense(g, v) for g, v in zip(grads, variables, strict=True)]
+    return clipping.clip(gradients, num_workers, loss_scale=loss_scale, **thresholds)
