@@ -3,10 +3,13 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import types
 
+import h5py
 import pytest
 import tensorflow as tf
 
@@ -420,3 +423,31 @@ def test_a_worker_that_others_waited_for_says_where_it_was(
     assert text.startswith("tf_dgc: worker 1 (b:2) cannot go on") == (not here)
     if here:
         assert "waited for the others to read `residual`, and meanwhile work" in text
+
+
+def test_two_workers_that_write_one_hdf5_file(monkeypatch, tmp_path, capsys):
+    """As `model.save_weights` does, before anything of this package is reached."""
+    path = str(tmp_path / "m.weights.h5")
+    writes = f"import h5py; f = h5py.File({path!r}, 'w'); print(flush=True); input()"
+    told = []
+    monkeypatch.setattr(failures, "tell", told.append)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    failures.tell_what_ends_this_worker(STRATEGY)
+    other = subprocess.Popen(
+        [sys.executable, "-c", writes], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        other.stdout.readline()
+        with pytest.raises(BlockingIOError) as caught:
+            h5py.File(path, "w")
+    finally:
+        other.kill()
+        other.communicate()
+    sys.excepthook(caught.type, caught.value, None)
+    (reason,) = told
+    assert reason.startswith("worker 1 (b:2) ended with BlockingIOError: ")
+    for said in (reason, capsys.readouterr().err):
+        assert "Save by `tf_dgc.saving.save_weights`" in said
+    sys.excepthook(ValueError, ValueError("no"), None)
+    assert told[1] == "worker 1 (b:2) ended with ValueError: no"
+    assert "tf_dgc.saving" not in capsys.readouterr().err

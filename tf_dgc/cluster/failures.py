@@ -164,10 +164,24 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
             return show(RuntimeError, named_error, trace)
         if not str(error).startswith("tf_dgc: "):  # else the others know already
             name = workers.full_name(strategy, workers.me(strategy))
-            tell(f"{name} ended with {kind.__name__}: {_gist(str(error))}")
-        return show(kind, error, trace)
+            what = f"{kind.__name__}: {_gist(str(error))}{_advice(error)}"
+            tell(f"{name} ended with {what}")
+        show(kind, error, trace)
+        if advice := _advice(error):
+            sys.stderr.write(f"tf_dgc:{advice}\n")
+        return None
 
     sys.excepthook = hook
+
+
+def _advice(error: BaseException) -> str:
+    """Return what to do instead of what several workers cannot do at once, or ""."""
+    locked = isinstance(error, BlockingIOError) and "unable to lock file" in str(error)
+    return locked * (
+        " Several workers write to the same HDF5 file, which is lost. Save by "
+        "`tf_dgc.saving.save_weights`, by which one of them writes, or give each "
+        "worker a path of its own."
+    )
 
 
 def note_end(strategy: tf.distribute.Strategy) -> None:
