@@ -130,7 +130,7 @@ const char* ResidentBlocks(Kernel kernel, int threads, int* blocks) {
 }  // namespace tf_dgc
 
 #else
-#include "emulation.h"
+#include "emulation_intrinsics.h"
 #endif
 
 #endif  // TF_DGC_CUDA_DEVICE_CUH_

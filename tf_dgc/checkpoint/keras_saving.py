@@ -72,7 +72,7 @@ def _own_files(
         writes: whether this worker writes, to whatever path.
     """
     note = json.dumps([writes, path and [os.path.realpath(path), _inode(path)]])
-    notes = meeting.exchange_notes(strategy, note, "save")
+    notes = meeting.share_notes(strategy, note, "save")
     said = {peer: json.loads(text) for peer, text in notes.items()}
     paths = {peer: str(path) for peer, (_, path) in said.items() if path}
     if len(set(paths.values())) < len(paths):
@@ -156,7 +156,7 @@ def _is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
     """Whether all workers, each of which calls this, write to the same local path."""
     local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
     path = os.path.realpath(filepath) if local else ""
-    notes = meeting.exchange_notes(strategy, path, "save")
+    notes = meeting.share_notes(strategy, path, "save")
     return bool(path) and len(set(notes.values())) == 1 and _is_one_disk(strategy, path)
 
 
@@ -165,11 +165,9 @@ def _is_one_disk(strategy: tf.distribute.Strategy, path: str) -> bool:
     directory = pathlib.Path(path.partition("{")[0]).parent
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(prefix=".tf_dgc_", dir=directory) as mine:
-        notes = meeting.exchange_notes(strategy, mine.name, "save")
+        notes = meeting.share_notes(strategy, mine.name, "save")
         seen = all(map(os.path.exists, notes.values()))
-        return (
-            "False" not in meeting.exchange_notes(strategy, str(seen), "save").values()
-        )
+        return "False" not in meeting.share_notes(strategy, str(seen), "save").values()
 
 
 def _share_callbacks(
@@ -184,7 +182,7 @@ def _share_callbacks(
         return
     saves = {i: _path(c) for i, c in enumerate(callbacks.callbacks) if _path(c)}
     note = json.dumps([type(callbacks.callbacks[i]).__name__ for i in saves])
-    notes = meeting.exchange_notes(strategy, note, "begin to train")
+    notes = meeting.share_notes(strategy, note, "begin to train")
     if len(set(notes.values())) > 1:
         raise ValueError(
             "All workers must be given the same callbacks that save, as each holds a "

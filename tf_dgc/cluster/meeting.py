@@ -153,7 +153,7 @@ def agree(
     purpose = f"compare models and settings (here: {_shorten(text)})"
     mine = dict(_flatten(json.loads(text)))
     differences = []
-    for peer, theirs_text in exchange_notes(strategy, text, purpose).items():
+    for peer, theirs_text in share_notes(strategy, text, purpose).items():
         theirs = dict(_flatten(json.loads(theirs_text)))
         differences += [
             f"  {key}: {mine.get(key, 'nothing')!r} on {me(strategy)}, "
@@ -165,7 +165,7 @@ def agree(
         raise ValueError(f"{otherwise} Differences:\n" + "\n".join(differences))
 
 
-def exchange_notes(
+def share_notes(
     strategy: tf.distribute.Strategy, note: str, purpose: str
 ) -> dict[str, str]:
     """Return the notes of all workers, by worker, this one's among them.

@@ -49,7 +49,7 @@ def _step(inputs: Inputs) -> Step:
     ]
     states = memory.read(inputs.compressor.reads_residual)
     apart = len(shares(tensors, inputs.num_workers)) > 1
-    merged = yield from exchange(
+    merged = yield from run_exchanges(
         inputs.compressor, tensors, within, states, draws, finite, apart
     )
     _keep(inputs, velocity, values, merged.results)
@@ -61,7 +61,7 @@ def _step(inputs: Inputs) -> Step:
     )
 
 
-def exchange(
+def run_exchanges(
     compressor: Compressor,
     tensors: Sequence[Tensor],
     values: Sequence[tf.Tensor],

@@ -124,7 +124,7 @@ class Simulation:
                 held = [{**s, "residual": r} for s, r in zip(held, kept, strict=True)]
             finite = tf.constant(True)
             merged.append(
-                composed.exchange(
+                composed.run_exchanges(
                     self.compressor, self._tensors, flat, held, draws, finite
                 )
             )
