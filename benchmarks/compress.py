@@ -9,7 +9,6 @@ reads three arrays and writes two, as momentum SGD does, and nothing can be fast
 """
 
 import concurrent.futures
-import ctypes
 import functools
 import itertools
 import multiprocessing
@@ -24,15 +23,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from common import kernels, reporting
+from common import paths, reporting
 
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.compressors import num_sent
 from tf_dgc.ops import loader
-from tf_dgc.steps import native, operations
-from tf_dgc.steps.plan import LocalStep, Plan
-
-PATHS = ("floor", "native", "tensorflow", "top_k")
 
 _SIZES = flags.DEFINE_list(
     "sizes",
@@ -44,7 +37,7 @@ _SPARSITIES = flags.DEFINE_list(
 )
 _THREADS = flags.DEFINE_list("threads", ["1", "2"], "Threads of TensorFlow's pool.")
 _DTYPES = flags.DEFINE_list("dtypes", ["float32"], "Types of the gradient.")
-_PATHS = flags.DEFINE_list("paths", list(PATHS), "What to time.")
+_PATHS = flags.DEFINE_list("paths", list(paths.NAMES), "What to time.")
 _REPEATS = flags.DEFINE_integer("repeats", 25, "Rounds, at most.", lower_bound=3)
 _SECONDS = flags.DEFINE_float(
     "seconds", 5.0, "After this time a case ends, if it has had three rounds."
@@ -65,96 +58,23 @@ COLUMNS = [
 ]
 
 
-class Variable:
-    """The state of one worker, as the optimizer's `PerWorkerVariable` offers it."""
-
-    def __init__(self, n, dtype):
-        self.value = tf.Variable(tf.zeros([n], dtype))
-        self.shape = self.value.shape
-        self.assign = self.value.assign
-
-    def local(self):
-        """Return the value."""
-        return self.value
-
-
-def make_paths(n, sparsity, dtype, threads, times):
-    """Return what is timed, by name: functions that do the same `times` in a row."""
-    accumulators = tf.float64 if dtype == "float64" else tf.float32
-    gradient = tf.cast(kernels.floats(n, 0), dtype)
-    layout = [Tensor("", (n,), accumulators, False, accumulators.name)]
-    plan = Plan(layout, [num_sent(n, sparsity)], False)
-
-    def steps(path):
-        velocity, residual = Variable(n, accumulators), Variable(n, accumulators)
-
-        @tf.function
-        def run(gradient, offset):
-            total = 0
-            for _ in tf.range(times):
-                total += compress(gradient, offset)
-            return total
-
-        def compress(gradient, offset):
-            step = LocalStep(
-                plan,
-                [gradient],
-                [1.0],
-                [velocity],
-                [residual],
-                [offset],
-                0.9,
-                False,
-                True,
-            )
-            return path.compress(step)[1][0]
-
-        return functools.partial(run, gradient, tf.constant(0))
-
-    @tf.function
-    def top_k(gradient):
-        total = 0
-        for _ in tf.range(times):
-            indices = tf.math.top_k(tf.abs(gradient), plan.counts[0]).indices
-            total += indices[0]
-        return total
-
-    library = kernels.load()
-    # In TensorFlow's memory, like the others: NumPy's has larger pages.
-    tensors = [tf.constant(kernels.floats(n, seed)) for seed in range(3)]
-    arrays = [np.asarray(memoryview(t)) for t in tensors]
-
-    def floor():
-        for _ in range(times):
-            library.floor_pass(
-                *map(kernels.pointer, arrays), kernels.length(n), ctypes.c_int(threads)
-            )
-
-    made = {
-        "native": lambda: steps(native),
-        "tensorflow": lambda: steps(operations),
-        "top_k": lambda: functools.partial(top_k, gradient),
-    }
-    chosen = {p: make() for p, make in made.items() if p in _PATHS.value}
-    return {"floor": floor, **chosen}
-
-
 def measure(n, sparsity, dtype, threads):
     """Time all paths by turns, in a process of its own; return one row per path."""
     flags.FLAGS(sys.argv)  # those of the parent
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     # Enough for Python's call of a function (a third of a millisecond) not to count.
     times = max(1, 20_000_000 // n)
-    paths = make_paths(n, sparsity, dtype, threads, times)
-    for name, path in paths.items():
+    names = {"floor", *_PATHS.value}
+    timed = paths.make(names, n, sparsity, dtype, threads, times)
+    for name, path in timed.items():
         path()  # trace
         if name == "native":  # fill the residual, and let it predict from the last step
             path()
             path()
-    found = {p: [] for p in paths}
+    found = {p: [] for p in timed}
     start = time.perf_counter()
     for round_ in range(_REPEATS.value):
-        for name, path in paths.items():
+        for name, path in timed.items():
             before = time.perf_counter()
             path()
             found[name].append(1000 * (time.perf_counter() - before) / times)
@@ -186,8 +106,9 @@ def extra_memory(n, sparsity, dtype, threads):
     """
     flags.FLAGS(sys.argv)  # those of the parent
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    make_paths(10_000, sparsity, dtype, threads, 1)["native"]()
-    run = make_paths(n, sparsity, dtype, threads, 1)["native"]
+    make = functools.partial(paths.make, ["native"])
+    make(10_000, sparsity, dtype, threads, 1)["native"]()
+    run = make(n, sparsity, dtype, threads, 1)["native"]
     before = _status("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts from here
@@ -210,10 +131,10 @@ def _in_process(function, *arguments):
 
 def main(_):
     """Measure all combinations and print the table."""
-    wrong = set(_PATHS.value) - set(PATHS)
+    wrong = set(_PATHS.value) - set(paths.NAMES)
     if wrong:
         raise app.UsageError(
-            f"--paths: {', '.join(wrong)} is none of {', '.join(PATHS)}"
+            f"--paths: {', '.join(wrong)} is none of {', '.join(paths.NAMES)}"
         )
     if "native" in _PATHS.value and loader.native().library is None:
         raise app.UsageError(f"no native operations: {loader.native().reason}")

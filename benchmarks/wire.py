@@ -18,10 +18,9 @@ import time
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import compress
 import numpy as np
 from absl import app, flags
-from common import kernels, reporting
+from common import kernels, paths, reporting
 
 from tf_dgc.compressors import num_sent
 from tf_dgc.ops import loader
@@ -90,8 +89,8 @@ def measure(library, n, sparsity):
     k = num_sent(n, sparsity)
     coding = {v: make_coding(library, n, k, v) for v in VALUE_TYPES}
     times = max(1, 20_000_000 // n)
-    step = compress.make_paths(n, sparsity, "float32", os.cpu_count(), times)["native"]
-    timed = {("step", "ms"): step}
+    step = paths.make(["native"], n, sparsity, "float32", os.cpu_count(), times)
+    timed = {("step", "ms"): step["native"]}
     for value_dtype, (_, functions) in coding.items():
         timed |= {(value_dtype, name): f for name, f in functions.items()}
     found = {key: [] for key in timed}
