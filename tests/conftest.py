@@ -8,18 +8,31 @@ MAX_WORKERS = 4
 GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--traced",
+        action="store_true",
+        help="trace the steps of the tests' `Trainer`, of which most are eager else",
+    )
+
+
 def pytest_configure(config):
     # tests/gpu by itself needs no TensorFlow, and a GPU. All others are about CPUs.
     if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
         _prepare_tensorflow()
+    if config.getoption("--traced"):
+        from harness import Trainer
+
+        Trainer.always_traced = True
 
 
-def pytest_collection_modifyitems(config, items):
-    # With pytest-xdist, one after the other: each test has several processes already.
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("workers"):
-                item.add_marker(pytest.mark.xdist_group("workers"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one process run all tests of a file, which share what they started."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # files of few tests have the longest ones
+    return LoadFileScheduling(config, log)
 
 
 def _is_gpu_test(argument, directory):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import in_turn
 
 from tf_dgc._internals import mirrored
 from tf_dgc.distribute import cross_device, pieces
@@ -92,8 +93,7 @@ def test_small_tensors_go_whole():
         assert not {"Case", "ConcatV2", "StridedSlice"} & set(types)
 
 
-@pytest.mark.parametrize("scheduled", [True, False])
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize(("dense", "scheduled"), in_turn([True, False], [False, True]))
 def test_a_large_step(strategies, dense, scheduled):
     """All replicas of a process launch their pieces side by side."""
     hook = cross_device.cross_device_ops(strategies[2])

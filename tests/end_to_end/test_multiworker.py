@@ -6,6 +6,7 @@ import signal
 
 import numpy as np
 import pytest
+from selection import rows
 
 pytestmark = pytest.mark.workers
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
@@ -27,7 +28,7 @@ def run(starter):
     return run
 
 
-@pytest.mark.parametrize("num_workers", [1, slow(2), 3, slow(4)])
+@pytest.mark.parametrize("num_workers", [slow(1), 2, slow(3), slow(4)])
 def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     finished = run("fit", num_workers, tmp_path)
     assert finished.codes == [0] * num_workers
@@ -60,9 +61,8 @@ def test_other_methods(run, tmp_path, methods):
         assert losses[-1] < losses[0], name
 
 
-@pytest.mark.parametrize(
-    "last", [slow({}, "same"), pytest.param({"TF_DGC_NATIVE": "0"}, id="mixed")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
     """Also where only one of the workers has the native operations."""
     finished = run("steps_per_execution", 2, tmp_path, last=last)
@@ -106,7 +106,9 @@ def test_overflow_on_the_last_worker(run, tmp_path):
     ("scenario", "message"),
     [
         ("other_sparsity", "optimizer.sparsity: 0.9"),
-        ("other_inner", "optimizer.inner.class_name: 'Adam"),
+        pytest.param(
+            "other_inner", "optimizer.inner.class_name: 'Adam", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_every_worker_names_what_is_wrong(run, tmp_path, scenario, message):
@@ -118,7 +120,10 @@ def test_every_worker_names_what_is_wrong(run, tmp_path, scenario, message):
 
 @pytest.mark.parametrize(
     ("scenario", "shapes"),
-    [("other_shape", ["[50,48]", "[50,40]"]), ("more_layers", ["[40,40]", "[40,1]"])],
+    [
+        ("other_shape", ["[50,48]", "[50,40]"]),
+        pytest.param("more_layers", ["[40,40]", "[40,1]"], marks=pytest.mark.slow),
+    ],
 )
 def test_different_models(run, tmp_path, scenario, shapes):
     """Nobody waits for anything."""
@@ -142,14 +147,16 @@ def test_what_is_equal_is_not_sent_at_the_start(run, tmp_path):
     assert one["others"] == other["others"]
 
 
-@pytest.mark.parametrize("scenario", ["chief_saves_alone", "chief_checkpoints_alone"])
+@pytest.mark.parametrize(
+    "scenario", ["chief_saves_alone", slow("chief_checkpoints_alone")]
+)
 def test_reading_the_state_on_one_worker(run, tmp_path, scenario):
     finished = run(scenario, 2, tmp_path)
     assert finished.codes[0]
     assert "not on the chief alone" in finished.outputs[0]
 
 
-@pytest.mark.parametrize(("victim", "late"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize(("victim", "late"), rows([(1, 0), (0, 1)], [(0, 1)]))
 def test_a_peer_that_ends_by_its_own_error(run, tmp_path, victim, late):
     """Its reason is what all say, also when it coordinated and is long gone."""
     environment = {"PEER_VICTIM": str(victim), "PEER_LATE": str(late)}
@@ -164,6 +171,7 @@ def test_a_peer_that_ends_by_its_own_error(run, tmp_path, victim, late):
         assert waited < 40, way
 
 
+@pytest.mark.slow
 def test_a_peer_that_leaves(run, tmp_path):
     """By `sys.exit`: it was neither killed nor cut off, and leaves word of it."""
     finished = run("peer_leaves", 2, tmp_path, TF_DGC_TIMEOUT="1000")

@@ -5,9 +5,12 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = pathlib.Path(__file__).with_name("process_wide.py")
 
 
+@pytest.mark.slow
 def test_settings_of_the_process_change_nothing():
     subprocess.run(
         [sys.executable, str(SCRIPT)],

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import in_turn
 
 import tf_dgc
 
@@ -32,19 +33,20 @@ def two_steps(optimizer, variables):
     return step
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize(
-    "make",
-    [dgc, lambda: tf_dgc.CompressedOptimizer(O.AdamW(0.1), "top_k")],
-    ids=["dgc", "adamw"],
-)
-def test_variables_of_tensorflow(strategies, num_workers, make):
+WRAPPERS = {
+    "dgc": dgc,
+    "adamw": lambda: tf_dgc.CompressedOptimizer(O.AdamW(0.1), "top_k"),
+}
+
+
+@pytest.mark.parametrize(("wrapper", "num_workers"), in_turn(WRAPPERS, [1, 2]))
+def test_variables_of_tensorflow(strategies, num_workers, wrapper):
     """In a graph, by `apply_gradients` and by `apply` without variables."""
     strategy, results = strategies[num_workers], []
     for kind in (tf.Variable, keras.Variable):
         with strategy.scope():
             variables = [kind(normal(), name="a"), kind(normal((50,)), name="b")]
-            optimizer = make()
+            optimizer = WRAPPERS[wrapper]()
 
         step = two_steps(optimizer, variables)
         for _ in range(2):

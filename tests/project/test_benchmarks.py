@@ -39,16 +39,13 @@ KEYS = {
 }
 
 
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
 def command(*flags):
     return [sys.executable, str(STEP), "--model=tiny", *flags]
 
 
+@pytest.mark.slow
 @pytest.mark.workers
-@pytest.mark.parametrize("loop", ["custom", slow("fit")])
+@pytest.mark.parametrize("loop", ["custom", "fit"])
 def test_step(tmp_path, loop):
     """A step is one collective, also in Keras's loop, which asks one more per epoch."""
     path = tmp_path / "step.json"
@@ -82,8 +79,9 @@ def test_step(tmp_path, loop):
     assert dgc["bytes_per_step"] < dense["bytes_per_step"] / 10
 
 
+@pytest.mark.slow
 @pytest.mark.workers
-@pytest.mark.parametrize("kill_worker", [slow(False), True])
+@pytest.mark.parametrize("kill_worker", [False, True])
 def test_step_ends_all_workers(tmp_path, kill_worker):
     with open(tmp_path / "log", "w+") as log:
         benchmark = subprocess.Popen(command("--modes=dense"), stdout=log, stderr=log)
@@ -140,6 +138,7 @@ def test_an_unknown_rate():
     assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
 @pytest.mark.parametrize(
     ("script", "flags", "keys", "num_rows"),

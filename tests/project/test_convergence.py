@@ -55,6 +55,7 @@ def run(tmp_path, *flags):
     return json.loads(path.read_text()), finished.stdout
 
 
+@pytest.mark.slow
 def test_methods(tmp_path):
     """Every seed is a run of its own, and bytes are those of the collectives."""
     methods = ["none", "bfloat16", "top_k", "dgc"]

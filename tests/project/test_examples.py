@@ -57,6 +57,7 @@ def run(starter, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_digits(tmp_path):
     code, rows, output = launch(tmp_path, "digits.py", "--steps=60", "--seeds=1")
@@ -83,6 +84,7 @@ def test_custom_loop(run):
     assert rows[0]["val_accuracy"] > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_multi_worker_with_keras(run, tmp_path):
     flags = [f"--directory={tmp_path}", "--epochs=2", "--steps=12"]
@@ -97,6 +99,7 @@ def test_multi_worker_with_keras(run, tmp_path):
     assert not found & {"backup", "temporary_1"}
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_multi_worker_custom_loop(run, tmp_path):
     flags = [f"--directory={tmp_path / 'checkpoints'}", "--steps=12"]

@@ -82,13 +82,18 @@ ONE_WORKER = [(case, "float32", 1) for case in CASES]
             ("adam", "float64", 2),
             ("sign", "float64", 2),
         ],
+        # Others with like settings are in test_all_paths.py.
         [
-            *ONE_WORKER,
+            ("no momentum", "float32", 1),
+            ("no correction", "float32", 1),
+            ("all compressed", "float32", 1),
+            ("loss scale", "float32", 1),
+            ("decay", "float32", 1),
+            ("adam", "float32", 1),
+            ("one entry", "float32", 1),
             ("schedule", "float64", 2),
             ("momentum", "float32", 3),
-            ("momentum", "bfloat16", 1),
             ("bfloat16", "float16", 1),
-            ("sign", "float64", 2),
         ],
     ),
 )

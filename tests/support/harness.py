@@ -24,9 +24,15 @@ def make_gradients(num_workers, steps, dtype="float64", shapes=SHAPES, seed=2):
 
 
 class Trainer:
-    """Variables and an optimizer under a strategy, stepped with given gradients."""
+    """Variables and an optimizer under a strategy, stepped with given gradients.
 
-    def __init__(self, strategy, make_optimizer, weights):
+    A trace takes longer than dozens of eager steps, so only those steps are traced of
+    which it is asked, and all in `pytest --traced`.
+    """
+
+    always_traced = False
+
+    def __init__(self, strategy, make_optimizer, weights, traced=False):
         self.strategy = strategy
         with strategy.scope():
             self.variables = [
@@ -35,7 +41,8 @@ class Trainer:
             ]
             self.optimizer = make_optimizer()
             self.optimizer.build(self.variables)
-        self._run = tf.function(self._distributed)
+        traced = traced or self.always_traced
+        self._run = tf.function(self._distributed) if traced else self._distributed
 
     def _distributed(self, gradients):
         def replica(*local):

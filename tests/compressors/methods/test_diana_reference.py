@@ -23,6 +23,7 @@ def test_recursion():
             np.testing.assert_allclose(state[0]["shift_sum"], shifts.sum(0), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_vanishes_as_shifts_settle():
     """Of a constant gradient QSGD is as noisy after 60 steps as at first."""
     gradient = np.random.default_rng(0).normal(size=(5, 8))

@@ -133,6 +133,7 @@ def test_a_graph_of_steps_skips_too():
     assert sizes[1:] == [2 * HEADER + 8] * 2
 
 
+@pytest.mark.slow
 def test_full_batch_logistic_regression():
     """The paper's task (section 4): as good as gradient descent, for fewer bytes."""
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import rows
 
 from tf_dgc.compressors import LGC
 from tf_dgc.compressors.common import autoencoder
@@ -157,7 +158,7 @@ def leader_of(corrected, positions):
     return tops.index(set(positions))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", rows([False, True], [True]))
 def test_phases(compiled):
     rng = np.random.default_rng(0)
     simulation = make(compiled)
@@ -231,7 +232,9 @@ def common_rows(rng):
     return common + 0.1 * rng.normal(size=(3, 12, 15))
 
 
-@pytest.mark.parametrize(("learning_steps", "learned"), [(1, False), (80, True)])
+@pytest.mark.parametrize(
+    ("learning_steps", "learned"), rows([(1, False), (80, True)], [(1, False)])
+)
 def test_what_coding_loses_is_kept(learning_steps, learned):
     """Once coding is better than nothing; else all that was coded is cleared."""
     rng = np.random.default_rng(0)
@@ -267,6 +270,7 @@ def test_what_coding_loses_is_kept(learning_steps, learned):
             np.testing.assert_allclose(sent, expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
 def test_coded_edge_inputs(scale):
     method = LGC(0.5, 0, 1, 2, min_values=5)
@@ -283,6 +287,7 @@ def test_coded_edge_inputs(scale):
             assert all(np.all(np.isfinite(value)) for value in state.values())
 
 
+@pytest.mark.slow
 def test_learns():
     """What all workers' gradients have in common comes through: here, whole rows."""
     rng = np.random.default_rng(0)
