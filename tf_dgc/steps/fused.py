@@ -72,7 +72,7 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     shares = plans.shares(inputs.tensors, inputs.num_workers)
     if len(shares) > 1:  # what is not finite in one leaves out all
         scales = clipping.drop(inputs.gradients, inputs.scales)
-        inputs = inputs._replace(scales=scales)
+        inputs = inputs._replace(scales=tf.unstack(scales))
     # correct, compress, mask, encode
     parts = [_compress(path, inputs.of(share), compressor, share) for share in shares]
     finite = tf.reduce_all([part.finite for part in parts])

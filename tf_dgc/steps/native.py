@@ -157,7 +157,7 @@ def _compress(step: LocalStep) -> tf.Tensor:
         velocity=[_handle(v) for v in step.velocity or []],
         residual=[_handle(v) for v in step.residual or []],
         momentum=tf.constant(step.momentum, tf.float64),
-        scales=tf.stack(clipping.drop(step.gradients, step.scales)),
+        scales=clipping.drop(step.gradients, step.scales),
         counts=_counts(step.plan),
         offsets=tf.stack(step.offsets),
         nesterov=step.nesterov,
@@ -186,7 +186,9 @@ def _agreed(plan: Plan) -> dict[str, Any]:
 
 
 def _counts(plan: Plan) -> tf.Tensor:
-    return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
+    if any(map(tf.is_tensor, plan.counts)):
+        return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
+    return tf.constant(plan.counts, tf.int32)
 
 
 def _handle(variable: keras.Variable) -> tf.Tensor:

@@ -9,7 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import tensorflow as tf
+
+from tf_dgc._internals import tracing
 
 # A gradient waits to be multiplied: the pass that accumulates it does that on the way.
 Scale: TypeAlias = float | tf.Tensor
@@ -79,7 +82,7 @@ def multiply(
     return [tf.where(finite, p, tf.zeros_like(p)) for p in products], finite
 
 
-def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Tensor]:
+def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> tf.Tensor:
     """Return the scales; all NaN, if one gradient is not finite when multiplied.
 
     What `multiply` does, for a pass that multiplies on the way and would notice too
@@ -91,7 +94,7 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Ten
             looked at all entries to make it.
 
     Returns:
-        Scalar float64 tensors.
+        float64 `[tensors]`.
     """
     pairs = list(zip(gradients, scales, strict=True))
     seen = [tf.math.is_finite(s) for _, s in pairs if not isinstance(s, float)]
@@ -102,7 +105,9 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> list[tf.Ten
         if isinstance(s, float)
     ]
     missing = _nan_unless(tf.reduce_all([*seen, all_finite(unseen)]))
-    return [tf.cast(s, tf.float64) + missing for s in scales]
+    if not seen:
+        return tf.constant(scales, tf.float64) + missing
+    return tf.stack([tf.cast(s, tf.float64) for s in scales]) + missing
 
 
 def _nan_unless(kept: tf.Tensor) -> tf.Tensor:
@@ -119,13 +124,28 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     A sum is finite only if all that was added is, and adding reads memory once. Only
     where finite numbers overflow does each entry have to be looked at.
     """
-    sums = [tf.reduce_sum(_wide(t)) for t in tensors]
+    sums: dict[tf.DType, list[tf.Tensor]] = {}
+    for t in tensors:
+        total = tf.reduce_sum(_wide(t))
+        sums.setdefault(total.dtype, []).append(total)
+    none = [tf.reduce_all(tf.math.is_finite(tf.stack(s))) for s in sums.values()]
+    if not none:
+        return tf.constant(True)
+    return tf.cond(
+        tf.reduce_all(none), lambda: tf.constant(True), lambda: _look_at_all(tensors)
+    )
 
-    def each() -> tf.Tensor:
+
+def _look_at_all(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    if tf.executing_eagerly() or tracing.in_xla_context():
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
-    none = tf.reduce_all([tf.math.is_finite(s) for s in sums])
-    return tf.cond(none, lambda: tf.constant(True), each) if sums else none
+    def look(*arrays: np.ndarray) -> np.bool_:
+        return np.bool_(all(np.isfinite(a).all() for a in arrays))
+
+    # One operation, as tracing hundreds takes time and this is hardly ever run.
+    found = tf.numpy_function(look, list(tensors), tf.bool, stateful=False)
+    return tf.ensure_shape(found, [])
 
 
 def _bounding(gradients: Sequence[tf.Tensor], limit: float, unit: float) -> tf.Tensor:
