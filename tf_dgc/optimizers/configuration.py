@@ -48,7 +48,7 @@ def take_apart(
     """Return the constructor's arguments of a config, and which variables it excludes.
 
     Args:
-        config: what `collect_config` returned, perhaps from a file.
+        config: dictionary of `collect_config`, perhaps from a file.
         custom_objects: classes by name, as Keras passes them.
     """
     config = dict(config)
