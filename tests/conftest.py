@@ -26,6 +26,12 @@ def pytest_configure(config):
         Trainer.always_traced = True
 
 
+def pytest_collection_modifyitems(items):
+    # Files that start workers take longest, so they are not to be the last ones.
+    waiting = {item.path for item in items if item.get_closest_marker("workers")}
+    items.sort(key=lambda item: item.path not in waiting)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Let one process run all tests of a file, which share what they started."""

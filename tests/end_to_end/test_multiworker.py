@@ -182,6 +182,7 @@ def test_a_peer_that_leaves(run, tmp_path):
     assert waited < 100
 
 
+@pytest.mark.slow
 def test_killed_while_it_saves_and_resumed(run, tmp_path):
     """As many workers end like the undisturbed run, others keep the total."""
     killed = run("backup_until_the_chief_dies", 2, tmp_path)

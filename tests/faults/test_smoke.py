@@ -5,7 +5,7 @@ import signal
 import pytest
 from processes import Cluster, Ended, on_loopback
 
-pytestmark = pytest.mark.workers
+pytestmark = [pytest.mark.workers, pytest.mark.slow]
 LIMIT = 100  # s; with the default limits it takes two
 
 

@@ -156,6 +156,7 @@ def test_doctor_survives_any_compiler(monkeypatch, wish):
         assert compiler == dict(doctor.report(loader.native()))["compiler here"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BUILT, reason=loader.native().reason)
 def test_doctor_finds_the_native_operations(tmp_path):
     result = subprocess.run(

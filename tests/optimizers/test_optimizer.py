@@ -164,7 +164,7 @@ def test_learning_rate_is_applied_when_sent():
     ("inner", "num_workers"),
     [
         (lambda: O.SGD(0.05, momentum=0.9), 1),
-        (lambda: O.AdamW(0.01), 2),
+        pytest.param(lambda: O.AdamW(0.01), 2, marks=pytest.mark.slow),
         pytest.param(lambda: O.SGD(0.05, momentum=0.9), 2, marks=pytest.mark.slow),
         pytest.param(lambda: O.Adam(0.01), 1, marks=pytest.mark.slow),
         pytest.param(lambda: O.RMSprop(0.01), 1, marks=pytest.mark.slow),

@@ -130,6 +130,7 @@ def test_a_limited_rate_needs_root():
     assert "which needs root" in finished.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_rate():
     finished = subprocess.run(
         command("--rate=2gbit"), capture_output=True, text=True, check=False
