@@ -33,6 +33,7 @@ _WIRE_SPARSITIES = flags.DEFINE_list(
     "sparsity", ["0.99", "0.999", "0.9999"], "Shares that are not sent."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 31, "Rounds.", lower_bound=3)
+_JSON = flags.DEFINE_string("json", None, "File to write the rows of the table to.")
 
 COLUMNS = [
     ("value_dtype", "value type", ""),
@@ -127,7 +128,7 @@ def main(_):
     library = kernels.load()
     cases = itertools.product(_WIRE_SIZES.value, _WIRE_SPARSITIES.value)
     rows = [row for n, s in cases for row in measure(library, int(float(n)), float(s))]
-    reporting.report(rows, COLUMNS, "Coding on the wire", flags.FLAGS.json)
+    reporting.report(rows, COLUMNS, "Coding on the wire", _JSON.value)
 
 
 if __name__ == "__main__":
