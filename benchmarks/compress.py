@@ -8,10 +8,8 @@ neither accumulates nor encodes), and `floor`, a plain loop over the same memory
 reads three arrays and writes two, as momentum SGD does, and nothing can be faster.
 """
 
-import concurrent.futures
 import functools
 import itertools
-import multiprocessing
 import os
 import statistics
 import sys
@@ -23,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from common import paths, reporting
+from common import paths, processes, reporting
 
 from tf_dgc.ops import loader
 
@@ -109,24 +107,10 @@ def extra_memory(n, sparsity, dtype, threads):
     make = functools.partial(paths.make, ["native"])
     make(10_000, sparsity, dtype, threads, 1)["native"]()
     run = make(n, sparsity, dtype, threads, 1)["native"]
-    before = _status("VmRSS")
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # the peak starts from here
+    before = processes.resident()
+    processes.forget_peak()
     run()
-    return 100 * (_status("VmHWM") - before) / (n * tf.as_dtype(dtype).size)
-
-
-def _status(field):
-    with open("/proc/self/status", encoding="ascii") as file:
-        line = next(line for line in file if line.startswith(field))
-    return 1024 * int(line.split()[1])
-
-
-def _in_process(function, *arguments):
-    """Call a function in a new process: TensorFlow's threads are chosen only once."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
+    return 100 * (processes.peak() - before) / (n * tf.as_dtype(dtype).size)
 
 
 def main(_):
@@ -146,10 +130,10 @@ def main(_):
         map(int, _THREADS.value),
     ):
         case = (n, sparsity, dtype, threads)
-        found = _in_process(measure, *case)
+        found = processes.call(measure, *case)
         if "native" in _PATHS.value and n >= 1_000_000:
             row = next(r for r in found if r["path"] == "native")
-            row["extra_memory_percent"] = _in_process(extra_memory, *case)
+            row["extra_memory_percent"] = processes.call(extra_memory, *case)
         rows += found
     reporting.report(rows, COLUMNS, "Compressing one tensor", _JSON.value)
 

@@ -3,6 +3,7 @@
     python benchmarks/step.py --workers 2
     sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json
     python benchmarks/step.py --model resnet50 --loop fit     # and --loop custom
+    sudo python benchmarks/step.py --rate 1gbit --method float16,power_sgd --peers
 
 Modes take turns within one run, so that all of them meet the same machine:
 
@@ -10,6 +11,11 @@ none    as many processes side by side, which do not communicate: the goal
 dense   stock Keras SGD, all gradients by all-reduce
 dgc     DGCOptimizer, 99.9 % of the entries not sent
 dgc-tf  the same without the native operation
+
+`--method` adds a mode for each method, with the settings of `method_settings.py`;
+`no_compression` is the method `none`. `--peers` adds the same model, links and SGD
+with PyTorch's DistributedDataParallel over gloo (`pip install '.[peers]'`): `torch` is
+dense, the others have one of its communication hooks.
 
 A rate other than loopback puts every worker into a network namespace, behind a link
 of that rate; that needs root. Bytes are counted on the workers' links, protocols
@@ -20,7 +26,7 @@ import signal
 import sys
 
 from absl import app, flags
-from common import network, reporting, turns
+from common import method_settings, network, peers, reporting, turns
 from common.cluster import WorkerError
 
 MODES = ["none", "dense", "dgc", "dgc-tf"]
@@ -39,7 +45,8 @@ COLUMNS = [
     ("outside_ms", "outside (ms)", ",.1f"),
 ]
 
-# What a worker takes, from the largest resident size of one in mode dgc.
+# What a worker takes, from the largest resident size of one in mode dgc; other methods
+# have more temporaries.
 _GIGABYTES = {"mlp": 1.8, "cnn": 1.0, "tiny": 0.8, "resnet50": 2.0}
 
 _MODEL = flags.DEFINE_enum("model", "mlp", list(_GIGABYTES), "What is trained.")
@@ -51,6 +58,12 @@ _RATE = flags.DEFINE_list(
     "rate", ["loopback"], f"Of the links: {', '.join(network.RATES)}; or all."
 )
 _MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
+_METHOD = flags.DEFINE_list(
+    "method", [], "Names of methods to compare as well; `tf-dgc methods` lists them."
+)
+_PEERS = flags.DEFINE_boolean(
+    "peers", False, "PyTorch's too; the model is a perceptron."
+)
 _STEPS = flags.DEFINE_integer("steps", 30, "Steps of a turn, at most.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of every mode.", lower_bound=1)
 _SECONDS = flags.DEFINE_float(
@@ -69,7 +82,7 @@ _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
 
 def main(_):
     """Measure all modes at all rates, and report."""
-    modes = _chosen("mode", MODES, _MODES.value)
+    modes = _modes()
     rates = _chosen("rate", network.RATES, _RATE.value)
     _end_orderly()
     try:
@@ -96,7 +109,7 @@ def measure(rate, modes):
     }
     fresh = _FRESH.value
     if fresh is None:
-        gigabytes = _GIGABYTES[_MODEL.value]
+        gigabytes = _GIGABYTES[_MODEL.value] * (2 if _METHOD.value else 1)
         fresh = turns.memory_is_short(gigabytes, _WORKERS.value, len(modes))
     plan = turns.Plan(
         about, modes, _WORKERS.value, rate, _STEPS.value, _ROUNDS.value,
@@ -112,6 +125,16 @@ def measure(rate, modes):
         for row in rows:
             row["ratio_to_none"] = row["median_ms"] / goal
     return rows
+
+
+def _modes():
+    methods = list(method_settings.MODES)
+    chosen = _chosen("method", methods, _METHOD.value) if _METHOD.value else []
+    modes = [mode for mode in _MODES.value if mode not in chosen] + chosen
+    modes = _chosen("mode", list(dict.fromkeys([*MODES, *methods])), modes)
+    if _PEERS.value and (problem := peers.problem(_MODEL.value, _LOOP.value)):
+        raise app.UsageError(f"--peers {problem}")
+    return modes + (list(peers.MODES) if _PEERS.value else [])
 
 
 def _chosen(what, known, given):

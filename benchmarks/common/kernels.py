@@ -13,7 +13,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 _CPU = _HERE.parents[1] / "custom_ops" / "cpu"
 _SOURCES = [
     _HERE / "kernels.cc",
-    *(_CPU / f"{n}.cc" for n in ("wire", "values", "update", "parallel")),
+    *(_CPU / f"{n}.cc" for n in ("wire", "values", "update", "rules", "parallel")),
 ]
 # As the package is compiled; the floor may use whatever this machine has.
 _FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fopenmp", f"-I{_CPU}"]

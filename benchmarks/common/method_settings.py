@@ -8,6 +8,10 @@ on MNIST, with one seed and 250 steps. Papers choose theirs too.
 import tf_dgc
 from tf_dgc import compressors
 
+NO_PHASES = 4
+"""Steps for `method` that leave no phases: `LGC` codes from its second step on, and DGC
+does not warm up."""
+
 # What differs for the inner SGD: `rate`, a factor of the task's learning rate;
 # `momentum`; `global_clipnorm`.
 INNER = {
@@ -22,6 +26,10 @@ INNER = {
     "ef_sign_sgd": {"rate": 0.3},
     "one_bit": {"rate": 0.3},
 }
+
+
+MODES = {"no_compression" if m == "none" else m: m for m in compressors.METHODS}
+"""Methods as modes of `step.py`, where "none" is no communication."""
 
 
 def parameters(name, steps):

@@ -3,18 +3,19 @@
 import keras
 import numpy as np
 
-BATCH_SIZE = 16  # per worker
+from common.peers import PERCEPTRONS
+
 BATCH_SIZES = {"resnet50": 8}
 
 
 def mlp():
     """Return a multi-layer perceptron of 25.08 million parameters."""
-    return _mlp(1024, 4096, 1000)
+    return _mlp(*PERCEPTRONS["mlp"])
 
 
 def tiny():
     """Return a perceptron that trains in a millisecond, to try the benchmark itself."""
-    return _mlp(64, 256, 10)
+    return _mlp(*PERCEPTRONS["tiny"])
 
 
 def cnn():

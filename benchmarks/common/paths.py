@@ -84,21 +84,26 @@ def make(names, n, sparsity, dtype, threads, times):
             total += indices[0]
         return total
 
+    made = {
+        "floor": lambda: floor(n, threads, times),
+        "native": lambda: steps(native),
+        "tensorflow": lambda: steps(operations),
+        "top_k": lambda: functools.partial(top_k, gradient),
+    }
+    return {name: made[name]() for name in NAMES if name in names}
+
+
+def floor(n, threads, times):
+    """Return a function that goes over the memory of momentum SGD `times` times."""
     library = kernels.load()
     # In TensorFlow's memory, like the others: NumPy's has larger pages.
     tensors = [tf.constant(kernels.floats(n, seed)) for seed in range(3)]
     arrays = [np.asarray(memoryview(t)) for t in tensors]
 
-    def floor():
+    def run():
         for _ in range(times):
             library.floor_pass(
                 *map(kernels.pointer, arrays), kernels.length(n), ctypes.c_int(threads)
             )
 
-    made = {
-        "native": lambda: steps(native),
-        "tensorflow": lambda: steps(operations),
-        "top_k": lambda: functools.partial(top_k, gradient),
-    }
-    made["floor"] = lambda: floor
-    return {name: made[name]() for name in NAMES if name in names}
+    return run

@@ -109,16 +109,17 @@ class Shakespeare(Task):
     @staticmethod
     def load(data_dir):
         """Return training and test text, as numbers below 65."""
-        return [_shakespeare(data_dir, split) for split in ("train", "test")]
+        return [shakespeare(data_dir, split) for split in ("train", "test")]
 
-    def model(self):
+    @classmethod
+    def model(cls):
         """Return the network, with weights drawn anew."""
         return keras.Sequential(
             [
-                keras.Input((self.length,), dtype="int32"),
-                keras.layers.Embedding(self._CHARACTERS, 32),
+                keras.Input((cls.length,), dtype="int32"),
+                keras.layers.Embedding(cls._CHARACTERS, 32),
                 keras.layers.LSTM(112, return_sequences=True, unroll=True),
-                keras.layers.Dense(self._CHARACTERS),
+                keras.layers.Dense(cls._CHARACTERS),
             ]
         )
 
@@ -143,12 +144,19 @@ TASKS = {task.name: task for task in (Mnist, Shakespeare)}
 
 @functools.cache
 def _mnist(data_dir, split):
-    images, labels = _load("mnist", data_dir, split, as_supervised=True, batch_size=-1)
+    images, labels = read("mnist", data_dir, split)
     return np.float32(images) / 255, np.int32(labels)
 
 
+def read(name, data_dir, split):
+    """Return all images and labels of a data set, uint8 and int64 arrays."""
+    images, labels = _load(name, data_dir, split, as_supervised=True, batch_size=-1)
+    return np.asarray(images), np.asarray(labels)
+
+
 @functools.cache
-def _shakespeare(data_dir, split):
+def shakespeare(data_dir, split):
+    """Return a text as numbers below 65, int32."""
     (example,) = _load("tiny_shakespeare", data_dir, split)
     # All 65 characters occur in the training text, and are numbered by it.
     (training,) = _load("tiny_shakespeare", data_dir, "train")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from common import network
+from common import network, peers
 from common.cluster import Cluster
 
 _MOST_TRACED = 30
@@ -144,7 +144,9 @@ def _session(plan, net, results, rounds, last, say):
 
 def _cluster(plan, net, mode):
     addresses = net.addresses(plan.modes.index(mode))
-    return Cluster({**plan.worker, "mode": mode}, addresses, net, plan.timeout)
+    settings = {**plan.worker, "mode": mode}
+    script = "peer_worker.py" if mode in peers.MODES else "step_worker.py"
+    return Cluster(settings, addresses, net, plan.timeout, script)
 
 
 def _turn(plan, net, cluster, count):

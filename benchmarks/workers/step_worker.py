@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from common import breakdown, models
+from common import breakdown, method_settings, models, peers
 from common.replies import reply, take_standard_output
 
 import tf_dgc
@@ -69,7 +69,7 @@ def make_steps(settings):
         optimizer = _optimizer(settings)
         optimizer.build(model.trainable_variables)
     variables = model.trainable_variables
-    size = models.BATCH_SIZES.get(settings["model"], models.BATCH_SIZE)
+    size = models.BATCH_SIZES.get(settings["model"], peers.BATCH_SIZE)
     arrays = models.data(model, settings["rank"], size)
     batch = [tf.constant(a) for a in arrays]
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -154,6 +154,9 @@ def _optimizer(settings):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if settings["mode"] in {"none", "dense"}:
         return sgd
+    if settings["mode"] in method_settings.MODES:
+        make, _ = method_settings.method(method_settings.MODES[settings["mode"]])
+        return make(sgd, method_settings.NO_PHASES)
     return tf_dgc.DGCOptimizer(sgd, sparsity=0.999, **settings["options"])
 
 

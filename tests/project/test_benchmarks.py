@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import programs
 import psutil
 import pytest
 
@@ -49,16 +50,8 @@ def command(*flags):
 def test_step(tmp_path, loop):
     """A step is one collective, also in Keras's loop, which asks one more per epoch."""
     path = tmp_path / "step.json"
-    flags = "--modes=none,dense,dgc", "--steps=5", "--rounds=2", f"--loop={loop}"
-    finished = subprocess.run(
-        command(*flags, f"--json={path}"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    print(finished.stdout[-5000:])
+    flags = "--modes=none,dense,dgc", "--method=two_bit", "--steps=5", "--rounds=2"
+    finished = programs.run(command(*flags, f"--loop={loop}", f"--json={path}"))
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
     onednn = "on" if tracing.uses_onednn() else "off"
@@ -70,13 +63,14 @@ def test_step(tmp_path, loop):
         assert row["median_ms"] == pytest.approx(
             row["ratio_to_none"] * rows[0]["median_ms"]
         )
-    none, dense, dgc = rows
-    assert [row["mode"] for row in rows] == ["none", "dense", "dgc"]
+    none, dense, dgc, two_bit = rows
+    assert [row["mode"] for row in rows] == ["none", "dense", "dgc", "two_bit"]
     collectives = 1.2 if loop == "fit" else 1
-    assert [r["collectives_per_step"] for r in rows] == [0, collectives, collectives]
+    assert [r["collectives_per_step"] for r in rows] == [0] + 3 * [collectives]
     # What else this machine sends to itself is counted too.
     assert none["bytes_per_step"] < dense["bytes_per_step"] / 10
-    assert dgc["bytes_per_step"] < dense["bytes_per_step"] / 10
+    assert dgc["bytes_per_step"] < two_bit["bytes_per_step"]
+    assert two_bit["bytes_per_step"] < dense["bytes_per_step"] / 10
 
 
 @pytest.mark.slow
@@ -123,18 +117,14 @@ def is_step_worker(process):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="is about users other than root")
 def test_a_limited_rate_needs_root():
-    finished = subprocess.run(
-        command("--rate=1gbit"), capture_output=True, text=True, check=False
-    )
+    finished = programs.run(command("--rate=1gbit"))
     assert finished.returncode == 1
     assert "which needs root" in finished.stderr
 
 
 @pytest.mark.slow
 def test_an_unknown_rate():
-    finished = subprocess.run(
-        command("--rate=2gbit"), capture_output=True, text=True, check=False
-    )
+    finished = programs.run(command("--rate=2gbit"))
     assert finished.returncode
     assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
 
@@ -160,14 +150,10 @@ def test_an_unknown_rate():
 )
 def test_compress_and_wire(tmp_path, script, flags, keys, num_rows):
     path = tmp_path / "rows.json"
-    finished = subprocess.run(
-        [sys.executable, str(STEP.with_name(script)), *flags, f"--json={path}"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+    finished = programs.run(
+        [sys.executable, STEP.with_name(script), *flags, f"--json={path}"]
     )
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.returncode == 0
     rows = json.loads(path.read_text())
     assert len(rows) == num_rows
     for row in rows:
@@ -179,13 +165,7 @@ def test_compress_and_wire(tmp_path, script, flags, keys, num_rows):
 
 def test_gpu_compress_without_a_gpu():
     script = STEP.with_name("gpu_compress.py")
-    finished = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-    )
+    finished = programs.run([sys.executable, script], CUDA_VISIBLE_DEVICES="-1")
     assert finished.returncode == 1
     (sentence,) = finished.stderr.splitlines()
     assert sentence.startswith("gpu_compress.py needs ")
@@ -212,17 +192,8 @@ def test_soak(tmp_path):
     """A short one."""
     path = tmp_path / "soak.json"
     script = STEP.with_name("soak.py")
-    finished = subprocess.run(
-        [
-            *(sys.executable, str(script), "--steps=200", "--parts=4"),
-            *("--limit_mb=64", f"--json={path}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    print(finished.stdout, finished.stderr[-3000:])
+    flags = "--steps=200", "--parts=4", "--limit_mb=64", f"--json={path}"
+    finished = programs.run([sys.executable, script, *flags])
     assert finished.returncode == 0
     assert "memory grew by" in finished.stdout
     rows = json.loads(path.read_text())

@@ -2,9 +2,9 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 
+import programs
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
@@ -43,15 +43,8 @@ app.run(convergence.main)
 def run(tmp_path, *flags):
     path = tmp_path / "runs.json"
     command = [sys.executable, "-c", PROGRAM, "--tasks=largest", f"--json={path}"]
-    finished = subprocess.run(
-        [*command, *flags],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    print(finished.stdout[-3000:])
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    finished = programs.run([*command, *flags])
+    assert finished.returncode == 0
     return json.loads(path.read_text()), finished.stdout
 
 

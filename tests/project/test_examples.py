@@ -3,9 +3,9 @@
 import json
 import pathlib
 import re
-import subprocess
 import sys
 
+import programs
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -27,15 +27,7 @@ def launch(tmp_path, script, *flags, workers=2):
     path = tmp_path / "rows.json"
     command = [sys.executable, "-m", "tf_dgc", "run", "--workers", str(workers)]
     command += [str(EXAMPLES / script), *flags, f"--json={path}"]
-    finished = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    print(finished.stdout[-5000:])
+    finished = programs.run(command, merged=True)
     rows = json.loads(path.read_text()) if path.exists() else None
     return finished.returncode, rows, finished.stdout
 
@@ -110,6 +102,7 @@ def test_multi_worker_custom_loop(run, tmp_path):
     assert re.findall(r"epoch (\d)[:\n]", output) == ["1", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_own_compressor(starter, tmp_path):
     finished = starter.run([EXAMPLES / "own_compressor.py"], 2, tmp_path)

@@ -1,0 +1,140 @@
+"""What a method has to read and write, by its definition, and how long that takes.
+
+An array has a value per entry: g the gradient, r the residual, s the sum over workers,
+w the weights, m the momentum of the inner SGD, u DGC's velocity; p is a payload, in the
+size that was measured, P those of all workers (of a method that is summed on the way,
+the one that arrives). Others are the method's own state. "g r -> r p" is one pass: what
+stands before the arrow is read, what stands behind it written. A scale of the whole
+tensor is known only when all was read, so the values are read once more. Scales of
+blocks, positions, and what is computed in between count as nothing.
+"""
+
+import ctypes
+
+import numpy as np
+import tensorflow as tf
+
+from common import kernels
+
+_SPARSE = ["g r -> r p"]
+_SCALED = ["g r ->", "g r -> r p"]
+
+COMPRESS = {
+    "adacomp": _SPARSE,
+    "atomo": ["g ->", "g -> p"],  # a sketch of the range, and what lies in it
+    "bfloat16": ["g -> p"],
+    "count_sketch": _SPARSE,
+    "dgc": ["g r u -> r u p"],
+    "diana": ["g h -> h p"],
+    "ecq": ["g h -> h p"],
+    "ef_sign_sgd": _SCALED,
+    "float16": ["g -> p"],
+    "global_top_k": _SPARSE,
+    "laq": ["g q ->", "g q -> p", "q p -> q"],  # radius; innovation; if it is sent
+    "lgc": _SPARSE,
+    "natural": ["g -> p"],
+    "none": ["g ->"],  # whether it is finite
+    "one_bit": _SCALED,
+    "power_sgd": ["g r -> p", "g r -> p", "g r -> r"],  # P; Q; what is not sent
+    "qsgd": ["g -> p"],
+    "random_k": _SPARSE,
+    "rotated_quantization": ["g -> p"],
+    "sampled_threshold": _SPARSE,
+    "sbc": _SPARSE,
+    "sign_sgd": ["g -> p"],
+    "signum": ["g h -> h p"],
+    "stc": _SPARSE,
+    "tern_grad": ["g ->", "g -> p"],
+    "threshold": _SPARSE,
+    "top_k": _SPARSE,
+    "two_bit": _SPARSE,
+    "uniform_8bit": _SCALED,
+    "variance_based": ["g r h -> r h p"],
+}
+
+_DECODE = ["P -> s"]
+_OTHER_DECODE = {
+    "none": [],  # what arrives is the sum
+    "diana": ["P H -> H s"],
+    "laq": ["P s -> s"],
+}
+_UPDATE = ["s m w -> m w"]
+_UPDATES_WHAT_WAS_SENT = {"dgc"}
+
+
+class Floors:
+    """The floors of a method, to be timed in turn with it.
+
+    Args:
+        name: of the method; None for an SGD alone.
+        sizes: entries of the tensors.
+        payload: bytes that one worker sends.
+        summed: whether payloads are summed on the way.
+        threads: that run it.
+    """
+
+    def __init__(self, name, sizes, payload, summed, threads):
+        self._sizes = np.array(sizes, np.int64)
+        self._words = min(1.0, payload / 4 / sum(sizes))
+        self._summed = summed
+        self._threads = threads
+        self._library = kernels.load()
+        self._arrays = {}
+        self._passes = {"update": _UPDATE}
+        if name is not None:
+            self._passes |= {"compress": COMPRESS[name]}
+            self._passes |= {"decode": _OTHER_DECODE.get(name, _DECODE)}
+        if name in _UPDATES_WHAT_WAS_SENT:
+            self._passes["update"] = []
+
+    def function(self, part, num_workers=1):
+        """Return what streams over the arrays of a part.
+
+        Args:
+            part: "compress", "decode" or "update".
+            num_workers: payloads that arrive.
+        """
+        payloads = 1 if self._summed else num_workers
+        everyone = [f"p{i}" for i in range(payloads)]
+        passes = [_names(text, everyone) for text in self._passes[part]]
+        names = sorted({name for sides in passes for side in sides for name in side})
+        arrays = [self._array(name) for name in names]
+        addresses = (ctypes.c_void_p * len(names))(*(a.ctypes.data for a in arrays))
+        words = [self._words if name[0] == "p" else 1.0 for name in names]
+        masks = [
+            np.array([_mask(side, names) for side in sides], np.uint64)
+            for sides in (zip(*passes, strict=True) if passes else ([], []))
+        ]
+        words = np.array(words, np.float64)
+
+        def run():
+            self._library.stream(
+                kernels.pointer(self._sizes), kernels.length(len(self._sizes)),
+                addresses, kernels.pointer(words), ctypes.c_int(len(names)),
+                *map(kernels.pointer, masks), ctypes.c_int(len(passes)),
+                ctypes.c_int(self._threads),
+            )  # fmt: skip
+
+        return run
+
+    def _array(self, name):
+        if name not in self._arrays:
+            entries = int(self._sizes.sum())
+            size = int(self._words * entries) + 1 if name[0] == "p" else entries
+            # In TensorFlow's memory, like the others: NumPy's has larger pages.
+            tensor = tf.random.normal([size])
+            self._arrays[name] = np.asarray(memoryview(tensor))
+        return self._arrays[name]
+
+
+def _names(text, everyone):
+    """Return what a pass reads, and what it writes."""
+    sides = []
+    for side in text.split("->"):
+        names = ["p0" if name == "p" else name for name in side.split() if name != "P"]
+        sides.append(names + (everyone if "P" in side.split() else []))
+    return sides
+
+
+def _mask(side, names):
+    return sum(1 << names.index(name) for name in side)

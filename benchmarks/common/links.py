@@ -1,0 +1,138 @@
+"""The time of a step by the speed of the links, and its picture.
+
+Two workers: local work, a collective's latency for each request, and bytes by speed.
+Gathered, a worker's payload goes to the other one; summed by a ring of N, 2 (N - 1) / N
+of it goes on, which for two is as much.
+"""
+
+import itertools
+
+import matplotlib as mpl
+
+mpl.use("agg")
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.ticker import EngFormatter
+
+LATENCY_MS = 2.0  # of a collective of TensorFlow's, on loopback
+SPEEDS = np.geomspace(1e7, 1e10, 301)  # bits per second
+_TO_THE_LABEL = {
+    "arrowstyle": "-",
+    "color": "0.8",
+    "linewidth": 0.5,
+    "relpos": (0, 0.5),
+}
+_GAP = 0.021  # between labels, of the picture's height
+
+
+def step_ms(row, speed):
+    """Return milliseconds of one step.
+
+    Args:
+        row: of `methods.py`.
+        speed: bits per second.
+    """
+    waits = LATENCY_MS * row["requests"]
+    return row["step_2_ms"] + waits + 8000 * row["bytes_per_step"] / speed
+
+
+def fastest(rows):
+    """Return (method, from, to) by rising speed, in bits per second."""
+    rows = [row for row in rows if "requests" in row]
+    if not rows:
+        return []
+    best = np.argmin([step_ms(row, SPEEDS) for row in rows], axis=0)
+    starts = [0, *np.flatnonzero(np.diff(best)) + 1, len(SPEEDS)]
+    return [
+        (rows[best[a]]["method"], SPEEDS[a], SPEEDS[min(b, len(SPEEDS) - 1)])
+        for a, b in itertools.pairwise(starts)
+    ]
+
+
+def winners(rows):
+    """Return a sentence that says which method is the fastest where."""
+    unit = EngFormatter(unit="bit/s", places=0)
+    parts = [f"`{name}` from {unit(a)} to {unit(b)}" for name, a, b in fastest(rows)]
+    return f"The fastest step of two workers: {', '.join(parts) or 'none'}."
+
+
+def draw(rows, path):
+    """Draw one panel per set of shapes; those that are fastest somewhere in colour.
+
+    Args:
+        rows: of `methods.py`.
+        path: of the picture; its ending decides on the format.
+    """
+    shapes = list(dict.fromkeys(row["shapes"] for row in rows))
+    figure, axes = plt.subplots(
+        len(shapes), 1, figsize=(10, 9 * len(shapes)), squeeze=False
+    )
+    for (axis,), name in zip(axes, shapes, strict=True):
+        of_shapes = [row for row in rows if row["shapes"] == name]
+        _panel(axis, [row for row in of_shapes if "requests" in row])
+        first = of_shapes[0]
+        axis.set_title(
+            f"{first['variables']} variables, {first['parameters']:,} parameters, "
+            "two workers, forward and backward pass left out"
+        )
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _panel(axis, rows):
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(SPEEDS[0], SPEEDS[-1])
+    axis.xaxis.set_major_formatter(EngFormatter(unit="bit/s"))
+    axis.yaxis.set_major_formatter(EngFormatter(unit="s"))
+    axis.set_xlabel("speed of the links")
+    axis.set_ylabel("step")
+    axis.grid(visible=True, color="0.93", zorder=0)
+    best = list(dict.fromkeys(name for name, *_ in fastest(rows)))
+    colors = {"none": "black"} | {n: f"C{i}" for i, n in enumerate(best)}
+    for row in rows:
+        color = colors.get(row["method"])
+        axis.plot(
+            SPEEDS,
+            step_ms(row, SPEEDS) / 1000,
+            color=color or "0.75",
+            linewidth=2 if color else 0.8,
+            zorder=2 if color else 1,
+        )
+    _label(axis, rows, colors)
+
+
+def _label(axis, rows, colors):
+    """Name the lines beside their right ends, in the order of these."""
+    axis.autoscale_view()  # else limits change after heights are known
+    rows = sorted(rows, key=lambda row: step_ms(row, SPEEDS[-1]))
+    to_axes = axis.transAxes.inverted()
+    ends = [(SPEEDS[-1], step_ms(row, SPEEDS[-1]) / 1000) for row in rows]
+    heights = [to_axes.transform(axis.transData.transform(end))[1] for end in ends]
+    for row, end, height in zip(rows, ends, _spread(heights), strict=True):
+        name = row["method"]
+        axis.annotate(
+            name,
+            end,
+            xytext=(1.03, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=8,
+            color=colors.get(name, "0.4"),
+            fontweight="bold" if name in colors else "normal",
+            arrowprops=_TO_THE_LABEL,
+        )
+
+
+def _spread(heights):
+    """Return ascending heights, moved as far apart as labels need, within the panel."""
+    apart, below = [], -np.inf
+    for height in heights:
+        below = max(height, below + _GAP)
+        apart.append(below)
+    above = max(1.0, _GAP * len(apart))
+    for i in reversed(range(len(apart))):
+        apart[i] = above = min(apart[i], above)
+        above -= _GAP
+    return apart

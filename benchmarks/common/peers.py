@@ -1,0 +1,28 @@
+"""What `step.py --peers` compares with: PyTorch's DistributedDataParallel over gloo.
+
+Nothing here imports PyTorch or TensorFlow: it is what workers of both have in common.
+"""
+
+import importlib.util
+
+MODES = {
+    "torch": "all-reduce of whole gradients",
+    "torch-fp16": "fp16_compress_hook",
+    "torch-powersgd": "powerSGD_hook",
+}
+RANK = 4  # of the hook, and the default of `tf_dgc.compressors.PowerSGD`
+
+BATCH_SIZE = 16  # per worker
+PERCEPTRONS = {"mlp": (1024, 4096, 1000), "tiny": (64, 256, 10)}
+"""Inputs, units of two hidden layers, and classes."""
+
+
+def problem(model, loop):
+    """Return why PyTorch cannot be compared with; None if it can."""
+    if model not in PERCEPTRONS:
+        return f"trains --model {' or '.join(PERCEPTRONS)}. Received: --model {model}"
+    if loop != "custom":
+        return f"has a loop of its own: --loop custom. Received: --loop {loop}"
+    if importlib.util.find_spec("torch") is None:
+        return "needs PyTorch, of which a build for CPUs is enough: pip install torch"
+    return None

@@ -1,0 +1,165 @@
+"""Does it train as well? The runs of `docs/evidence/plan.md`, and their report.
+
+    python benchmarks/evidence.py run --work ~/evidence
+
+takes up the plan where it stands, at the lowest priority, one run after another. A run
+is a process that saves what it remembers every few minutes; ended by a signal, a power
+failure or in any other way, it goes on from there with the same bits when `run` is
+called again. Finished runs are rows of JSON in `WORK/runs`.
+
+    python benchmarks/evidence.py pause --work ~/evidence    # until `resume`
+    python benchmarks/evidence.py status --work ~/evidence
+    python benchmarks/evidence.py collect --work ~/evidence  # into docs/evidence/runs
+    python benchmarks/evidence.py report                     # of docs/evidence/runs
+
+`pause` makes a file `WORK/PAUSE`, at which a run stops between two steps. `one` is a
+single run, as every row's `command` has it. Data sets are in `--data`, `$TF_DGC_DATA`
+or `../shared`: `tensorflow_datasets` with CIFAR-10, MNIST and tiny Shakespeare, and
+`datasets/ptb` with `ptb.{train,valid,test}.txt`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+from study import plan, plan_page, rows
+from study.queue import Queue
+from study.specs import Spec
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
+
+
+def run(arguments):
+    """Take up the plan where it stands."""
+    os.nice(19)
+    command = [sys.executable, __file__]
+    done = Queue(arguments.work, command, [f"--data={arguments.data}"]).run()
+    print("The plan is done." if done else "Stopped; `run` goes on from here.")
+
+
+def pause(arguments):
+    """Let the run in progress wait, and all after it."""
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    (arguments.work / "PAUSE").touch()
+
+
+def resume(arguments):
+    """End a pause."""
+    (arguments.work / "PAUSE").unlink(missing_ok=True)
+
+
+def status(arguments):
+    """Print what is done, in progress and to come."""
+    finished = rows.read(arguments.work / "runs")
+    todo = plan.pending(finished)
+    failed = sum(row["value"] is None for row in finished)
+    hours = sum(row["seconds"] or 0 for row in finished) / 3600
+    print(f"done: {len(finished)}, {failed} of them failures; {hours:.1f} hours")
+    print(f"to come: {len(todo)}, about {plan.minutes(todo) / 60:.1f} hours")
+    for file in sorted((arguments.work / "running").glob("*.npz")):
+        print(f"begun: {file.stem}")
+    if (arguments.work / "PAUSE").exists():
+        print("paused, until `resume`")
+
+
+def collect(arguments):
+    """Copy the rows of finished runs to where they are kept, once each."""
+    kept = {(Spec.of(r).key, r["started"]) for r in rows.read(arguments.out)}
+    new = [
+        row
+        for row in rows.read(arguments.work / "runs")
+        if (Spec.of(row).key, row["started"]) not in kept
+    ]
+    for row in new:
+        rows.append(arguments.out, row)
+    print(f"{len(new)} rows are new in {arguments.out}")
+
+
+def one(arguments):
+    """Train a single run."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+    from common import reporting, training
+    from study.single import Run
+
+    # An operation on one thread adds in the same order wherever it runs.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    spec = Spec.of({**vars(arguments), "settings": json.loads(arguments.settings)})
+    strategy = training.make_strategy(spec.workers)
+    single = Run(spec, arguments.data, arguments.work, strategy, reporting.commit())
+    single.finish()
+    row = single.row()
+    print(f"{row['metric']} {row['value']}, {row['bytes_per_worker']:,} bytes")
+
+
+def print_plan(arguments):
+    """Print the tables of the plan, as docs/evidence/plan.md has them."""
+    del arguments
+    print(plan_page.tables())
+
+
+def report(arguments):
+    """Write the page about the rows that are kept."""
+    from study import report as pages
+
+    pages.write(rows.read(arguments.runs), arguments.out)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    for call in (run, pause, resume, status, collect):
+        _add(commands, call, "work")
+    commands.choices["run"].add_argument("--data", default=_data())
+    commands.choices["collect"].add_argument(
+        "--out", type=pathlib.Path, default=EVIDENCE / "runs"
+    )
+    _add_one(commands)
+    _add(commands, print_plan).description = "The tables of the plan."
+    _add_report(commands)
+    return parser
+
+
+def _add(commands, call, *folders):
+    name = call.__name__.removeprefix("print_")
+    command = commands.add_parser(name, help=call.__doc__)
+    command.set_defaults(call=call)
+    for folder in folders:
+        command.add_argument(f"--{folder}", type=pathlib.Path, required=True)
+    return command
+
+
+def _add_one(commands):
+    command = _add(commands, one)
+    command.add_argument("--task", required=True)
+    command.add_argument("--method", required=True)
+    command.add_argument("--workers", type=int, default=4)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--steps", type=int, required=True)
+    command.add_argument("--settings", default="{}", help="JSON; see study/specs.py")
+    command.add_argument("--data", default=_data())
+    again = pathlib.Path(tempfile.gettempdir(), "tf_dgc_evidence")
+    command.add_argument("--work", type=pathlib.Path, default=again)
+
+
+def _add_report(commands):
+    command = _add(commands, report)
+    command.add_argument("--runs", type=pathlib.Path, default=EVIDENCE / "runs")
+    command.add_argument("--out", type=pathlib.Path, default=EVIDENCE)
+
+
+def _data():
+    return os.environ.get("TF_DGC_DATA", str(ROOT.parent / "shared"))
+
+
+if __name__ == "__main__":
+    given = _parser().parse_args()
+    given.call(given)

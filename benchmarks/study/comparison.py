@@ -1,0 +1,105 @@
+"""What the rows say of each method: means, differences by pairs, and bytes."""
+
+import dataclasses
+import statistics
+
+from study import intervals, plan
+
+TASKS = {  # factor and unit of a value, and of a difference
+    "cifar10": (100, "%", "points"),
+    "mnist": (100, "%", "points"),
+    "ptb": (1, "", "%"),
+    "shakespeare": (1, "nats", "nats"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Rows of one task, model and number of workers.
+
+    Attributes:
+        task: name of the task.
+        model: arguments of the task, or an empty dictionary.
+        workers: number of workers.
+        rows: their rows.
+    """
+
+    task: str
+    model: dict
+    workers: int
+    rows: list
+
+    @property
+    def labels(self):
+        """Labels of the methods, in the order of the plan; others last."""
+        found = dict.fromkeys(map(plan.label_of, self.rows))
+        order = [*plan.ALL, *plan.ABLATION, *plan.OTHERS]
+        return sorted(found, key=lambda label: _position(label, order))
+
+    def of(self, label):
+        """Return the rows of a label that ended with a value."""
+        return [
+            row
+            for row in self.rows
+            if plan.label_of(row) == label and row["value"] is not None
+        ]
+
+    def mean(self, label):
+        """Return the mean of the metric, in the task's unit; None without a row."""
+        values = [row["value"] for row in self.of(label)]
+        return TASKS[self.task][0] * statistics.mean(values) if values else None
+
+    def difference(self, label, other="dense"):
+        """Return the paired difference, in the unit of the task's differences."""
+        factor = TASKS[self.task][0]
+        relative = TASKS[self.task][2] == "%"
+
+        def scaled(mine, theirs):
+            return 100 * (mine / theirs - 1) if relative else factor * (mine - theirs)
+
+        return intervals.paired(self.rows, label, other, plan.label_of, scaled)
+
+    def sent(self, label):
+        """Return the bytes that a worker handed over in a run, warm-up included."""
+        rows = self.of(label)
+        return statistics.mean(r["bytes_per_worker"] for r in rows) if rows else None
+
+    def sent_at_end(self, label):
+        """Return the bytes per step of the last tenth of a run; None without a row."""
+        rows = [row for row in self.of(label) if len(row["curve"]) > 1]
+        if not rows:
+            return None
+        before, last = rows[0]["curve"][-2:]
+        return (last["bytes"] - before["bytes"]) / (last["step"] - before["step"])
+
+    def verdict(self, label):
+        """Return what the interval says about the plan's margin, in words."""
+        if self.task not in plan.MARGINS or label == "dense":
+            return ""
+        found = self.difference(label)
+        if len(found.seeds) < 2:
+            return "no interval yet"
+        margin, aim = plan.MARGINS[self.task]
+        worst = found.half_width + (-1 if self.task == "cifar10" else 1) * found.mean
+        if worst <= aim:
+            return f"within the aim, {aim}"
+        if worst <= margin:
+            return f"not inferior by {margin}"
+        best = worst - 2 * found.half_width
+        return f"inferior by more than {margin}" if best > margin else "open"
+
+
+def comparisons(rows):
+    """Return what can be compared, in the order of the plan."""
+    groups = {}
+    for row in rows:
+        model = row["settings"].get("model", {})
+        key = row["task"], row["workers"], repr(sorted(model.items()))
+        groups.setdefault(key, (model, []))[1].append(row)
+    tasks = list(plan.STEPS)
+    order = sorted(groups, key=lambda key: (key[1], key[2], tasks.index(key[0])))
+    return [Comparison(key[0], groups[key][0], key[1], groups[key][1]) for key in order]
+
+
+def _position(label, order):
+    return order.index(label) if label in order else len(order)

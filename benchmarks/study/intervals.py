@@ -1,0 +1,66 @@
+"""Differences of runs that are paired by seed, with their intervals."""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A method less another, by seed.
+
+    Attributes:
+        seeds: seeds of which both have ended with a value.
+        values: value of the one less that of the other, in order of the seeds.
+    """
+
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def mean(self):
+        """Mean difference; NaN without a pair."""
+        return float(np.mean(self.values)) if self.values else math.nan
+
+    @property
+    def half_width(self):
+        """Half of the 95 % interval of the mean by Student; infinite under 2 pairs."""
+        n = len(self.values)
+        if n < 2:
+            return math.inf
+        error = np.std(self.values, ddof=1) / math.sqrt(n)
+        return float(stats.t.ppf(0.975, n - 1) * error)
+
+    @property
+    def separates(self):
+        """Whether the interval leaves out 0."""
+        return abs(self.mean) > self.half_width
+
+
+def paired(rows, method, other="dense", label=lambda row: row["method"], scale=None):
+    """Return how far a method is from another.
+
+    Args:
+        rows: rows of one task, model and number of workers.
+        method: label of the one.
+        other: label of the other.
+        label: function from a row to its label.
+        scale: function from both values to what counts as the difference; without,
+            they are subtracted.
+    """
+    found = {
+        wanted: {
+            row["seed"]: row["value"]
+            for row in rows
+            if label(row) == wanted and row["value"] is not None
+        }
+        for wanted in (method, other)
+    }
+    seeds = sorted(found[method].keys() & found[other].keys())
+    scale = scale or (lambda mine, theirs: mine - theirs)
+    return Difference(
+        tuple(seeds),
+        tuple(scale(found[method][seed], found[other][seed]) for seed in seeds),
+    )

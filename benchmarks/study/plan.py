@@ -1,0 +1,166 @@
+"""The plan: which runs, in which order. `docs/evidence/plan.md` says why.
+
+What is not yet trained is taken up from the top, so every beginning of it says
+something: a pair of each task first, then more seeds.
+"""
+
+import dataclasses
+
+from study import intervals
+from study.recipes import RECIPES
+from study.specs import Spec
+
+STEPS = {"cifar10": 10_000, "ptb": 5_000, "mnist": 5_000, "shakespeare": 10_000}
+MINUTES = {"cifar10": 20, "ptb": 30, "mnist": 1, "shakespeare": 4}  # of a run
+MARGINS = {  # of non-inferiority, and what is aimed at
+    "cifar10": (0.5, 0.2),
+    "ptb": (1.0, 0.5),
+}
+HALF_WIDTH = 0.25  # points of accuracy, until which seeds are added on CIFAR-10
+SEEDS = range(10)  # at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that belong together.
+
+    Attributes:
+        task: name of the task.
+        methods: names of methods, and labels of the ablation.
+        seeds: seeds; for each of them all methods, one after another.
+        workers: number of workers. With 8, half of the steps are the same epochs.
+        model: arguments of the task.
+        minutes: minutes of a run, or None for the task's.
+    """
+
+    task: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int = 4
+    model: dict | None = None
+    minutes: int | None = None
+
+    def specs(self):
+        """Return what is to be run."""
+        return [self._spec(m, seed) for seed in self.seeds for m in self.methods]
+
+    @property
+    def total_minutes(self):
+        """Minutes of all its runs together."""
+        each = self.minutes or MINUTES[self.task]
+        return each * len(self.seeds) * len(self.methods)
+
+    def _spec(self, label, seed):
+        method, settings = labelled(self.task, label)
+        if self.model:
+            settings = {**settings, "model": self.model}
+        steps = STEPS[self.task] * 4 // self.workers
+        return Spec(self.task, method, settings, self.workers, seed, steps)
+
+
+_WITHOUT = {"momentum_correction": False, "factor_masking": False, "warmup_epochs": 0}
+_CLIPPED = {"clipnorm": 1.0}
+_RATE = RECIPES["cifar10"].rate
+# What a label stands for where it is not a method by its defaults: the method, and
+# settings. What has no magnitude, or loses most of it, needs a rate of its own; the
+# factors are those of `common/method_settings.py`.
+LABELS = {
+    "top-k alone": ("dgc", {"method": _WITHOUT}),
+    "+ momentum correction": (
+        "dgc",
+        {"method": {"factor_masking": False, "warmup_epochs": 0}},
+    ),
+    "+ local clipping": (
+        "dgc",
+        {
+            "method": {"factor_masking": False, "warmup_epochs": 0},
+            "recipe": _CLIPPED,
+        },
+    ),
+    "+ factor masking": ("dgc", {"method": {"warmup_epochs": 0}, "recipe": _CLIPPED}),
+    "+ warm-up": ("dgc", {"recipe": _CLIPPED}),
+    "ef_sign_sgd": ("ef_sign_sgd", {"recipe": {"rate": round(0.3 * _RATE, 6)}}),
+    "sign_sgd": (
+        "sign_sgd",
+        {"recipe": {"rate": round(0.03 * _RATE, 6), "momentum": 0.0}},
+    ),
+}
+ABLATION = tuple(label for label, (method, _) in LABELS.items() if method == "dgc")
+OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
+PAIR = ("dense", "dgc")
+ALL = ("dense", "dgc", "float16")
+RESNET20 = {"blocks": 3, "stride": 1}
+
+GROUPS = [
+    *(Group(task, PAIR, (0,)) for task in ("mnist", "shakespeare", "cifar10", "ptb")),
+    *(Group(task, ALL, (1,)) for task in ("mnist", "shakespeare")),
+    Group("cifar10", PAIR, (1, 2)),
+    *(Group(task, ALL, (2, 3, 4)) for task in ("mnist", "shakespeare")),
+    Group("ptb", PAIR, (1,)),
+    Group("cifar10", ABLATION, (0,)),
+    Group("cifar10", OTHERS, (0,)),
+    *(Group(task, ("float16",), (0,)) for task in STEPS),
+    Group("cifar10", PAIR, (3, 4)),
+    Group("ptb", PAIR, (2,)),
+    *(Group(task, PAIR, (0,), workers=8) for task in STEPS),
+    Group("cifar10", (*ABLATION, *OTHERS), (1,)),
+    Group("cifar10", (*ABLATION, *OTHERS), (2,)),
+    Group("cifar10", ("float16",), (1, 2)),
+    Group("ptb", ("float16",), (1, 2)),
+    Group("ptb", PAIR, (3, 4)),
+    Group("cifar10", PAIR, (0,), model=RESNET20, minutes=120),
+]
+
+
+def labelled(task, label):
+    """Return the method and the settings of a label.
+
+    Raises:
+        ValueError: for a label of CIFAR-10 with another task.
+    """
+    method, settings = LABELS.get(label, (label, {}))
+    if settings and task != "cifar10":
+        raise ValueError(f"{label!r} has settings for cifar10 alone, not {task}.")
+    return method, settings
+
+
+def label_of(row):
+    """Return the label of a row, or its method where it has none of its own."""
+    settings = {k: v for k, v in row["settings"].items() if k != "model"}
+    for label, wanted in LABELS.items():
+        if wanted == (row["method"], settings):
+            return label
+    return row["method"]
+
+
+def minutes(specs):
+    """Return about how long these runs take."""
+    known = {s.key: g.minutes for g in GROUPS if g.minutes for s in g.specs()}
+    return sum(known.get(spec.key, MINUTES[spec.task]) for spec in specs)
+
+
+def pending(rows):
+    """Return what is still to be run, in order.
+
+    Args:
+        rows: rows of finished runs, failures included.
+    """
+    done = {Spec.of(row).key for row in rows}
+    planned = [spec for group in GROUPS for spec in group.specs()]
+    planned += further_seeds(rows)
+    return [spec for spec in planned if spec.key not in done]
+
+
+def further_seeds(rows):
+    """Return pairs of CIFAR-10 beyond the planned ones, until the interval is narrow.
+
+    They are asked for one by one: what follows depends on what was found.
+    """
+    group = Group("cifar10", PAIR, tuple(SEEDS))
+    wanted = {spec.key for spec in group.specs()}
+    pairs = intervals.paired([r for r in rows if Spec.of(r).key in wanted], "dgc")
+    missing = [seed for seed in SEEDS if seed not in pairs.seeds]
+    narrow = 100 * pairs.half_width <= HALF_WIDTH
+    if narrow or not missing or len(pairs.seeds) < 5:
+        return []
+    return dataclasses.replace(group, seeds=tuple(missing[:1])).specs()

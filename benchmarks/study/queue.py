@@ -1,0 +1,106 @@
+"""Takes up the plan where it stands: a process for each run, one after another."""
+
+import contextlib
+import dataclasses
+import fcntl
+import pathlib
+import signal
+import subprocess
+import time
+
+from common import reporting
+
+from study import plan, rows
+from study.specs import Spec
+
+ATTEMPTS = 3  # of a run that ends by itself, without a row
+
+
+class Queue:
+    """What is pending, run by run.
+
+    Args:
+        work: folder of all runs; see `single.Run`.
+        command: what starts a run, before its arguments.
+        folders: further arguments.
+        pending: function from rows to what is still to be run.
+        pause: seconds before a run is tried again.
+    """
+
+    def __init__(self, work, command, folders=(), pending=plan.pending, pause=10.0):
+        self._work = pathlib.Path(work)
+        self._command, self._folders = command, folders
+        self._pending, self._pause = pending, pause
+        self._child = None
+        self._stopped = False
+
+    def run(self):
+        """Run until nothing is pending; return whether it came to that.
+
+        A signal ends the run in progress, after it has saved what it remembers.
+
+        Raises:
+            RuntimeError: if another process works in the same folder.
+        """
+        self._work.mkdir(parents=True, exist_ok=True)
+        with open(self._work / "lock", "w") as lock, self._signals():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RuntimeError(f"Somebody else runs in {self._work}.") from error
+            while todo := self._pending(self._rows()):
+                self._attempt(todo[0])
+                if self._stopped:
+                    return False
+        return True
+
+    def _rows(self):
+        return rows.read(self._work / "runs")
+
+    def _attempt(self, spec):
+        for attempt in range(1, ATTEMPTS + 1):
+            status, message = self._start(spec)
+            if self._stopped or spec in map(Spec.of, self._rows()):
+                return
+            print(f"{spec.key} ended with {status}, attempt {attempt}", flush=True)
+            time.sleep(self._pause)
+        rows.append(self._work / "runs", _failure(spec, f"status {status}: {message}"))
+
+    def _start(self, spec):
+        print(f"{rows.now()} {spec.command}", flush=True)
+        log = self._work / "last_error"
+        folders = [f"--work={self._work}", *self._folders]
+        with open(log, "w") as errors:
+            self._child = subprocess.Popen(
+                [*self._command, *spec.arguments(), *folders], stderr=errors
+            )
+            if self._stopped:
+                self._child.terminate()
+            status = self._child.wait()
+        return status, log.read_text(errors="replace")[-1000:]
+
+    @contextlib.contextmanager
+    def _signals(self):
+        numbers = signal.SIGTERM, signal.SIGINT
+        before = [signal.signal(number, self._stop) for number in numbers]
+        yield
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+    def _stop(self, number, frame):
+        del number, frame
+        self._stopped = True
+        if self._child and self._child.poll() is None:
+            self._child.terminate()
+
+
+def _failure(spec, message):
+    """Return the row of a run that did not come to its end."""
+    return {
+        **dataclasses.asdict(spec),
+        **{"metric": None, "value": None, "curve": []},
+        **{"bytes_per_worker": None, "seconds": None},
+        **{"commit": reporting.commit(), "command": spec.command},
+        "started": rows.now(),
+        "error": message,
+    }

@@ -1,0 +1,160 @@
+"""The page about the runs that are kept, in Markdown and HTML, with pictures."""
+
+import itertools
+import math
+import pathlib
+
+import markdown
+
+from study import comparison, papers, pictures, plan
+from study.plan_page import markdown as table
+
+_CAVEAT = """\
+CIFAR-10 here is a rebuilt copy: 87 of the 60,000 images (86 of train, 1 of test) are
+from a JPEG copy, the others exact. All workers are simulated in one process; there are
+as many gradients, residuals and collectives as with real ones, and no network. Methods
+that are compared had the same seeds: the same initial weights, and the same data in the
+same order. An interval is that of the mean paired difference, 95 % by Student. Every
+figure is the last of its run; none was chosen. [The plan](plan.md) was there before the
+runs."""
+_STYLE = """\
+body {font-family: sans-serif; max-width: 60em; margin: 2em auto; line-height: 1.4}
+table {border-collapse: collapse} td, th {border: 1px solid #ccc; padding: 0.2em 0.6em}
+td {text-align: right} img {max-width: 100%}"""
+
+
+def write(rows, out):
+    """Write `report.md`, `report.html` and the pictures.
+
+    Args:
+        rows: rows that are kept.
+        out: folder of the pages.
+    """
+    out = pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    found = comparison.comparisons(rows)
+    drawn = [_with_picture(c, out) for c in found]
+    parts = [_head(rows), *drawn, _against_papers(found), _failures(rows)]
+    text = "\n\n".join(filter(None, parts))
+    (out / "report.md").write_text(text + "\n", encoding="utf-8")
+    body = markdown.markdown(text, extensions=["tables"])
+    page = "<!doctype html><meta charset='utf-8'><title>Evidence</title>"
+    page += f"<style>{_STYLE}</style>{body}"
+    (out / "report.html").write_text(page + "\n", encoding="utf-8")
+
+
+def _head(rows):
+    starts = sorted(row["started"] for row in rows)
+    dates = f"{starts[0][:10]} to {starts[-1][:10]}" if rows else "no date"
+    commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
+    hours = sum(row["seconds"] or 0 for row in rows) / 3600
+    intro = f"{len(rows)} runs begun from {dates}, {hours:.1f} hours, commit {commits}."
+    return f"# Does it train as well?\n\n{intro}\n\n{_CAVEAT}"
+
+
+def _with_picture(found, out):
+    name = f"{_title(found).lower().replace(' ', '-').replace(',', '')}.svg"
+    pictures.draw(found, out / name)
+    parts = [f"## {_title(found)}", _table(found), _ablation(found)]
+    return "\n\n".join([*filter(None, parts), f"![{_title(found)}]({name})"])
+
+
+def _title(found):
+    model = (
+        " with {blocks} blocks, stride {stride}".format(**found.model)
+        if found.model
+        else ""
+    )
+    return f"{found.task}{model}, {found.workers} workers"
+
+
+def _table(found):
+    _, unit, unit_of_difference = comparison.TASKS[found.task]
+    metric = found.rows[0]["metric"]
+    lines = []
+    for label in found.labels:
+        sent = found.sent(label)
+        lines.append(
+            [
+                label,
+                len(found.of(label)),
+                _number(found.mean(label), ".2f"),
+                "" if label == "dense" else _interval(found.difference(label)),
+                found.verdict(label),
+                _number(sent and sent / 1e6, ",.2f"),
+                _ratio(found.sent("dense"), sent),
+                _ratio(found.sent_at_end("dense"), found.sent_at_end(label)),
+            ]
+        )
+    headings = ["method", "runs", f"{metric} {unit}".strip()]
+    headings += [f"to dense, {unit_of_difference}", "margin", "MB per worker"]
+    return table([*headings, "ratio", "ratio at the end"], lines)
+
+
+def _ablation(found):
+    """Return what each addition of DGC brings, after the one before."""
+    labels = [label for label in plan.ABLATION if found.of(label)]
+    if len(labels) < 2:
+        return ""
+    lines = []
+    for before, label in itertools.pairwise(labels):
+        step = found.difference(label, before)
+        verdict = "yes" if step.separates else "no"
+        lines.append([label, before, len(step.seeds), _interval(step), verdict])
+    headings = ["with", "after", "pairs", "difference, points", "separate"]
+    return table(headings, lines)
+
+
+def _against_papers(found):
+    lines = []
+    for c in found:
+        if c.task == "cifar10" and c.workers in papers.CIFAR10:
+            theirs = papers.CIFAR10[c.workers], "ResNet-110, 164 epochs, one seed"
+        elif c.task == "ptb" and c.workers == 4:
+            theirs = papers.PTB[:2], "2 x 1500 LSTM, one seed"
+        else:
+            continue
+        (dense, dgc), model = theirs
+        mine = [_number(c.mean(label), ".2f") for label in plan.PAIR]
+        ours = [*mine, _interval(c.difference("dgc"))]
+        counted = f"{papers.ratio(_shapes(c)):,.0f}"
+        lines.append([_title(c), dense, dgc, model, *ours, counted])
+    if not lines:
+        return ""
+    headings = ["", "dense there", "DGC there", "what", "dense here", "DGC here"]
+    headings += ["difference here", "ratio as they count"]
+    note = "The paper counts 6 bytes per entry sent, one-dimensional tensors whole, "
+    note += "after warm-up. `ratio` above is of all bytes of a run, warm-up included."
+    return f"## Beside Lin et al. (2018)\n\n{table(headings, lines)}\n\n{note}"
+
+
+def _shapes(found):
+    from study import registry
+    from study.specs import Spec
+
+    return registry.shapes(Spec.of(found.rows[0]))
+
+
+def _failures(rows):
+    failed = [
+        f"- `{row['command']}`: {row.get('error', 'no value')}"
+        for row in rows
+        if row["value"] is None
+    ]
+    return "## Failures\n\n" + ("\n".join(failed) or "None.")
+
+
+def _interval(difference):
+    if not difference.seeds:
+        return ""
+    if math.isinf(difference.half_width):
+        return f"{difference.mean:+.2f}"
+    return f"{difference.mean:+.2f} ± {difference.half_width:.2f}"
+
+
+def _ratio(dense, sent):
+    return f"{dense / sent:,.1f}" if dense and sent else ""
+
+
+def _number(value, spec):
+    return "" if value is None else format(value, spec)

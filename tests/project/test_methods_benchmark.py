@@ -1,0 +1,123 @@
+"""`benchmarks/methods.py` takes steps apart, and knows every method's floor."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tf_dgc import compressors
+from tf_dgc.ops import loader
+
+BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+ENTRIES = 64 * 256 + 256 + 9 * 16 * 32
+KEYS = "method shapes threads variables parameters turns step_ms step_p90_ms \
+step_floor_ms step_ratio extra_memory gathered_memory commit processor onednn"
+PARTS = "compress_ms compress_floor_ms decode_2_ms decode_8_ms decode_8_floor_ms \
+update_ms step_2_ms compress_ratio decode_8_ratio bytes_per_step requests"
+
+
+@pytest.fixture
+def common(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
+def test_methods(tmp_path):
+    """A sum, a gather, the fused step, and the optimizer alone."""
+    rows, output = tmp_path / "rows.json", tmp_path / "table.md"
+    methods = ["sgd", "none", "two_bit", "dgc"]
+    finished = subprocess.run(
+        [
+            *(sys.executable, str(BENCHMARKS / "methods.py"), "--quick"),
+            *("--shapes=tiny", f"--only={','.join(methods)}", f"--json={rows}"),
+            *(f"--markdown={output}", f"--plot={tmp_path / 'links.svg'}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = {row["method"]: row for row in json.loads(rows.read_text())}
+    assert list(found) == methods
+    for row in found.values():
+        assert set(row) >= set(KEYS.split())
+        assert row["parameters"] == ENTRIES
+        assert row["step_ms"] > 0
+        assert f" {row['method']} |" in output.read_text()
+    del found["sgd"]
+    for row in found.values():
+        assert set(row) >= set(PARTS.split())
+        assert row["compress_ms"] > 0
+    sent = {name: row["bytes_per_step"] / (4 * ENTRIES) for name, row in found.items()}
+    assert 1 <= sent["none"] < 1.01
+    assert sent["dgc"] < sent["two_bit"] < 0.1
+    gathered = {name: row["gathered_memory"] for name, row in found.items()}
+    assert gathered["none"] == 0
+    assert gathered["two_bit"] == pytest.approx(2 * sent["two_bit"])
+    assert [row["requests"] for row in found.values()] == [1, 1, 1]
+    picture = (tmp_path / "links.svg").read_text()
+    assert all(f"<!-- {name} -->" in picture for name in found)
+
+
+def test_every_method_has_a_floor(common):
+    from common import floors
+
+    assert set(floors.COMPRESS) == {*compressors.METHODS, "dgc"}
+
+
+@pytest.mark.slow
+def test_what_a_floor_touches(common):
+    """What is written is changed, all of it; what is read only is not."""
+    from common.floors import Floors
+
+    sizes = [3000, 1, 5000]
+    made = Floors("two_bit", sizes, sum(sizes) // 4, summed=False, threads=2)
+    run = made.function("compress")
+    arrays = made._arrays
+    assert {name: len(array) for name, array in arrays.items()} == {
+        "g": 8001, "r": 8001, "p0": 501,
+    }  # fmt: skip
+    before = {name: array.copy() for name, array in arrays.items()}
+    run()
+    np.testing.assert_array_equal(before["g"], arrays["g"])
+    assert np.all(before["r"] != arrays["r"])
+    assert np.all((before["p0"] != arrays["p0"])[:500])
+    assert set(made._arrays) == {"g", "r", "p0"}
+    made.function("decode", 8)()
+    assert set(made._arrays) == {"g", "r", "s", *(f"p{i}" for i in range(8))}
+
+
+def test_the_fastest_by_speed(common):
+    """Bytes decide on slow links, local work on fast ones; the sentence says where."""
+    from common import links
+
+    def row(name, local_ms, num_bytes):
+        sent = {"requests": 1, "bytes_per_step": num_bytes}
+        return {"method": name, "step_2_ms": local_ms, **sent}
+
+    # Equal where 100 ms are 0.99e6 bytes: at 79.2 Mbit/s.
+    rows = [row("quick", 0.0, 1_000_000), row("small", 100.0, 10_000), {"method": "s"}]
+    (first, low, middle), (second, same, high) = links.fastest(rows)
+    assert (first, second) == ("small", "quick")
+    assert low == pytest.approx(1e7)
+    assert high == pytest.approx(1e10)
+    assert middle == same == pytest.approx(79.2e6, rel=0.03)
+    assert links.step_ms(rows[1], 1e7) == pytest.approx(100 + links.LATENCY_MS + 8)
+    assert "`small` from 10 Mbit/s to 79 Mbit/s, `quick`" in links.winners(rows)
+
+
+@pytest.mark.parametrize(
+    "heights", [[0.1, 0.1, 0.1], [0.5, 0.99, 1.0, 1.0], [0.0, 0.3, 0.9]]
+)
+def test_labels_do_not_overlap(common, heights):
+    from common import links
+
+    moved = links._spread(heights)
+    assert np.all(np.diff(moved) >= links._GAP - 1e-9)
+    assert max(moved) <= 1
+    assert np.max(np.abs(np.subtract(moved, heights))) <= 3 * links._GAP

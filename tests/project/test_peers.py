@@ -1,0 +1,54 @@
+"""`benchmarks/step.py --peers` has PyTorch train the same model over the same links."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+STEP = pathlib.Path(__file__).parents[2] / "benchmarks" / "step.py"
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_peers(tmp_path):
+    """PyTorch's workers answer as ours do; hooks make of its bytes what they say."""
+    pytest.importorskip("torch")
+    path = tmp_path / "step.json"
+    finished = subprocess.run(
+        [
+            *(sys.executable, str(STEP), "--model=tiny", "--modes=dense"),
+            *("--peers", "--steps=5", f"--json={path}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "Times do not compare" not in finished.stdout
+    ours, *theirs = json.loads(path.read_text())
+    modes = ["torch", "torch-fp16", "torch-powersgd"]
+    assert [row["mode"] for row in theirs] == modes
+    for row in theirs:
+        assert row["parameters"] == ours["parameters"]
+        assert row["variables"] == ours["variables"]
+        assert row["gradients_ms"] > 0
+        assert 0 < row["median_ms"] <= row["p90_ms"]
+    dense, half, factors = (row["bytes_per_step"] for row in theirs)
+    assert dense == pytest.approx(ours["bytes_per_step"], rel=0.1)
+    assert half == pytest.approx(dense / 2, rel=0.1)
+    assert factors < dense / 4
+
+
+def test_peers_that_cannot_be_had(monkeypatch):
+    monkeypatch.syspath_prepend(STEP.parent)
+    from common import peers
+
+    assert "--model cnn" in peers.problem("cnn", "custom")
+    assert "--loop fit" in peers.problem("mlp", "fit")
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    assert "needs PyTorch" in peers.problem("mlp", "custom")
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    assert peers.problem("tiny", "custom") is None
