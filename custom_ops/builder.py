@@ -30,11 +30,14 @@ from setuptools.errors import CompileError
 SOURCE = pathlib.Path(__file__).resolve().parent
 LIBRARY = "libtf_dgc_ops.so"
 STAMP = "stamp.json"
+_COMPILED = ("cpu", "cuda", "engine", "methods", "tensorflow")
 FLAGS = [
     "-std=c++17",
     "-O3",
     "-fPIC",
     "-ffp-contract=off",  # the same results whether or not there are fused operations
+    "-fno-math-errno",  # or a loop with a square root is not vectorized
+    "-fno-trapping-math",  # nobody reads which exceptions arithmetic would raise
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
@@ -98,7 +101,11 @@ def tensorflow_flags(directory):
 def sources(cuda):
     """Return the files of the library, those that take longest first."""
     gpu = ["cuda/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
-    patterns = [*gpu, "tensorflow/[!g]*.cc", "cpu/*.cc"]
+    patterns = [
+        *gpu,
+        "tensorflow/[!g]*.cc",
+        *("methods/*.cc", "cpu/*.cc", "engine/*.cc"),
+    ]
     return [path for pattern in patterns for path in sorted(SOURCE.glob(pattern))]
 
 
@@ -106,7 +113,7 @@ def source_hash():
     """Return a hash of everything that is compiled."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.glob("*/*")):
-        if path.parent.name in ("cpu", "cuda", "tensorflow") and path.is_file():
+        if path.parent.name in _COMPILED and path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -173,7 +180,7 @@ def build(library, work):
 
 def _compile_and_link(command, found, toolkit, library, work):
     directory, _ = found
-    flags = [*FLAGS, f"-I{SOURCE / 'cpu'}", f"-I{SOURCE / 'cuda'}"]
+    flags = [*FLAGS, *(f"-I{SOURCE / folder}" for folder in _COMPILED)]
     flags += tensorflow_flags(directory)
     flags += toolkit.includes() if toolkit else []
 

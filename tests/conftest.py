@@ -1,6 +1,8 @@
+import functools
 import os
 import pathlib
 import signal
+import sys
 
 import pytest
 
@@ -12,11 +14,14 @@ def pytest_addoption(parser):
     parser.addoption(
         "--traced",
         action="store_true",
-        help="trace the steps of the tests' `Trainer`, of which most are eager else",
+        help="trace the steps of the tests' `Trainer`, of which most are eager else; "
+        "and take all steps and examples, of which most tests take a few else",
     )
 
 
 def pytest_configure(config):
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # this process runs no test itself
     # tests/gpu by itself needs no TensorFlow, and a GPU. All others are about CPUs.
     if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
         _prepare_tensorflow()
@@ -34,11 +39,24 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let one process run all tests of a file, which share what they started."""
+    """Let one process run all tests of a file, which share what they started.
+
+    And all files that use `starter`, which imports TensorFlow twice.
+    """
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "starter" if _uses_starter(config.rootpath / file) else file
+
     config.option.loadscopereorder = False  # files of few tests have the longest ones
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
+
+
+@functools.cache
+def _uses_starter(path):
+    return "starter" in path.read_text()
 
 
 def _is_gpu_test(argument, directory):
@@ -50,6 +68,7 @@ def _prepare_tensorflow():
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.pop("TF_CONFIG", None)
+    sys.modules["sklearn"] = None  # Keras would load it, which takes 1 s and more
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -70,6 +70,7 @@ class TypedState : public State {
   TypedState(const Tensor& tensor, const Settings& settings, Hint& hint)
       : State(tensor, settings, hint),
         gradient_(static_cast<const G*>(tensor.gradient)),
+        rows_(tensor.rows),
         velocity_(static_cast<A*>(tensor.velocity)),
         residual_(static_cast<A*>(tensor.residual)),
         scale_(static_cast<A>(tensor.scale)),
@@ -91,7 +92,7 @@ class TypedState : public State {
     for (int64_t i = job * kSampleJob; i < end; ++i) {
       if (i % kRun == 0 && i + kPrefetch * kRun < end) {
         const int64_t ahead = SamplePosition(i + kPrefetch * kRun);
-        __builtin_prefetch(gradient_ + ahead);
+        if (!rows_.sparse) __builtin_prefetch(gradient_ + ahead);
         PrefetchState(ahead);
       }
       const Bits magnitude = MagnitudeOf(Accumulated(SamplePosition(i)));
@@ -110,11 +111,19 @@ class TypedState : public State {
   }
 
   void Accumulate(int64_t index) override {
-    Part<G, A> part{gradient_, velocity_, residual_, index * kPart,
-                    std::min(layout_.size, (index + 1) * kPart), scale_, momentum_, threshold_};
+    const int64_t begin = index * kPart;
+    Part<G, A> part{gradient_, velocity_, residual_, residual_ + begin, begin,
+                    std::min(layout_.size, begin + kPart), scale_, momentum_, threshold_};
     const int64_t limit = CandidateLimit(layout_.size, layout_.k);
     if (num_candidates_ > limit) part.threshold = Magnitude<A>::kInfinity;
-    pass_(part, parts_[index]);
+    if (!rows_.sparse) {
+      pass_(part, parts_[index]);
+    } else {
+      rows_.ForEachStep(gradient_, part.begin, part.end, [&](const G* g, int64_t from, int64_t to) {
+        part.gradient = g, part.out = residual_ + from, part.begin = from, part.end = to;
+        pass_(part, parts_[index]);
+      });
+    }
     num_candidates_ += parts_[index].count;
   }
 
@@ -152,7 +161,8 @@ class TypedState : public State {
 
   // What the residual at a position is going to be.
   A Accumulated(int64_t position) const {
-    const A gradient = scale_ * static_cast<A>(ToFloat(gradient_[position]));
+    const G given = rows_.sparse ? rows_.At(gradient_, position) : gradient_[position];
+    const A gradient = scale_ * static_cast<A>(ToFloat(given));
     const A residual = residual_[position];
     if (settings_.rule == Rule::kNone) return residual + gradient;
     const A velocity = velocity_[position];
@@ -206,6 +216,7 @@ class TypedState : public State {
   }
 
   const G* gradient_;
+  const Rows rows_;
   A* velocity_;
   A* residual_;
   const A scale_;

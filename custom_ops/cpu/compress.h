@@ -9,6 +9,7 @@
 
 #include "loops.h"
 #include "parallel.h"
+#include "rows.h"
 #include "wire.h"
 
 namespace tf_dgc {
@@ -26,6 +27,8 @@ struct Tensor {
   int64_t offset;  // in [0, n): where ties are broken from
   // What is sent of an entry is at most this, a power of two; the rest stays in the residual.
   double largest = std::numeric_limits<double>::infinity();
+  // If they are sparse, `gradient` holds these rows, and the others count as zeros.
+  Rows rows = {};
 };
 
 struct Settings {

@@ -47,34 +47,8 @@ void Inspect(const A* u, const A* v, A* new_u, A* new_v, uint64_t bits, int64_t 
   }
 }
 
-namespace baseline {
-#define TF_DGC_TARGET
-#include "loops_impl.inc"
-#undef TF_DGC_TARGET
-}  // namespace baseline
-
-#if defined(__x86_64__)
-namespace avx2 {
-#define TF_DGC_TARGET __attribute__((target("avx2")))
-#define TF_DGC_AVX2 1
-#include "loops_impl.inc"
-#undef TF_DGC_AVX2
-#undef TF_DGC_TARGET
-}  // namespace avx2
-
-namespace avx512 {
-#if defined(__clang__)  // takes 512 bits wherever it may
-#define TF_DGC_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#else
-#define TF_DGC_TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
-#endif
-#define TF_DGC_AVX512 1
-#include "loops_impl.inc"
-#undef TF_DGC_AVX512
-#undef TF_DGC_TARGET
-}  // namespace avx512
-#endif
+#define TF_DGC_LOOPS "loops_impl.inc"
+#include "every_level.inc"
 
 }  // namespace
 
@@ -118,12 +92,8 @@ const char* LevelName(Level level) {
 }
 
 template <class G, class A>
-PassFunction<G, A> GetPass(Rule rule, [[maybe_unused]] Level level) {
-#if defined(__x86_64__)
-  if (level == Level::kAvx512) return avx512::Get<G, A>(rule);
-  if (level == Level::kAvx2) return avx2::Get<G, A>(rule);
-#endif
-  return baseline::Get<G, A>(rule);
+PassFunction<G, A> GetPass(Rule rule, Level level) {
+  return TF_DGC_OF_LEVEL(level, Get<G, A>(rule));
 }
 
 template PassFunction<float, float> GetPass(Rule, Level);

@@ -42,7 +42,8 @@ template <class G, class A>
 struct Part {
   const G* gradient;
   A* velocity;  // not used with kNone
-  A* residual;
+  const A* residual;
+  A* out;  // what the residual becomes, from entry `begin` on: the residual itself, mostly
   int64_t begin;  // where the part starts in its tensor; the pointers are those of the tensor
   int64_t end;
   A scale;     // of the gradient

@@ -24,12 +24,14 @@ void ForEachEntry(const Entries<A>& entries, bool exempt, int64_t begin, int64_t
   }
 }
 
+// `sums` are those of this part, from entry `begin` on.
 template <class A>
 void SumPart(Workers<A> workers, int64_t num_workers, bool exempt, int64_t begin, int64_t end,
-             A* sum) {
-  std::fill(sum + begin, sum + end, A{0});
+             A* sums) {
+  std::fill(sums, sums + (end - begin), A{0});
   for (int64_t w = 0; w < num_workers; ++w) {
-    ForEachEntry(workers[w], exempt, begin, end, [&](int64_t i, A value) { sum[i] += value; });
+    ForEachEntry(workers[w], exempt, begin, end,
+                 [&](int64_t i, A value) { sums[i - begin] += value; });
   }
 }
 
@@ -63,6 +65,22 @@ struct Range {
   int64_t begin;
   int64_t end;
 };
+
+// Calls work(part) with the parts of all tensors, on all threads. Each has a `size`.
+template <class Sized, class Work>
+void ForEachPart(const std::vector<Sized>& tensors, Threads& threads, Work work) {
+  std::vector<Range> parts;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const int64_t size = tensors[t].size;
+    for (int64_t at = 0; at < size; at += kPart) {
+      parts.push_back({t, at, std::min(size, at + kPart)});
+    }
+  }
+  ForEachJob(threads, parts.size(), [&](int64_t i) { work(parts[i]); });
+}
+
+// Sums of so many entries are formed at once where they are used and forgotten.
+constexpr int64_t kSummed = 1 << 12;
 
 }  // namespace
 
@@ -101,35 +119,43 @@ std::string Decoded::Decode(const std::vector<Layout>& layout, const uint32_t* b
   return "";
 }
 
-template <class Work>
-void Decoded::ForEachPart(Threads& threads, Work work) const {
-  std::vector<Range> parts;
-  for (size_t t = 0; t < layout_.size(); ++t) {
-    const int64_t size = layout_[t].size;
-    for (int64_t at = 0; at < size; at += kPart) {
-      parts.push_back({t, at, std::min(size, at + kPart)});
-    }
-  }
-  ForEachJob(threads, parts.size(), [&](int64_t i) { work(parts[i]); });
-}
-
 void Decoded::Sum(const std::vector<void*>& sums, Threads& threads) const {
-  ForEachPart(threads, [&](const Range& part) {
+  ForEachPart(layout_, threads, [&](const Range& part) {
     const size_t at = part.tensor * num_workers_;
     const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
     if (layout_[part.tensor].wide) {
       SumPart<double>(&wide_[at], num_workers_, exempt, part.begin, part.end,
-                      static_cast<double*>(sums[part.tensor]));
+                      static_cast<double*>(sums[part.tensor]) + part.begin);
     } else {
       SumPart<float>(&narrow_[at], num_workers_, exempt, part.begin, part.end,
-                     static_cast<float*>(sums[part.tensor]));
+                     static_cast<float*>(sums[part.tensor]) + part.begin);
     }
+  });
+}
+
+void Decoded::Apply(const UpdateRule& rule, Threads& threads) const {
+  ForEachPart(layout_, threads, [&](const Range& part) {
+    alignas(64) float sums[kSummed];
+    const Entries<float>* workers = &narrow_[part.tensor * num_workers_];
+    const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
+    for (int64_t begin = part.begin; begin < part.end; begin += kSummed) {
+      const int64_t end = std::min(part.end, begin + kSummed);
+      SumPart<float>(workers, num_workers_, exempt, begin, end, sums);
+      rule.Apply(part.tensor, begin, end, sums);
+    }
+  });
+}
+
+void ApplySums(const UpdateRule& rule, const std::vector<const float*>& sums,
+               Threads& threads) {
+  ForEachPart(rule.updated(), threads, [&](const Range& part) {
+    rule.Apply(part.tensor, part.begin, part.end, sums[part.tensor] + part.begin);
   });
 }
 
 void Decoded::Descend(const std::vector<void*>& variables, double rate,
                       Threads& threads) const {
-  ForEachPart(threads, [&](const Range& part) {
+  ForEachPart(layout_, threads, [&](const Range& part) {
     const size_t at = part.tensor * num_workers_;
     const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
     if (layout_[part.tensor].wide) {

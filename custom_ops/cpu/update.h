@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "rules.h"
 #include "wire.h"
 
 namespace tf_dgc {
@@ -28,15 +29,15 @@ class Decoded {
   // Writes the sum of each tensor: n float32 values, or float64 if the layout is wide.
   void Sum(const std::vector<void*>& sums, Threads& threads) const;
 
+  // Updates the rule's variables, one per tensor, by the sums. None of these leaves the
+  // first-level cache. No layout may be wide.
+  void Apply(const UpdateRule& rule, Threads& threads) const;
+
   // Subtracts rate * sum from each variable at the positions that were sent, and touches
   // nothing else. Variables are of the accumulators' types.
   void Descend(const std::vector<void*>& variables, double rate, Threads& threads) const;
 
  private:
-  // Calls work(part) with the parts of all tensors, on all threads.
-  template <class Work>
-  void ForEachPart(Threads& threads, Work work) const;
-
   std::vector<Layout> layout_;
   int64_t num_workers_ = 0;
   int32_t num_nonfinite_ = 0;
@@ -44,6 +45,9 @@ class Decoded {
   std::vector<Entries<float>> narrow_;
   std::vector<Entries<double>> wide_;
 };
+
+// Updates the rule's variables by sums that lie in memory, one array per variable.
+void ApplySums(const UpdateRule& rule, const std::vector<const float*>& sums, Threads& threads);
 
 }  // namespace tf_dgc
 

@@ -37,18 +37,6 @@ float MeanMagnitude(const A* values, int64_t k) {
 }
 
 template <class A>
-void WriteSigns(int64_t k, A* values, uint32_t* words) {
-  const float magnitude = MeanMagnitude(values, k);
-  words[0] = BitCast<uint32_t>(magnitude);
-  std::fill(words + 1, words + 1 + WordsFor(k), 0);
-  for (int64_t i = 0; i < k; ++i) {
-    const bool negative = Narrow(values[i]) < 0;
-    words[1 + i / 32] |= static_cast<uint32_t>(negative) << (i % 32);
-    values[i] = negative ? -magnitude : magnitude;
-  }
-}
-
-template <class A>
 std::string ReadSigns(int64_t k, const uint32_t* words, A* values) {
   const float magnitude = BitCast<float>(words[0]);
   if (!IsFinite(magnitude) || words[0] >> 31) return "a magnitude is negative or not finite";
@@ -106,11 +94,22 @@ std::string DecodeValues(const Layout& layout, const uint32_t* words, A* values)
 }
 
 template <class A>
+void EncodeSigns(float magnitude, int64_t k, A* values, uint32_t* words) {
+  words[0] = BitCast<uint32_t>(magnitude);
+  std::fill(words + 1, words + 1 + WordsFor(k), 0);
+  for (int64_t i = 0; i < k; ++i) {
+    const bool negative = Narrow(values[i]) < 0;
+    words[1 + i / 32] |= static_cast<uint32_t>(negative) << (i % 32);
+    values[i] = negative ? -magnitude : magnitude;
+  }
+}
+
+template <class A>
 void EncodeValues(const Layout& layout, A* values, uint32_t* words) {
   const int64_t k = layout.k;
   switch (layout.value_type) {
     case ValueType::kSign:
-      return WriteSigns(k, values, words);
+      return EncodeSigns(MeanMagnitude(values, k), k, values, words);
     case ValueType::kBFloat16:
       return WriteHalves(k, [](float x) { return ToBFloat16(x); }, values, words);
     case ValueType::kFloat16:
@@ -129,6 +128,7 @@ void EncodeValues(const Layout& layout, A* values, uint32_t* words) {
 
 #define TF_DGC_INSTANTIATE(A)                               \
   template void EncodeValues(const Layout&, A*, uint32_t*); \
+  template void EncodeSigns(float, int64_t, A*, uint32_t*); \
   template std::string DecodeValues(const Layout&, const uint32_t*, A*);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)

@@ -24,6 +24,10 @@ int64_t ValueWords(const Layout& layout);
 template <class A>
 void EncodeValues(const Layout& layout, A* values, uint32_t* words);
 
+// Codes the signs of k values that all have one magnitude, which goes before them.
+template <class A>
+void EncodeSigns(float magnitude, int64_t k, A* values, uint32_t* words);
+
 // Decodes k values. Returns what is wrong with the words, or "".
 template <class A>
 std::string DecodeValues(const Layout& layout, const uint32_t* words, A* values);

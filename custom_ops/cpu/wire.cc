@@ -35,47 +35,6 @@ uint32_t Checksum(const uint32_t* words, int64_t num_words) {
   return total - (2 * 4 + 1) * words[4];
 }
 
-std::string ReadPositions(const Layout& layout, const Streams& streams, const uint32_t* words,
-                          int32_t* positions) {
-  const int64_t k = layout.k;
-  const int l = streams.low_bits;
-  const uint32_t* high = words + streams.high;
-  const int64_t high_bits = k + ((layout.size - 1) >> l);
-  if (Padding(words, k * l) || Padding(high, high_bits)) {
-    return "unused bits of the positions are set";
-  }
-  const int64_t high_words = WordsFor(high_bits);
-  // Eight bytes from where an entry's low bits start hold all of them. They end within the
-  // buffer, because at least a word of high bits and a word of values follow.
-  const auto* bytes = reinterpret_cast<const unsigned char*>(words);
-  const uint64_t mask = (uint64_t{1} << l) - 1;
-  int64_t i = 0;
-  int64_t at = 0;
-  int64_t before = -1;
-  bool ascending = true;
-  for (int64_t w = 0; w < high_words; ++w) {
-    for (uint32_t word = high[w]; word != 0; word &= word - 1, ++i, at += l) {
-      if (i == k) return "there are more than " + std::to_string(k) + " positions";
-      uint64_t low;
-      std::memcpy(&low, bytes + at / 8, sizeof(low));
-      const int64_t part = 32 * w + __builtin_ctz(word) - i;
-      const int64_t position = part << l | static_cast<int64_t>(low >> (at % 8) & mask);
-      ascending &= position > before;
-      before = position;
-      positions[i] = static_cast<int32_t>(position);
-    }
-  }
-  if (i < k) {
-    return "there are " + std::to_string(i) + " positions, not " + std::to_string(k);
-  }
-  if (!ascending) return "positions are not ascending";
-  if (before >= layout.size) {
-    return "position " + std::to_string(before) + " is not below " +
-           std::to_string(layout.size);
-  }
-  return "";
-}
-
 }  // namespace
 
 Streams StreamsOf(const Layout& layout) {
@@ -173,6 +132,47 @@ std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expecte
   return "";
 }
 
+std::string ReadPositions(const Layout& layout, const uint32_t* words, int32_t* positions) {
+  const Streams streams = StreamsOf(layout);
+  const int64_t k = layout.k;
+  const int l = streams.low_bits;
+  const uint32_t* high = words + streams.high;
+  const int64_t high_bits = k + ((layout.size - 1) >> l);
+  if (Padding(words, k * l) || Padding(high, high_bits)) {
+    return "unused bits of the positions are set";
+  }
+  const int64_t high_words = WordsFor(high_bits);
+  // Eight bytes from where an entry's low bits start hold all of them. They end within the
+  // buffer, because at least a word of high bits and a word of values follow.
+  const auto* bytes = reinterpret_cast<const unsigned char*>(words);
+  const uint64_t mask = (uint64_t{1} << l) - 1;
+  int64_t i = 0;
+  int64_t at = 0;
+  int64_t before = -1;
+  bool ascending = true;
+  for (int64_t w = 0; w < high_words; ++w) {
+    for (uint32_t word = high[w]; word != 0; word &= word - 1, ++i, at += l) {
+      if (i == k) return "there are more than " + std::to_string(k) + " positions";
+      uint64_t low;
+      std::memcpy(&low, bytes + at / 8, sizeof(low));
+      const int64_t part = 32 * w + __builtin_ctz(word) - i;
+      const int64_t position = part << l | static_cast<int64_t>(low >> (at % 8) & mask);
+      ascending &= position > before;
+      before = position;
+      positions[i] = static_cast<int32_t>(position);
+    }
+  }
+  if (i < k) {
+    return "there are " + std::to_string(i) + " positions, not " + std::to_string(k);
+  }
+  if (!ascending) return "positions are not ascending";
+  if (before >= layout.size) {
+    return "position " + std::to_string(before) + " is not below " +
+           std::to_string(layout.size);
+  }
+  return "";
+}
+
 template <class A>
 std::string ReadTensor(const Layout& layout, const uint32_t* words, Entries<A>* entries) {
   entries->values.Allocate(layout.k);
@@ -181,7 +181,7 @@ std::string ReadTensor(const Layout& layout, const uint32_t* words, Entries<A>* 
   }
   const Streams streams = StreamsOf(layout);
   entries->positions.Allocate(layout.k);
-  const std::string wrong = ReadPositions(layout, streams, words, entries->positions.data());
+  const std::string wrong = ReadPositions(layout, words, entries->positions.data());
   if (!wrong.empty()) return wrong;
   return DecodeValues(layout, words + streams.values, entries->values.data());
 }

@@ -77,6 +77,10 @@ struct Entries {
 std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expected_words,
                        uint32_t fingerprint, bool* finite);
 
+// Decodes the k positions of a tensor from its words, behind which is a word of values at
+// least. On success they are ascending, distinct and below n; returns what is wrong, or "".
+std::string ReadPositions(const Layout& layout, const uint32_t* words, int32_t* positions);
+
 // Decodes a tensor from its TensorWords(layout) words. Whatever they hold, nothing outside
 // of them is read, and on success positions are ascending, distinct and below n and values
 // are finite. Returns what is wrong, or "".

@@ -7,8 +7,9 @@
 
 #include "border.h"
 #include "compress.h"
+#include "rule_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/core/threadpool.h"
+#include "threads.h"
 #include "update.h"
 #include "wire_kernel.h"
 
@@ -21,30 +22,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 // Not tf_dgc::Tensor.
 using Values = tensorflow::Tensor;
-
-class TensorFlowThreads : public Threads {
- public:
-  explicit TensorFlowThreads(tensorflow::OpKernelContext* context)
-      : workers_(context->device()->tensorflow_cpu_worker_threads()) {}
-
-  int count() const override { return workers_->num_threads; }
-  void Schedule(std::function<void()> work) override {
-    std::function<void()> taken = [work = std::move(work)] {
-      TakeFromTensorFlow();
-      work();
-    };
-    GiveToTensorFlow();
-    workers_->workers->Schedule(std::move(taken));
-  }
-
- private:
-  const tensorflow::DeviceBase::CpuWorkerThreads* workers_;
-};
-
-absl::Status Copy(void* to, const void* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
-  return absl::OkStatus();
-}
 
 class CompressKernel : public CompressBase {
  public:
@@ -59,7 +36,7 @@ class CompressKernel : public CompressBase {
  private:
   absl::Status Run(OpKernelContext* context) {
     CompressInputs inputs;
-    TF_RETURN_IF_ERROR(Collect(context, Copy, &inputs));
+    TF_RETURN_IF_ERROR(Collect(context, CopyOnHost, &inputs));
     const int64_t num = num_tensors();
     for (int64_t i = 0; i < num; ++i) {
       Tensor& tensor = inputs.tensors[i];
@@ -177,7 +154,7 @@ class DescendKernel : public DecodeKernel {
     Decoded decoded;
     TF_RETURN_IF_ERROR(Decode(layout, context->input(handles.size() + 1), threads, &decoded));
     for (int i = 0; i < handles.size(); ++i) {
-      TF_RETURN_IF_ERROR(variables.Writable(context, i, types_[i], sizes[i], "variable", Copy,
+      TF_RETURN_IF_ERROR(variables.Writable(context, i, types_[i], sizes[i], "variable", CopyOnHost,
                                             &data[i]));
     }
     decoded.Descend(data, rate.flat<double>()(0), threads);
@@ -188,9 +165,96 @@ class DescendKernel : public DecodeKernel {
   }
 };
 
+class ApplyKernel : public DecodeKernel {
+ public:
+  explicit ApplyKernel(OpKernelConstruction* context) : DecodeKernel(context) {
+    OP_REQUIRES_OK(context, attributes_.Read(context));
+    GiveToTensorFlow();
+  }
+  ~ApplyKernel() override { TakeFromTensorFlow(); }
+
+  void Compute(OpKernelContext* context) override {
+    const Called called;
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) {
+    const Values *buffers, *counts;
+    TF_RETURN_IF_ERROR(context->input("buffers", &buffers));
+    TF_RETURN_IF_ERROR(context->input("counts", &counts));
+    LockedRule rule;
+    TF_RETURN_IF_ERROR(rule.Lock(context, attributes_));
+    std::vector<Layout> layout;
+    TF_RETURN_IF_ERROR(MakeLayout(rule.sizes(), *counts, &layout));
+    TensorFlowThreads threads(context);
+    Decoded decoded;
+    TF_RETURN_IF_ERROR(Decode(layout, *buffers, threads, &decoded));
+    TF_RETURN_IF_ERROR(
+        rule.Update(context, attributes_, CurrentLevel(), CopyOnHost,
+                    [&](const UpdateRule& update) { decoded.Apply(update, threads); }));
+    Values* nonfinite;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
+    nonfinite->scalar<int32_t>()() = decoded.num_nonfinite();
+    return absl::OkStatus();
+  }
+
+  RuleAttributes attributes_;
+};
+
+class ApplySumsKernel : public OpKernel {
+ public:
+  explicit ApplySumsKernel(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, attributes_.Read(context));
+    OP_REQUIRES_OK(context, context->GetAttr("flat", &flat_));
+    GiveToTensorFlow();
+  }
+  ~ApplySumsKernel() override { TakeFromTensorFlow(); }
+
+  void Compute(OpKernelContext* context) override {
+    const Called called;
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) {
+    OpInputList inputs;
+    TF_RETURN_IF_ERROR(context->input_list("sums", &inputs));
+    LockedRule rule;
+    TF_RETURN_IF_ERROR(rule.Lock(context, attributes_));
+    std::vector<const float*> sums;
+    TF_RETURN_IF_ERROR(Find(inputs, rule.sizes(), &sums));
+    TensorFlowThreads threads(context);
+    return rule.Update(context, attributes_, CurrentLevel(), CopyOnHost,
+                       [&](const UpdateRule& update) { ApplySums(update, sums, threads); });
+  }
+
+  // Finds where the sums of each variable begin: in a tensor of its own or, behind a flag, in
+  // one vector of all.
+  absl::Status Find(const OpInputList& inputs, const std::vector<int64_t>& sizes,
+                    std::vector<const float*>* sums) const {
+    bool fits = inputs.size() == (flat_ ? 1 : int(sizes.size()));
+    int64_t at = flat_ ? 1 : 0;
+    for (size_t i = 0; i < sizes.size() && fits; ++i) {
+      const Values& values = inputs[flat_ ? 0 : i];
+      sums->push_back(values.flat<float>().data() + at);
+      if (flat_) at += sizes[i];
+      fits = flat_ ? at <= values.NumElements() : sizes[i] == values.NumElements();
+    }
+    if (fits && (!flat_ || at == inputs[0].NumElements())) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "There must be one sum per entry of the variables, and if they are flat, a flag first.");
+  }
+
+  bool flat_;
+  RuleAttributes attributes_;
+};
+
 REGISTER_KERNEL_BUILDER(Name("TfDgcCompress").Device(tensorflow::DEVICE_CPU), CompressKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcSum").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcDescend").Device(tensorflow::DEVICE_CPU), DescendKernel);
+REGISTER_KERNEL_BUILDER(Name("TfDgcApply").Device(tensorflow::DEVICE_CPU), ApplyKernel);
+REGISTER_KERNEL_BUILDER(Name("TfDgcApplySums").Device(tensorflow::DEVICE_CPU), ApplySumsKernel);
 
 }  // namespace
 }  // namespace tf_dgc

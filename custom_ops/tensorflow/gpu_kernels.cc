@@ -81,6 +81,9 @@ class CompressKernel : public CompressBase {
     TF_RETURN_IF_ERROR(RefuseFloat64(inputs.layout));
     std::vector<TfDgcTensor> tensors;
     for (const Tensor& tensor : inputs.tensors) {
+      if (tensor.rows.sparse) {
+        return absl::UnimplementedError("Sparse gradients have no CUDA kernel in tf_dgc.");
+      }
       TfDgcTensor described = Describe(tensor.layout);
       described.gradient = tensor.gradient;
       described.velocity = static_cast<float*>(tensor.velocity);
@@ -255,7 +258,8 @@ REGISTER_KERNEL_BUILDER(Name("TfDgcCompress")
                             .HostMemory("velocity")
                             .HostMemory("residual")
                             .HostMemory("momentum")
-                            .HostMemory("counts"),
+                            .HostMemory("counts")
+                            .HostMemory("rows"),
                         CompressKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcSum")
                             .Device(tensorflow::DEVICE_GPU)

@@ -11,10 +11,22 @@ using tensorflow::shape_inference::InferenceContext;
 #define TF_DGC_VALUE_TYPES \
   "value_types: list({'float32', 'float64', 'bfloat16', 'float16', 'sign', 'exempt'})"
 
+// What every operation that applies an update rule takes; rule_kernel.h reads it.
+#define TF_DGC_RULE_OP(name)                    \
+  REGISTER_OP(name)                             \
+      .Attr("rule: string")                     \
+      .Attr("decays: list(bool)")               \
+      .Attr("num_updated: int >= 1")            \
+      .Input("updated: num_updated * resource") \
+      .Input("hyperparameters: float64")        \
+      .SetIsStateful()
+
 REGISTER_OP("TfDgcCompress")
     .Attr("T: list({float, double, bfloat16, half})")
     .Attr("num_velocity: int >= 0")
     .Attr("num_residual: int >= 1")
+    .Attr("num_rows: int >= 0")
+    .Attr("sparse: list(int)")
     .Attr(TF_DGC_VALUE_TYPES)
     .Attr("nesterov: bool")
     .Attr("factor_masking: bool")
@@ -27,6 +39,7 @@ REGISTER_OP("TfDgcCompress")
     .Input("scales: float64")
     .Input("counts: int32")
     .Input("offsets: int32")
+    .Input("rows: num_rows * int64")
     .Output("words: int32")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -37,7 +50,7 @@ REGISTER_OP("TfDgcCompress")
 Accumulates gradients into velocity and residual, in place, and takes the entries of
 largest magnitude out as one buffer (see docs/wire_format.md).
 
-gradients: one per tensor.
+gradients: one per tensor; [rows, ...] of a sparse one, which is zero elsewhere.
 velocity: variables, one per tensor, or none for accumulation without momentum.
 residual: variables, one per tensor; float64 for double gradients, else float32.
 momentum: scalar.
@@ -45,6 +58,8 @@ scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradi
 counts: [tensors], entries to send of each; all of an exempt tensor.
 offsets: [tensors], the position from which ties are broken.
 largest_exponents: [tensors], e where at most 2**e is sent of an entry and the rest is kept.
+sparse: the tensors whose gradients are sparse.
+rows: indices of the rows of these, ascending and distinct.
 words: the buffer.
 )doc");
 
@@ -91,6 +106,42 @@ REGISTER_OP("TfDgcDescend")
     .Doc(R"doc(
 Subtracts rate times the sum of all workers' buffers from variables of types T, in place,
 at the positions that were sent; other entries are not touched.
+)doc");
+
+TF_DGC_RULE_OP("TfDgcApply")
+    .Attr("T: list({float})")
+    .Attr(TF_DGC_VALUE_TYPES)
+    .Attr("fingerprint: int")
+    .Input("buffers: int32")
+    .Input("counts: int32")
+    .Output("nonfinite: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Updates variables by the sum of all workers' buffers, as an optimizer of Keras does.
+
+rule: name of the rule (custom_ops/cpu/rules.h).
+decays: [tensors], whether the weight decay is for a variable.
+updated: the variables, then the first slot of each, and so on, all float32.
+hyperparameters: [6] (custom_ops/cpu/rules.h).
+buffers: [workers, words].
+counts: [tensors], entries sent of each.
+nonfinite: workers whose gradient was not finite.
+)doc");
+
+TF_DGC_RULE_OP("TfDgcApplySums")
+    .Attr("num_sums: int >= 1")
+    .Attr("flat: bool")
+    .Input("sums: num_sums * float")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Updates variables by sums, as an optimizer of Keras does.
+
+rule, decays, updated, hyperparameters: as of TfDgcApply.
+flat: whether the sums are one vector of all tensors, behind a flag.
+sums: one per variable, of its size, or the vector.
 )doc");
 
 }  // namespace

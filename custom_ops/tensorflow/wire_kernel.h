@@ -3,30 +3,17 @@
 #define TF_DGC_TENSORFLOW_WIRE_KERNEL_H_
 
 #include <cmath>
-#include <exception>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "border.h"
 #include "compress.h"
+#include "guard.h"
+#include "types.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "variables.h"
 
 namespace tf_dgc {
-
-inline GradientType GradientTypeOf(tensorflow::DataType type) {
-  switch (type) {
-    case tensorflow::DT_DOUBLE:
-      return GradientType::kFloat64;
-    case tensorflow::DT_BFLOAT16:
-      return GradientType::kBFloat16;
-    case tensorflow::DT_HALF:
-      return GradientType::kFloat16;
-    default:
-      return GradientType::kFloat32;
-  }
-}
 
 inline ValueType ValueTypeOf(const std::string& name) {
   if (name == "float32") return ValueType::kFloat32;
@@ -35,23 +22,6 @@ inline ValueType ValueTypeOf(const std::string& name) {
   if (name == "float16") return ValueType::kFloat16;
   if (name == "sign") return ValueType::kSign;
   return ValueType::kExempt;
-}
-
-// Returns the status of `work()`, also where that throws: an exception that came as far as
-// TensorFlow would end the process.
-template <class Work>
-absl::Status Guarded(Work work) {
-  constexpr char kUnfinished[] =
-      " in the middle of a step, which is lost: go on from the last checkpoint.";
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("tf_dgc's native operations ran out of memory", kUnfinished));
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("tf_dgc's native operations failed (", error.what(),
-                                            ")", kUnfinished));
-  }
 }
 
 // What the operations share: types of the tensors, and the fingerprint. `Base` is OpKernel or
@@ -74,11 +44,6 @@ class WireKernel : public Base {
 
  protected:
   size_t num_tensors() const { return types_.size(); }
-
-  static absl::Status WrongBuffer(const std::string& wrong) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(wrong, ". All workers must run the same tf_dgc, model and settings."));
-  }
 
   absl::Status MakeLayout(const std::vector<int64_t>& sizes, const tensorflow::Tensor& counts,
                           std::vector<Layout>* layout) const {
@@ -118,6 +83,7 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
     OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
     OP_REQUIRES_OK(context, context->GetAttr("largest_exponents", &largest_exponents_));
+    OP_REQUIRES_OK(context, context->GetAttr("sparse", &sparse_));
     OP_REQUIRES(context, largest_exponents_.size() == num_tensors(),
                 absl::InvalidArgumentError("There must be one exponent per tensor."));
     GiveToTensorFlow();
@@ -147,16 +113,21 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
     inputs->rule = velocity.size() == 0 ? Rule::kNone
                    : nesterov_          ? Rule::kNesterov
                                         : Rule::kMomentum;
-    std::vector<int64_t> sizes;
-    for (int i = 0; i < num; ++i) sizes.push_back(gradients[i].NumElements());
-    TF_RETURN_IF_ERROR(MakeLayout(sizes, context->input(first + 2), &inputs->layout));
     TF_RETURN_IF_ERROR(inputs->velocity.Lock(context, velocity));
     TF_RETURN_IF_ERROR(inputs->residual.Lock(context, residual));
+    std::vector<Rows> rows(num);
+    TF_RETURN_IF_ERROR(CollectRows(context, gradients, inputs->residual, &rows));
+    std::vector<int64_t> sizes;
+    for (int i = 0; i < num; ++i) {
+      sizes.push_back(rows[i].sparse ? inputs->residual.Size(i) : gradients[i].NumElements());
+    }
+    TF_RETURN_IF_ERROR(MakeLayout(sizes, context->input(first + 2), &inputs->layout));
     for (int i = 0; i < num; ++i) {
       const Layout& layout = inputs->layout[i];
       const auto type = layout.wide ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
       Tensor tensor{layout, GradientTypeOf(types_[i]), gradients[i].data(), nullptr, nullptr, 1, 0};
       tensor.largest = std::ldexp(1.0, static_cast<int>(largest_exponents_[i]));
+      tensor.rows = rows[i];
       if (inputs->rule != Rule::kNone) {
         TF_RETURN_IF_ERROR(inputs->velocity.Writable(context, i, type, sizes[i], "velocity", copy,
                                                      &tensor.velocity));
@@ -168,9 +139,36 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
     return absl::OkStatus();
   }
 
+  absl::Status CollectRows(tensorflow::OpKernelContext* context,
+                           const tensorflow::OpInputList& gradients,
+                           const LockedVariables& residual, std::vector<Rows>* rows) const {
+    tensorflow::OpInputList indices;
+    TF_RETURN_IF_ERROR(context->input_list("rows", &indices));
+    if (indices.size() != static_cast<int>(sparse_.size())) {
+      return absl::InvalidArgumentError("There must be rows for each sparse gradient.");
+    }
+    for (int j = 0; j < indices.size(); ++j) {
+      const int64_t i = sparse_[j];
+      if (i < 0 || i >= gradients.size()) {
+        return absl::InvalidArgumentError("There is no such gradient to be sparse.");
+      }
+      const int64_t num = residual.NumRows(i);
+      Rows& found = (*rows)[i];
+      found = {true, indices[j].flat<int64_t>().data(), indices[j].NumElements(),
+               num == 0 ? 0 : residual.Size(i) / num};
+      if (gradients[i].NumElements() != found.count * found.length || !found.AreValid(num)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "The rows of tensor ", i, " must be ascending and distinct, from 0 to ", num - 1,
+            ", with ", found.length, " values each."));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   bool nesterov_;
   bool factor_masking_;
   std::vector<int64_t> largest_exponents_;
+  std::vector<int64_t> sparse_;
 };
 
 }  // namespace tf_dgc

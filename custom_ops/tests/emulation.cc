@@ -63,7 +63,7 @@ Array<uint16_t> MakeGradient(Random& random, const Case& c, bool poison) {
   Array<uint16_t> bytes(c.layout.size * (narrow ? 1 : 2), c.unaligned && narrow);
   const int64_t poisoned = poison ? Below(random, c.layout.size) : -1;
   for (int64_t i = 0; i < c.layout.size; ++i) {
-    const double x = i == poisoned ? (Below(random, 2) ? NAN : INFINITY) : Draw(random, c.kind);
+    const double x = i == poisoned ? (Below(random, 2) ? NAN : INFINITY) : DrawNumber(random, c.kind);
     if (c.type == GradientType::kBFloat16) bytes.data()[i] = Convert<BFloat16>(x).bits;
     if (c.type == GradientType::kFloat16) bytes.data()[i] = Convert<Float16>(x).bits;
     const float wide = static_cast<float>(x);

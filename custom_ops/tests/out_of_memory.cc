@@ -86,7 +86,7 @@ void CheckSteps() {
   const Layout layout{size, 40000, false, ValueType::kBFloat16};
   Random random(3);
   std::vector<float> gradient, velocity(size), residual(size), weights(size, 0.5f);
-  for (int64_t i = 0; i < size; ++i) gradient.push_back(Draw(random, 0));
+  for (int64_t i = 0; i < size; ++i) gradient.push_back(DrawNumber(random, 0));
   const Settings settings{Rule::kMomentum, 0.75, true, 7, Level::kBaseline};
   std::vector<uint32_t> words(BufferWords({layout}));
   std::vector<void*> targets{weights.data()};

@@ -44,7 +44,7 @@ inline Float16 Convert(double x) {
 }
 
 // A kind of content: normal numbers, mostly zeros, few distinct numbers, all equal.
-inline double Draw(Random& random, int kind) {
+inline double DrawNumber(Random& random, int kind) {
   std::normal_distribution<double> normal;
   switch (kind) {
     case 0:

@@ -5,6 +5,9 @@
 #include <limits>
 #include <numeric>
 
+#include "check_methods.h"
+#include "check_rules.h"
+#include "check_selectors.h"
 #include "compress.h"
 #include "out_of_memory.h"
 #include "pool.h"
@@ -20,15 +23,17 @@ struct Case {
   Tensor tensor;
   std::vector<G> gradient;
   std::vector<A> velocity, residual;
+  std::vector<int64_t> rows;  // that are not zero, if the gradient is sparse
+  std::vector<G> values;      // of these
 
   void Fill(Random& random, GradientType type) {
     const int64_t choices[] = {1, 2, 63, 64, 65, 1000, 4095, 4096, 70000, 200000};
     const int64_t size = choices[Below(random, 10)];
     const int kind = Below(random, 4);
     for (int64_t i = 0; i < size; ++i) {
-      gradient.push_back(Convert<G>(Draw(random, kind)));
-      velocity.push_back(kind == 0 ? Draw(random, 0) : 0);
-      residual.push_back(kind == 0 ? Draw(random, 0) : 0);
+      gradient.push_back(Convert<G>(DrawNumber(random, kind)));
+      velocity.push_back(kind == 0 ? DrawNumber(random, 0) : 0);
+      residual.push_back(kind == 0 ? DrawNumber(random, 0) : 0);
     }
     if (Below(random, 4) == 0) {  // with or without the gradient, this may overflow
       const int64_t at = Below(random, size);
@@ -44,10 +49,37 @@ struct Case {
     tensor = {{size, exempt ? size : k, wide, value_type}, type,   nullptr, nullptr, nullptr,
               Below(random, 2) ? 1.0 : 0.3,                Below(random, size)};
     if (Below(random, 3) == 0) tensor.largest = 0.5;
+    if (Below(random, 3) == 0) MakeSparse(random);
+  }
+
+  // Lets some rows be zero, and others be all that is handed over.
+  void MakeSparse(Random& random) {
+    const int64_t size = gradient.size();
+    int64_t length = 1 + Below(random, std::min<int64_t>(size, 5000));
+    while (size % length != 0) --length;
+    tensor.rows = {true, nullptr, 0, length};
+    for (int64_t row = 0; row < size / length; ++row) {
+      const auto begin = gradient.begin() + row * length;
+      if (Below(random, 3) == 0) {
+        rows.push_back(row);
+      } else {
+        std::fill(begin, begin + length, G{});
+      }
+    }
   }
 
   void Point(const Settings& settings) {
     tensor.gradient = gradient.data();
+    if (tensor.rows.sparse) {
+      values.clear();
+      for (const int64_t row : rows) {
+        const auto begin = gradient.begin() + row * tensor.rows.length;
+        values.insert(values.end(), begin, begin + tensor.rows.length);
+      }
+      tensor.gradient = values.data();
+      tensor.rows.indices = rows.data();
+      tensor.rows.count = rows.size();
+    }
     tensor.velocity = settings.rule == Rule::kNone ? nullptr : velocity.data();
     tensor.residual = residual.data();
   }
@@ -122,6 +154,7 @@ void Check(Random& random, GradientType type, bool poison) {
   for (auto& c : cases) c.Fill(random, type);
   if (poison) {
     auto& gradient = cases.back().gradient;
+    cases.back().tensor.rows = {};
     const double bad = Below(random, 2) ? NAN : INFINITY;
     gradient[Below(random, gradient.size())] = Convert<G>(bad);
   }
@@ -197,6 +230,14 @@ void Check(Random& random, GradientType type, bool poison) {
   }
 }
 
+void CheckRows() {
+  const auto valid = [](std::vector<int64_t> rows) {
+    return Rows{true, rows.data(), static_cast<int64_t>(rows.size()), 1}.AreValid(3);
+  };
+  REQUIRE(valid({}) && valid({0, 2}) && valid({0, 1, 2}));
+  REQUIRE(!valid({-1}) && !valid({3}) && !valid({1, 1}) && !valid({2, 0}));
+}
+
 // Every float16 survives the way through float32.
 void CheckFloat16() {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -222,6 +263,7 @@ void CheckDenormals() {
 
 void Run(int64_t rounds) {
   CheckFloat16();
+  CheckRows();
   CheckDenormals();
   CheckOutOfMemory();
   Random random(1);
@@ -231,6 +273,9 @@ void Run(int64_t rounds) {
     Check<double, double>(random, GradientType::kFloat64, poison);
     Check<BFloat16, float>(random, GradientType::kBFloat16, poison);
     Check<Float16, float>(random, GradientType::kFloat16, poison);
+    CheckRules(random);
+    CheckMethods(random);
+    CheckSelectors(random);
   }
   std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
               LevelName(CurrentLevel()));

@@ -73,7 +73,7 @@ def be_slow(owner, name):
     stock = getattr(owner, name)
 
     def slowly(*args, **kwargs):
-        time.sleep(1.0)
+        time.sleep(0.4)
         return stock(*args, **kwargs)
 
     if RANK == 0:

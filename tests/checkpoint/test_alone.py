@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness import Trainer
 
 import tf_dgc
 from tf_dgc.checkpoint import saving
@@ -20,7 +21,8 @@ def model(strategies, tmp_path, monkeypatch):
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(60)])
         inner = keras.optimizers.SGD(0.1, momentum=0.9)
-        model.compile(tf_dgc.DGCOptimizer(inner, 0.9, track_staleness=True), "mse")
+        optimizer = tf_dgc.DGCOptimizer(inner, 0.9, track_staleness=True)
+        model.compile(optimizer, "mse", run_eagerly=not Trainer.always_traced)
         model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import wire_reference
+from harness import damage_replies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import in_turn
+from selection import fewer, in_turn
 
 import tf_dgc
 from tf_dgc.codecs import dense, elias_fano, value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.wire import Selection
-from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.steps import operations
 from tf_dgc.steps.plan import plan
 
@@ -87,7 +87,7 @@ def as_tensors(layout, counts):
 # --- both implementations -------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(
     layout=TENSORS,
     num_workers=st.integers(1, 3),
@@ -244,7 +244,7 @@ def test_any_flipped_bit_is_refused():
             decode(as_buffers(words, flipped))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=fewer(200), deadline=None)
 @given(
     seed=st.integers(0, 20),
     flips=st.lists(st.tuples(st.integers(2, 60), st.integers(0, 31)), max_size=4),
@@ -319,8 +319,9 @@ def test_each_check_says_what_is_wrong(what, scheduled):
         wire.decode(as_buffers(good, bad), layout, here)
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-@pytest.mark.parametrize("words", [0, 1, 5, 14, 16])
+@pytest.mark.parametrize(
+    ("words", "scheduled"), in_turn([0, 1, 5, 14, 16], [False, True])
+)
 def test_wrong_length(words, scheduled):
     layout, counts = [Tensor("", (40,), tf.float32, False, "float32")], [8]
     good = sealed(layout, counts, np.arange(8) * 4, np.ones(8, "float32"))
@@ -340,17 +341,10 @@ def test_wrong_length(words, scheduled):
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
-    choose = Communicator._choose
-
-    def damage(self, *args):
-        reply = choose(self, *args)
-        head, body = reply.buffers[:, :9], reply.buffers[:, 9:]
-        return reply._replace(buffers=tf.concat([head, body + 1], axis=1))
-
     variable = keras.Variable(np.ones((40, 40), "float32"))
     optimizer = tf_dgc.DGCOptimizer(keras.optimizers.SGD(1.0), 0.99)
     optimizer.build([variable])
-    monkeypatch.setattr(Communicator, "_choose", damage)
+    damage_replies(monkeypatch)
 
     def step():
         optimizer.apply([tf.random.normal((40, 40))], [variable])
@@ -380,7 +374,7 @@ def test_dense_vector_round_trip():
         np.testing.assert_array_equal(mine, 2 * t)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(
     size=st.integers(1, 60),
     sparsity=st.floats(0, 0.99),

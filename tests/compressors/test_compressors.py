@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness import Trainer, record_collectives
-from selection import in_turn, rows
+from selection import fewer, in_turn, rows
 
 import tf_dgc
 from tf_dgc import compressors
@@ -27,7 +27,7 @@ from tf_dgc.testing.simulation import Simulation
 O = keras.optimizers  # noqa: E741
 SHAPES = [(30, 40), (5, 4, 3, 7), (33, 1)]
 EDGE_SHAPES = [(), (3,), (1, 9), (4, 1, 8)]
-STEPS = 5
+STEPS = 5 if Trainer.always_traced else 3
 
 
 one_setting = pytest.mark.parametrize(
@@ -233,17 +233,17 @@ INPUTS = {
 }
 
 
-# Every shape and every input is in each half, in other pairs.
+# Every shape and every input is in each part, in other pairs.
 PAIRS = list(itertools.product(EDGE_SHAPES, INPUTS))
-HALVES = [
-    [p for i, p in enumerate(PAIRS) if (i + i // len(INPUTS)) % 2 == half]
-    for half in range(2)
+PARTS = [
+    [p for i, p in enumerate(PAIRS) if (i + i // len(INPUTS)) % 4 == part]
+    for part in range(4)
 ]
 
 
-@one_setting_and("half", [0, 1])
-def test_edge_inputs(compressor, half):
-    shapes, names = zip(*HALVES[half], strict=True)
+@one_setting_and("part", range(4))
+def test_edge_inputs(compressor, part):
+    shapes, names = zip(*PARTS[part], strict=True)
     makers = [INPUTS[name] for name in names]
     simulation = simulate(compressor, shapes, dtype="float32")
     rng = np.random.default_rng(0)
@@ -268,7 +268,7 @@ def test_edge_inputs(compressor, half):
 
 @one_setting
 def test_deterministic_and_apart_from_global_seeds(compressor, case):
-    expected = three_workers(case, "float64", STEPS)[:2]
+    expected = three_workers(case, "float64", STEPS)[: fewer(4)]
     simulation = simulate(compressor, num_workers=3)
     tf.random.set_seed(8)
     drawn = tf.random.uniform([4]).numpy()
@@ -369,7 +369,9 @@ def test_two_workers_are_the_simulation(two_workers, handed_over, compressor):
         assert np.all(np.isfinite(state.numpy()))
 
 
-@one_setting
+@pytest.mark.parametrize(
+    "case", rows(contract.CASES, contract.ONE_EACH[::4]), indirect=True
+)
 def test_a_step_can_be_traced(strategies, compressor):
     """To the same, but for the order of sums."""
     results = []

@@ -5,33 +5,29 @@ without: all make the same bits of the same inputs, in weights, residual and vel
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from harness import Trainer, initial_weights
-from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings
+from paths import PHASES, Example, Numbers, Path, examples, take_the_same_steps
 from selection import rows
 
 import tf_dgc
 from tf_dgc.ops import loader
 from tf_dgc.schedules import PiecewiseConstantSparsity
-from tf_dgc.steps import composed, kinds, native, plan
+from tf_dgc.steps import composed, kinds, native, native_update, plan
 
 SGD = keras.optimizers.SGD
+AdamW = keras.optimizers.AdamW
 HAS_NATIVE = loader.native().library is not None
-# From 4096 entries on the native operations guess a threshold. The last is exempt.
-SHAPES = [(70, 64), (40, 30), (7, 3)]
 NATIVE = ("native", "mixed")
-STEPS = 3
 EXAMPLES = 8
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking takes minutes
 
 
 class Case(NamedTuple):
@@ -67,8 +63,10 @@ class Case(NamedTuple):
 
 FROM_DENSE = PiecewiseConstantSparsity([1, 2], [0.0, 0.9, 0.98])
 FROM_COSTLY = PiecewiseConstantSparsity([1, 2], [0.0, 0.2, 0.98])
-# The first alone uses the native operations; decay makes all call the inner optimizer.
-MIXED = {"inner": lambda: SGD(0.125, momentum=0.9, weight_decay=0.01)}
+# The first alone uses the native operations, so that all call the inner optimizer. With
+# a decay of this size TensorFlow may multiply by the learning rate first.
+DECAY = 2.0**-6
+MIXED = {"inner": lambda: SGD(0.125, momentum=0.9, weight_decay=DECAY)}
 # Tracing takes as many times as long as there are workers; examples take no time.
 CASES = {
     "nesterov": Case(1, lambda: SGD(0.125, momentum=0.9, nesterov=True)),
@@ -78,6 +76,18 @@ CASES = {
     "all compressed": Case(1, settings={"min_compress_size": 0}),
     "missing gradients": Case(1, missing=(0, 2)),
     "adam": Case(1, lambda: keras.optimizers.Adam(0.125), value_dtype="bfloat16"),
+    "adamw": Case(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+    "amsgrad": Case(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
+    "momentum after the sum": Case(
+        *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),
+        settings={"momentum_correction": False},
+    ),
+    "adamw, exempt apart": Case(
+        *(3, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+        exact=True,
+        apart=True,
+        paths=("composed", "native"),
+    ),
     "clipnorm": Case(1, lambda: SGD(0.125, momentum=0.9, clipnorm=3.0)),
     "clipvalue": Case(1, lambda: SGD(0.125, momentum=0.9, clipvalue=0.5)),
     "float16 on the wire": Case(1, value_dtype="float16"),
@@ -141,10 +151,10 @@ CASES = {
 # Every path, dtype, coding and number of workers at least once; the rest is `slow`.
 ALWAYS = [
     "nesterov",
-    "no masking",
     "missing gradients",
     "adam",
-    "clipnorm",
+    "momentum after the sum",
+    "adamw, exempt apart",
     "float64, coded",
     "bfloat16 variables",
     "small loss scale",
@@ -186,133 +196,17 @@ def traced_as(path, apart):
         return wanted.get(path, False) and real(variables)
 
     chosen = [composed.begin] if path == "composed" else kinds.KINDS
+    worth = 0 if apart else plan._WORTH_A_COLLECTIVE
     with (
         mock.patch.object(native, "is_live", is_live),
+        mock.patch.object(native_update, "is_live", lambda variables: path == "native"),
         mock.patch.object(kinds, "KINDS", chosen),
-        mock.patch.object(plan, "_WORTH_A_COLLECTIVE", 0 if apart else 2**16),
+        mock.patch.object(plan, "_WORTH_A_COLLECTIVE", worth),
     ):
         yield
 
 
-class Path(Trainer):
-    """A trainer that is traced once and starts again and again, from any state."""
-
-    def __init__(self, strategy, path, case):
-        self.dtype = tf.as_dtype(case.dtype).as_numpy_dtype
-        weights = initial_weights(self.dtype, SHAPES)
-        super().__init__(
-            strategy, lambda: make_optimizer(path, case), weights, traced=True
-        )
-        variables = [*self.variables, *self.optimizer.variables]
-        self._at_first = [(c, c.numpy()) for v in variables for c in self._copies(v)]
-        zeros = [np.zeros_like(w) for w in weights]
-        with traced_as(path, case.apart):
-            for missing in {(), case.missing}:
-                self.step([without(zeros, missing)] * case.workers)
-
-    def _copies(self, variable):
-        return self.strategy.experimental_local_results(variable.value)
-
-    def restart(self, iteration, velocity, residual):
-        """Set all state; `velocity[worker][tensor]`, and `residual` likewise."""
-        for copy, value in self._at_first:
-            copy.assign(value)
-        for copy in self._copies(self.optimizer.iterations):
-            copy.assign(iteration)
-        state = (self.optimizer.velocity, velocity), (self.optimizer.residual, residual)
-        for variables, values in state:
-            for i, variable in enumerate(variables):
-                for copy, worker in zip(self._copies(variable), values, strict=True):
-                    copy.assign(worker[i])
-
-    def outcome(self, gradients):
-        """Take a step; return everything that paths must agree about, by its name."""
-        try:
-            self.step(gradients)
-        except tf.errors.InvalidArgumentError as error:
-            assert "The sum over workers of what was sent is not finite" in str(error)
-            return {"refused": True, **self._of_workers("weights", self.variables)}
-        optimizer = self.optimizer
-        return {
-            "nonfinite": optimizer.stats.nonfinite,
-            "entries": optimizer.stats.entries,
-            **self._of_workers("weights", self.variables),
-            **self._of_workers("velocity", optimizer.velocity),
-            **self._of_workers("residual", optimizer.residual),
-        }
-
-    def _of_workers(self, name, variables):
-        return {
-            f"{name} {i} of worker {worker}": copy.numpy()
-            for i, variable in enumerate(variables)
-            for worker, copy in enumerate(self._copies(variable))
-        }
-
-
-def without(tensors, missing):
-    return [None if i in missing else t for i, t in enumerate(tensors)]
-
-
 # --- the inputs -----------------------------------------------------------------------
-
-# Zeros, what is coded as 0 in float16 or in all types, and what sums may not hold.
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.1, 6e-8, -1e-9, 1e-30, 1.2e-38, 1e-40, 1e-310]
-LARGE = [6e4, -7e4, 2.0**126, -(2.0**127), 3e38, 3.4e38, -1e300, 1.7e308]
-
-
-class Numbers(NamedTuple):
-    """Tensors of few distinct numbers, or of these and noise.
-
-    Attributes:
-        palette: of numbers, equally likely.
-        noise: scale of what is added.
-        seed: of the order.
-    """
-
-    palette: list[float]
-    noise: float
-    seed: int
-
-    def make(self, workers, dtype):
-        """Return finite numbers, `[worker][tensor]`."""
-        rng = np.random.default_rng(self.seed)
-        largest = float(tf.as_dtype(dtype).max)
-
-        def tensor(shape):
-            numbers = rng.choice(self.palette, shape)
-            if self.noise:
-                numbers = numbers + self.noise * rng.normal(size=shape)
-            return np.clip(numbers, -largest, largest).astype(dtype)
-
-        return [[tensor(s) for s in SHAPES] for _ in range(workers)]
-
-
-class Example(NamedTuple):
-    """What some steps start from, and their gradients.
-
-    Attributes:
-        iteration: of the first step.
-        velocity: at first.
-        residual: at first.
-        gradients: of each step.
-        bad: step, worker, tensor, position and value of what is not finite.
-    """
-
-    iteration: int
-    velocity: Numbers
-    residual: Numbers
-    gradients: list[Numbers]
-    bad: list[tuple[int, int, int, int, float]]
-
-    def steps(self, case, dtype):
-        """Return `gradients[step][worker][tensor]`."""
-        steps = [numbers.make(case.workers, dtype) for numbers in self.gradients]
-        for step, worker, tensor, position, value in self.bad:
-            flat = steps[step][worker % case.workers][tensor].reshape(-1)
-            flat[position % flat.size] = value
-        steps[1] = [without(local, case.missing) for local in steps[1]]
-        return steps
-
 
 # All that is sent is 0 in float16; and some of it is more than a float16 sum may hold.
 TINY = Example(
@@ -327,35 +221,10 @@ BEYOND = Example(
 )
 
 
-def numbers(exact):
-    any_size = st.sampled_from(SPECIAL) | st.sampled_from(LARGE) | st.floats(-9, 9)
-    ordinary = st.sampled_from(SPECIAL) | st.floats(-9, 9)
-    small = st.integers(-8, 8).map(float)
-    elements = [small] if exact else [ordinary, any_size]
-    return st.builds(
-        Numbers,
-        palette=st.one_of(st.lists(e, min_size=1, max_size=4) for e in elements),
-        noise=st.just(0.0) if exact else st.sampled_from([0.0, 0.0, 1e-3, 1.0, 1e4]),
-        seed=st.integers(0, 2**32 - 1),
-    )
-
-
-def examples(case):
-    one = st.tuples(
-        st.integers(0, STEPS - 1),
-        st.integers(0, case.workers - 1),
-        st.integers(0, len(SHAPES) - 1),
-        st.integers(0, 9999),
-        st.sampled_from([np.nan, np.inf, -np.inf]),
-    )
-    return st.builds(
-        Example,
-        iteration=st.sampled_from([0, 0, 1, 2, 1000]),
-        velocity=numbers(case.exact),
-        residual=numbers(case.exact),
-        gradients=st.lists(numbers(case.exact), min_size=STEPS, max_size=STEPS),
-        bad=st.lists(one, max_size=2),
-    )
+def make_path(strategy, path, case):
+    with traced_as(path, case.apart):
+        optimizer = functools.partial(make_optimizer, path, case)
+        return Path(strategy, optimizer, case.dtype, case.missing)
 
 
 # --- the contract ---------------------------------------------------------------------
@@ -367,39 +236,14 @@ def test_all_paths_take_the_same_steps(strategies, name):
     case = CASES[name]
     if not HAS_NATIVE:
         case = case._replace(paths=[p for p in case.paths if p not in NATIVE])
-    paths = {p: Path(strategies[case.workers], p, case) for p in case.paths}
+    paths = {p: make_path(strategies[case.workers], p, case) for p in case.paths}
     wide = "float64" if case.dtype == "float64" else "float32"
 
     @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
-    @given(examples(case))
+    @given(examples(case.workers, case.exact))
     def check(drawn):
-        state = [
-            values.make(case.workers, wide)
-            for values in (drawn.velocity, drawn.residual)
-        ]
-        for path in paths.values():
-            path.restart(drawn.iteration, *state)
-        dtype = next(iter(paths.values())).dtype
-        for gradients in drawn.steps(case, dtype):
-            outcomes = {p: path.outcome(gradients) for p, path in paths.items()}
-            compare(outcomes)
-            if any("refused" in outcome for outcome in outcomes.values()):
-                break
+        take_the_same_steps(paths, drawn, case.workers, wide, case.missing)
 
     if not case.exact:
         check = example(TINY)(example(BEYOND)(check))
     check()
-
-
-def compare(outcomes):
-    (first, expected), *others = outcomes.items()
-    for path, outcome in others:
-        assert outcome.keys() == expected.keys(), (path, first)
-        for name, value in outcome.items():
-            what = f"{name}: {path} (x) and {first} (y) differ"
-            np.testing.assert_array_equal(value, expected[name], what)
-    for outcome in outcomes.values():
-        for name, value in outcome.items():
-            mine, _, _ = name.partition(" of worker ")
-            if mine.startswith("weights"):
-                np.testing.assert_array_equal(value, outcome[f"{mine} of worker 0"])

@@ -130,6 +130,8 @@ def test_who_survives_a_failure_is_interrupted_too(tmp_path):
 
 WAITS = """
 import json
+sys.modules["sklearn"] = None  # Keras would load it
+sys.settrace(None)  # of coverage: tf_dgc needs to set one
 import tensorflow as tf
 import tf_dgc
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

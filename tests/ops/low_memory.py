@@ -40,10 +40,12 @@ def main():
         scales=tf.constant([1.0], tf.float64),
         counts=tf.constant([k]),
         offsets=tf.constant([0]),
+        rows=[],
+        sparse=[],
         nesterov=False,
         factor_masking=True,
         largest_exponents=[1024],
-        **native._agreed(Plan(layout, [k], False)),
+        **native.agreed(Plan(layout, [k], False)),
     )
     compress = loader.native().library.tf_dgc_compress
     try:

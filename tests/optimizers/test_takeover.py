@@ -7,7 +7,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.optimizers import takeover
+from tf_dgc.optimizers import native_rules
 
 O = keras.optimizers  # noqa: E741
 
@@ -111,32 +111,13 @@ def test_a_subclass_does_its_own_step(kind):
 def test_a_subclass_with_a_step_of_its_own_keeps_its_momentum(kind):
     optimizer = tf_dgc.DGCOptimizer(kind(0.1, momentum=0.9))
     assert optimizer.inner_optimizer.momentum == 0.9
-    assert not takeover.is_plain_descent(kind(0.1), [])
+    assert native_rules.find(kind(0.1), []) is None
 
 
 def test_a_subclass_that_changes_no_step_is_an_sgd():
     optimizer = tf_dgc.DGCOptimizer(Defaults())
     assert optimizer.inner_optimizer.momentum == 0.0
-    assert takeover.is_plain_descent(optimizer.inner_optimizer, [])
-    assert takeover.is_plain_descent(O.SGD(0.1), [])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("clipnorm", 1.0),
-        ("global_clipnorm", 1.0),
-        ("clipvalue", 1.0),
-        ("momentum", 0.5),
-        ("weight_decay", 0.1),
-        ("use_ema", True),
-        ("loss_scale_factor", 2.0),
-    ],
-)
-def test_what_is_set_later_is_no_plain_descent(name, value):
-    rule = O.SGD(0.1)
-    setattr(rule, name, value)
-    assert not takeover.is_plain_descent(rule, [])
+    assert native_rules.find(optimizer.inner_optimizer, []).descends
 
 
 def test_clipping_of_its_own_is_left_to_the_subclass():

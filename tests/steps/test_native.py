@@ -39,7 +39,8 @@ CASES = {
     "global_clipnorm": (lambda: O.SGD(0.1, momentum=0.9, global_clipnorm=5.0), {}),
     "clipvalue": (lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.5), {}),
     "loss scale": (lambda: O.SGD(0.1, momentum=0.9, loss_scale_factor=3.0), {}),
-    "decay": (lambda: O.SGD(0.1, momentum=0.9, weight_decay=0.01), {}),
+    # A power of 2: then TensorFlow may multiply by the learning rate first.
+    "decay": (lambda: O.SGD(0.1, momentum=0.9, weight_decay=2**-6), {}),
     "adam": (lambda: O.Adam(0.01), {}),
     "schedule": (lambda: O.SGD(0.1, momentum=0.9), {"sparsity": SCHEDULE}),
     "all compressed": (lambda: O.SGD(0.1, momentum=0.9), {"min_compress_size": 0}),
@@ -135,10 +136,12 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
         scales=tf.constant(scales or [1.0] * len(layout), tf.float64),
         counts=tf.constant(counts),
         offsets=tf.constant(offsets or [0] * len(layout)),
+        rows=[],
+        sparse=[],
         nesterov=False,
         factor_masking=True,
         largest_exponents=native._exponents(Plan(layout, counts, False)),
-        **native._agreed(Plan(layout, counts, False)),
+        **native.agreed(Plan(layout, counts, False)),
     )
     return words, velocity, residual
 
@@ -266,7 +269,7 @@ def descend(variable, words, layout, counts):
         buffers=words[tf.newaxis],
         counts=tf.constant(counts),
         T=[t.dtype for t in layout],
-        **native._agreed(Plan(layout, counts, False)),
+        **native.agreed(Plan(layout, counts, False)),
     )
 
 

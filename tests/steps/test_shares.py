@@ -4,11 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness import Trainer, initial_weights, make_gradients, record_collectives
+from harness import (
+    Trainer,
+    damage_replies,
+    initial_weights,
+    make_gradients,
+    record_collectives,
+)
 
 import tf_dgc
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.steps import native
 from tf_dgc.steps.plan import shares
 
@@ -70,14 +75,7 @@ def test_what_is_handed_over(monkeypatch, strategies, path):
 def test_a_refused_buffer_changes_no_exempt_weight(monkeypatch, strategies, inner):
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(strategies[3], lambda: tf_dgc.DGCOptimizer(inner, 0.99), weights)
-    choose = Communicator._choose
-
-    def damage(self, *args):
-        reply = choose(self, *args)
-        head, body = reply.buffers[:, :9], reply.buffers[:, 9:]
-        return reply._replace(buffers=tf.concat([head, body + 1], axis=1))
-
-    monkeypatch.setattr(Communicator, "_choose", damage)
+    damage_replies(monkeypatch)
     (gradients,) = make_gradients(3, 1, "float32", SHAPES)
     with pytest.raises(tf.errors.InvalidArgumentError, match="The buffer of worker 0"):
         trainer.step(gradients)

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import launching
+from tf_dgc.distribute.communicator import Communicator
 
 SHAPES = [(40, 50), (50,), (50, 30), (7, 3)]
 
@@ -124,3 +125,15 @@ def record_collectives(monkeypatch):
     for name in ("launch_all_gather", "launch_all_reduce"):
         monkeypatch.setattr(launching, name, spy(getattr(launching, name)))
     return handed_over
+
+
+def damage_replies(monkeypatch):
+    """Let buffers arrive with another body than was sent, under the same head."""
+    choose = Communicator._choose
+
+    def damage(self, *args):
+        reply = choose(self, *args)
+        head, body = reply.buffers[:, :9], reply.buffers[:, 9:]
+        return reply._replace(buffers=tf.concat([head, body + 1], axis=1))
+
+    monkeypatch.setattr(Communicator, "_choose", damage)

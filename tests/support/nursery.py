@@ -156,6 +156,7 @@ def run(command):
 if __name__ == "__main__":
     import gc
 
+    sys.modules["sklearn"] = None  # Keras would load it, which takes 1 s and more
     import keras  # noqa: F401
     import numpy as np
     import tensorflow as tf  # noqa: F401

@@ -289,7 +289,6 @@ def scenario_unequal(directory):
 SCENARIOS = [
     scenario_meetings,
     scenario_unequal,
-    scenario_tensors,
     scenario_stops,
     scenario_statistics,
 ]

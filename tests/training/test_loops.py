@@ -67,10 +67,12 @@ def test_a_worker_that_runs_out_of_batches(findings):
 
 
 @workers
-def test_logs_that_are_no_metrics(findings):
+@pytest.mark.slow
+def test_logs_that_are_no_metrics(starter, tmp_path):
     """Those of the last step are exact, also where batches differ in size."""
-    for found in findings:
-        tensors = found["tensors"]
+    finished = starter.run([SCRIPT, "tensors", tmp_path], 2, tmp_path)
+    assert finished.codes == [0, 0]
+    for tensors in finished.findings:
         for name in ("even", "uneven"):
             logs = tensors[name]
             assert logs["steps"] == 3

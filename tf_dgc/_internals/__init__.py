@@ -11,6 +11,7 @@ __all__ = [
     "checkpoints",
     "creation",
     "keras_optimizers",
+    "keras_rules",
     "launching",
     "mirrored",
     "service",

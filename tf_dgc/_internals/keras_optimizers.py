@@ -53,11 +53,13 @@ def behaves_as(
     None of what `kind` consists of, or takes as an argument, may be replaced in a
     subclass or on the object, but for how it is made and `replace_all_reduce`.
     """
+    if not isinstance(optimizer, kind):
+        return False
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
     replaced = methods_of_instance(optimizer).union(*map(vars, subclasses))
     consists_of = {*dir(kind), *inspect.signature(kind).parameters}
     changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
-    return isinstance(optimizer, kind) and not changed
+    return not changed
 
 
 def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -162,12 +162,13 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
             named_error = give_up(strategy, reason)
             named_error.__cause__ = error
             return show(RuntimeError, named_error, trace)
+        advice = _advice(error)
         if not str(error).startswith("tf_dgc: "):  # else the others know already
             name = workers.full_name(strategy, workers.me(strategy))
-            what = f"{kind.__name__}: {_gist(str(error))}{_advice(error)}"
+            what = f"{kind.__name__}: {_gist(str(error))}{advice}"
             tell(f"{name} ended with {what}")
         show(kind, error, trace)
-        if advice := _advice(error):
+        if advice:
             sys.stderr.write(f"tf_dgc:{advice}\n")
         return None
 

@@ -34,6 +34,10 @@ class Position:
             g for g, (started, finished) in self.counts.items() if finished < started
         ]
 
+    def waits_for(self, index: int) -> list[Group]:
+        """Return the groups it waits in of which the worker of this index is one."""
+        return [g for g in self.waits_in if g is None or index in g]
+
     def started(self, group: Group) -> int:
         """Return how many collectives of a group it has come to."""
         return self.counts.get(group, (0, 0))[0]
@@ -60,15 +64,8 @@ def behind(mine: Position, other: Position, index: int) -> bool:
         index: index of the other one among all.
     """
     return any(
-        other.started(group) < mine.started(group)
-        for group in mine.waits_in
-        if group is None or index in group
+        other.started(group) < mine.started(group) for group in mine.waits_for(index)
     )
-
-
-def meets(mine: Position, index: int) -> bool:
-    """Whether a worker, of this index, is among those that this one waits for."""
-    return any(group is None or index in group for group in mine.waits_in)
 
 
 def describe(position: Position) -> str:

@@ -152,7 +152,7 @@ class Watch:
         others = {
             peer: self._lookup(peer)
             for peer in workers.peers(self._strategy)
-            if positions.meets(position, index[peer])
+            if position.waits_for(index[peer])
         }
         self._note_progress(others)
         behind = {

@@ -1,6 +1,6 @@
 """Refuse buffers that are not what they should be, and say which and why."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -102,12 +102,26 @@ def finite_sums(
         lambda: tf.fill([len(held)], True),
         lambda: tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in held]),
     )
-    types = ", ".join(sorted({s.dtype.name for s in held}))
+    return gate_sums(finite, {s.dtype.name for s in held}, labels, results)
+
+
+def gate_sums(
+    finite: tf.Tensor, types: Collection[str], labels: Sequence[str], results: Any
+) -> Any:
+    """Return `results`, to be had only if all sums are finite; see `finite_sums`.
+
+    Args:
+        finite: whether each tensor's sum is, bool `[tensors]`.
+        types: names of the sums' dtypes.
+        labels: name of each, for the error.
+        results: nested structure of tensors, and of what else there is.
+    """
+    named = ", ".join(sorted(types))
     verdict = tf.debugging.Assert(
         tf.reduce_all(finite),
         [
             "The sum over workers of what was sent is not finite, or too large for the "
-            f"variable's dtype ({types}). Clip gradients (`clipnorm` of the inner "
+            f"variable's dtype ({named}). Clip gradients (`clipnorm` of the inner "
             "optimizer), lower the learning rate, or use variables of a wider dtype. "
             "Received of the tensors, finite or not:",
             finite,

@@ -35,17 +35,6 @@ def encode(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
     return tf.concat([flag, *(tf.cast(t, dtype) for t in tensors)], axis=0)
 
 
-def flag(vector: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-    """Return the vector with another flag: that of more than its own tensors.
-
-    Args:
-        vector: vector of `encode`, float `[1 + sum of n]`.
-        finite: scalar bool, whether this worker's gradient was finite.
-    """
-    first = tf.cast(tf.logical_not(finite), vector.dtype)[tf.newaxis]
-    return tf.concat([first, vector[1:]], axis=0)
-
-
 def decode(
     vector: tf.Tensor, layout: Sequence[Tensor]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:

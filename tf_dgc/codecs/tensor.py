@@ -44,5 +44,8 @@ class Tensor(NamedTuple):
     @property
     def agreed(self) -> str:
         """Text of what must be equal on all workers, without spaces."""
-        kind = "exempt" if self.exempt else self.value_type
-        return f"{self.size}:{self.dtype.name}:{kind}"
+        return self.agreed_by(self.value_type)
+
+    def agreed_by(self, method: str) -> str:
+        """Return that text, of a tensor that a method sends unless it is exempt."""
+        return f"{self.size}:{self.dtype.name}:{'exempt' if self.exempt else method}"

@@ -127,7 +127,7 @@ def positions(
     Returns:
         One per tensor; None if it is exempt.
     """
-    parts = tf.split(words[tf.newaxis], _sections(layout, counts)[1], axis=1)[1::2]
+    parts = _own_parts(words, layout, counts)[::2]
     return [
         None if t.exempt else elias_fano.decode(part, t.size, k)[0][0]
         for t, k, part in zip(layout, counts, parts, strict=True)
@@ -141,11 +141,19 @@ def values(
 
     The arguments are those of `positions`; of an exempt tensor all are returned.
     """
-    parts = tf.split(words[tf.newaxis], _sections(layout, counts)[1], axis=1)[2::2]
+    parts = _own_parts(words, layout, counts)[1::2]
     return [
         value_types.decode(part, t.value_type, k, t.dtype)[0]
         for t, k, part in zip(layout, counts, parts, strict=True)
     ]
+
+
+def _own_parts(
+    words: tf.Tensor, layout: Sequence[Tensor], counts: Sequence
+) -> list[tf.Tensor]:
+    """Return the words of positions and values by turns, int32 `[1, w]`."""
+    _, sections = _sections(layout, counts)
+    return tf.split(words[tf.newaxis], sections, axis=1)[1:]
 
 
 def _sections(layout: Sequence[Tensor], counts: Sequence) -> tuple[list, list]:

@@ -153,9 +153,19 @@ def _pack(
             gathers[i] = request.words
     packs: list[SumPack | GatherPack] = [SumPack(s, finite) for s in sums.values()]
     if gathers:
-        items = [f"round:{number}", *(parts[i].agreed for i in gathers)]
-        packs.append(GatherPack(gathers, header.fingerprint(items), finite))
+        agreed = fingerprint(number, [parts[i].agreed for i in gathers])
+        packs.append(GatherPack(gathers, agreed, finite))
     return packs
+
+
+def fingerprint(number: int, agreed: Sequence[str]) -> int:
+    """Return the fingerprint of what a round gathers.
+
+    Args:
+        number: number of the round, from 0.
+        agreed: text of every part, see `Part`.
+    """
+    return header.fingerprint([f"round:{number}", *agreed])
 
 
 def _check_stated(part: Part, used: int | tf.Tensor, done: bool) -> None:

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
 
 
@@ -90,6 +90,15 @@ class AdaComp(Compressor):
         positions = places.choose(factor, wanted, self._capacity(shape), draw)
         mean = tf.reduce_mean(tf.cast(largest, tf.float64))
         return (yield from places.exchange_signs(values, positions, mean))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        bin_size = min(self._bin(shape), math.prod(shape))
+        parameters = [
+            *Native.in_halves(self._capacity(shape)),
+            *Native.in_halves(bin_size),
+        ]
+        return Native(self.name, [*parameters, self.scale - 1])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

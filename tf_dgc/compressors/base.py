@@ -13,7 +13,7 @@ A method of one round, whose payloads are gathered and summed, is a `OneRound`
 import abc
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -42,6 +42,28 @@ class StateSpec(NamedTuple):
     per_worker: bool = True
     initial: Callable[[np.random.Generator], np.ndarray] | None = None
     elastic: str = "sum"
+
+
+class Native(NamedTuple):
+    """What the native engine is to do of a tensor (`custom_ops/methods/`).
+
+    Attributes:
+        name: name of the native method.
+        parameters: numbers that it takes, in its order; they become float32.
+        states: names of the states of the tensor's size that it updates, in its order.
+        summed_as: dtype in which its values are summed on the way; None if words are
+            gathered.
+    """
+
+    name: str
+    parameters: Sequence[float] = ()
+    states: Sequence[str] = ()
+    summed_as: tf.DType | None = None
+
+    @staticmethod
+    def in_halves(number: int) -> list[float]:
+        """Return a number of entries as two parameters, which are exact as float32."""
+        return [number >> 16, number & 0xFFFF]
 
 
 class Draw:
@@ -225,6 +247,15 @@ class Compressor(abc.ABC):
         Returns:
             A `Result`.
         """
+
+    def native(self, shape: tuple[int, ...]) -> Native | None:
+        """Return how the native engine does the same, bit for bit; None if it cannot.
+
+        Args:
+            shape: shape of the tensor, of float32.
+        """
+        del shape
+        return None
 
     def error_bound(self, size: int) -> float | None:
         """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.

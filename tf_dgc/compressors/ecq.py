@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Result
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
 
 
@@ -82,6 +82,12 @@ class ECQ(Compressor):
         sent = yield from self.quantizer.exchange(compensated, {}, draw)
         mine = tf.reshape(sent.sent, values.shape)
         return Result(sent.sum, mine, {"error": self.beta * error + (values - mine)})
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method of the quantizer's coding."""
+        coded = self.quantizer.native(shape)
+        name = coded.name.replace(self.quantizer.name, self.name)
+        return Native(name, [*coded.parameters, self.alpha, self.beta], ["error"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bitstream, value_types
-from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common.one_round import OneRound
 
 
@@ -36,6 +36,11 @@ class EFSignSGD(OneRound):
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return the magnitude with the signs."""
         return value_types.decode(words[tf.newaxis], "sign", size, dtype)[0]
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name)
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`, the worst case of `1 - |v|_1^2 / (n |v|^2)` (lemma 8)."""

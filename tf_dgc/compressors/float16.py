@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 
 _HEADROOM = 32  # workers that can send the largest number without overflow of the sum
 
@@ -41,11 +41,19 @@ class Float16(Compressor):
     ) -> Exchange:
         """Round, sum, and widen."""
         del state, draw
-        limit = float(self.wire_dtype.max) / _HEADROOM
-        limited = tf.clip_by_value(values, -limit, limit)
+        limited = tf.clip_by_value(values, -self._limit, self._limit)
         narrow = value_types.narrow(limited, self.wire_dtype)
         total = yield Sum(narrow)
         return Result(tf.cast(total, values.dtype), tf.cast(narrow, values.dtype))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.wire_dtype.name, [self._limit], (), self.wire_dtype)
+
+    @property
+    def _limit(self) -> float:
+        return float(self.wire_dtype.max) / _HEADROOM
 
     def error_bound(self, size: int) -> float:
         """Return the square of the unit roundoff, for entries in the normal range."""

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
 
@@ -63,6 +63,11 @@ class Natural(OneRound):
             tf.bitwise.left_shift(exponents, tf.constant(dropped, integer)), dtype
         )
         return tf.where(codes >= 2**width, -powers, powers)
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name)
 
     def error_bound(self, size: int) -> float:
         """Return 1/8."""

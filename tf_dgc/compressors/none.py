@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common.one_round import send_whole
 
 
@@ -32,6 +32,11 @@ class NoCompression(Compressor):
         """Sum."""
         del state, draw
         return (yield from send_whole(values, self.aggregation))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native("whole", [math.inf], (), tf.float32)
 
     def error_bound(self, size: int) -> float:
         """Return 0."""

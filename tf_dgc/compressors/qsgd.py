@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import elias
-from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
@@ -76,26 +76,30 @@ class QSGD(OneRound):
     def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
         """Return norms, then levels."""
         rows = quantize.rows(values, self.bucket)
-        # Of what is scaled to 1 first: squares of large numbers overflow.
-        largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
-        unit = tf.math.divide_no_nan(rows, largest)
-        lengths = tf.norm(unit, axis=1, keepdims=True)
-        exact = self.levels * tf.math.divide_no_nan(unit, lengths)
-        levels = quantize.stochastic_round(exact, draw.local())
+        norms = quantize.norms(rows)
         # A single entry's share can be rounded to above 1.
-        levels = tf.clip_by_value(levels, -self.levels, self.levels)
+        shares = tf.clip_by_value(tf.math.divide_no_nan(rows, norms), -1, 1)
+        levels = quantize.stochastic_round(self.levels * shares, draw.local())
         levels = tf.cast(tf.reshape(levels, [-1])[: values.shape[0]], tf.int32)
-        norms = tf.minimum(largest, values.dtype.max / lengths) * lengths
         return tf.concat([to_words(norms), self._pack(levels)], axis=0)
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
-        """Return `norm * level / s`."""
+        """Return `level (norm / s)`."""
         buckets = self._buckets(size)
         split = buckets * dtype.size // 4
         norms = from_words(words[:split], dtype, [buckets, 1])
         levels = tf.cast(self._unpack(words[split:], size), dtype)
         levels = quantize.rows(levels, self.bucket)
-        return tf.reshape(levels * (norms / self.levels), [-1])[:size]
+        # Multiplied, as a division by a constant is what graphs make that of.
+        return tf.reshape(levels * (norms * (1 / self.levels)), [-1])[:size]
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method of the coding, with the words of levels by Elias."""
+        words = self._elias_words(math.prod(shape)) or 0
+        coding = "elias" if words else "fixed"
+        # In two parts, as float32 is exact below 2**24 only.
+        parameters = [self.levels, self.bucket, *divmod(words, 2**20)]
+        return Native(f"{self.name}, {coding}", parameters)
 
     def error_bound(self, size: int) -> float:
         """Return `min(d/s^2, sqrt(d)/s)` for a bucket of d entries."""

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
@@ -85,6 +85,11 @@ class RotatedQuantization(Compressor):
             signs * self._transform(total), signs * self._transform(decode(words))
         )
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name, [self.levels, self.block])
+
     def error_bound(self, size: int) -> float:
         """Return `(2 ln d + 2) / (k - 1)^2` for blocks of d entries."""
         d = min(size, self.block)
@@ -135,7 +140,8 @@ class RotatedQuantization(Compressor):
         split = 2 * blocks * dtype.size // 4
         ranges = from_words(words[:split], dtype, [blocks, 2])
         codes = tf.cast(quantize.unpack(words[split:], self._width, size), dtype)
-        shares = self._split(codes / (self.levels - 1))
+        # Multiplied, as a division by a constant is what graphs make that of.
+        shares = self._split(codes * (1 / (self.levels - 1)))
         bounds = tf.split(ranges, [rows for rows, _ in self._blocks(size)])
         return _join(
             [

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent
 
 # Of the k largest entries, about so many are in a sample, or it would say little: the
@@ -73,6 +74,14 @@ class SampledThreshold(Compressor):
         value_dtype = self.value_dtype or values.dtype.name
         return (yield from places.exchange(values, positions, value_dtype))
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        size = math.prod(shape)
+        k = num_sent(size, self.sparsity)
+        count, rank = self._sample(size, k)
+        sampled = [*Native.in_halves(count), *Native.in_halves(rank)]
+        return Native(self.name, [*sparse.native_places(k, self.value_dtype), *sampled])
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {
@@ -81,13 +90,17 @@ class SampledThreshold(Compressor):
             "value_dtype": self.value_dtype,
         }
 
+    def _sample(self, size: int, k: int) -> tuple[int, int]:
+        """Return the entries of the sample, 0 for all of the tensor, and the rank."""
+        count = max(math.ceil(self.sample * size), math.ceil(_EXPECTED * size / k))
+        return (0, k) if count >= size else (count, max(1, round(count * k / size)))
+
     def _threshold(self, magnitudes: tf.Tensor, k: int, draw: Draw) -> tf.Tensor:
         size = magnitudes.shape[0]
-        count = max(math.ceil(self.sample * size), math.ceil(_EXPECTED * size / k))
-        if count >= size:
+        count, rank = self._sample(size, k)
+        if count == 0:
             return tf.math.top_k(magnitudes, k, sorted=True).values[-1]
         chosen = tf.random.stateless_uniform(
             [count], draw.local(), maxval=size, dtype=tf.int32
         )
-        rank = max(1, round(count * k / size))
         return tf.math.top_k(tf.gather(magnitudes, chosen), rank).values[-1]

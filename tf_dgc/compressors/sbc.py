@@ -10,9 +10,10 @@ from tf_dgc import schedules
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import sparse
-from tf_dgc.compressors.topk import num_sent, tie_offset
+from tf_dgc.compressors.topk import num_sent
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -23,6 +24,10 @@ class SBC(Compressor):
     negative the means are mu+ and mu-; the side with the larger mean is sent, every
     entry of it as that mean, and all else as 0. Values thus cost 32 bits in all, and no
     signs. What is not sent stays in the residual (their equation for R).
+
+    Where fewer than k entries are above 0, the paper's mu+ takes entries of the other
+    sign into the mean, and sends these against their sign. Here only those there are
+    make up the side; free places are sent too.
 
     Positions: the paper's Golomb code takes `b + 1 / (1 - (1 - p)**(2**b))` bits each
     in expectation, `b = 1 + floor(log2(log(phi - 1) / log(1 - p)))`, phi the golden
@@ -49,7 +54,7 @@ class SBC(Compressor):
         del dtype
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
-        return 4 * (sparse.position_words(size, k) + 1)
+        return 4 * (sparse.position_words(size + k, k) + 1)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
@@ -59,15 +64,19 @@ class SBC(Compressor):
         values = tf.reshape(values, [-1])
         size, dtype = values.shape[0], values.dtype
         k = num_sent(size, self.sparsity)
-        offset = tie_offset(size, draw)
-        positions, mean = _larger_side(values, k, offset)
+        positions, mean = _larger_side(values, k, draw)
         coded = tf.bitcast(value_types.narrow(mean, tf.float32), tf.int32)[tf.newaxis]
 
         def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
             found = tf.cast(tf.bitcast(words, tf.float32), dtype)
             return tf.repeat(found, k, axis=1), []
 
-        return (yield from sparse.exchange_coded(positions, size, k, coded, decode))
+        return (yield from places.exchange_coded(positions, size, coded, decode))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        k = num_sent(math.prod(shape), self.sparsity)
+        return Native(self.name, Native.in_halves(k))
 
     def error_bound(self, size: int) -> float:
         """Return 1: what is sent is a projection of the tensor, which never adds."""
@@ -79,19 +88,16 @@ class SBC(Compressor):
         return {"sparsity": self.sparsity}
 
 
-def _larger_side(
-    values: tf.Tensor, k: int, offset: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the positions of the side, int32 `[k]`, ascending, and its mean.
+def _larger_side(values: tf.Tensor, k: int, draw: Draw) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the places of the side, int32 `[k]`, and its mean, float64."""
+    up_at, up = _side(tf.nn.relu(values), k, draw)
+    down_at, down = _side(tf.nn.relu(-values), k, draw)
+    return tf.where(up >= down, up_at, down_at), tf.where(up >= down, up, -down)
 
-    Ties are broken in cyclic order from `offset`, as `top_k` does by magnitude.
-    """
-    rotated = tf.roll(values, -offset, axis=0)
-    positive, negative = tf.math.top_k(rotated, k), tf.math.top_k(-rotated, k)
-    up, down = (
-        tf.reduce_mean(tf.cast(side.values, tf.float64))
-        for side in (positive, negative)
-    )
-    chosen = tf.where(up >= down, positive.indices, negative.indices)
-    positions = tf.sort(tf.math.floormod(chosen + offset, values.shape[0]))
-    return positions, tf.where(up >= down, up, -down)
+
+def _side(values: tf.Tensor, k: int, draw: Draw) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the places of the k largest above 0, and their mean; 0 without any."""
+    positions = places.choose(values, values > 0, k, draw)
+    found = tf.cast(places.at(values, positions), tf.float64)
+    count = tf.math.count_nonzero(found, dtype=tf.float64)
+    return positions, tf.reduce_sum(found) / tf.maximum(count, 1.0)

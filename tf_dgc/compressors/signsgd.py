@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bitstream
-from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common.one_round import OneRound
 
 
@@ -44,6 +44,11 @@ class SignSGD(OneRound):
         """Return one worker's votes: -1 or 1, or all 0."""
         negative = bitstream.unpack(words[tf.newaxis, 1:])[0, :size]
         return tf.cast(words[0], dtype) * (1 - 2 * tf.cast(negative, dtype))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name)
 
     def combine(self, gathered: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return the sign of the sum of votes."""

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Result
-from tf_dgc.compressors.base import Draw, StateSpec
+from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.signsgd import SignSGD
 
 
@@ -48,6 +48,11 @@ class Signum(SignSGD):
         momentum = beta * state["momentum"] + (1 - beta) * values
         voted = yield from super().exchange(momentum, {}, draw)
         return Result(voted.sum, voted.sent, {"momentum": momentum})
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name, [self.momentum, 1 - self.momentum], ["momentum"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

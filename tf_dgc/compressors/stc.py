@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
@@ -72,6 +72,13 @@ class STC(Compressor):
         update = _ternary(kept, _largest(kept, k, draw))
         left = tf.reshape(kept - update, values.shape)
         return result._replace(sum=update, state={"server_residual": left})
+
+    def native(self, shape: tuple[int, ...]) -> Native | None:
+        """Return the native method; None with `downstream`."""
+        if self.downstream:
+            return None
+        k = num_sent(math.prod(shape), self.sparsity)
+        return Native("top_k", sparse.native_places(k, "sign"))
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the squared error is `|v|_2^2 - |v_k|_1^2 / k`."""

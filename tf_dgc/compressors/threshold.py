@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.common import sparse
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -82,6 +83,14 @@ class Threshold(Compressor):
             return (yield from places.exchange_signs(values, positions, tau))
         value_dtype = self.value_dtype or values.dtype.name
         return (yield from places.exchange(values, positions, value_dtype))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        capacity = places.of_share(math.prod(shape), self.capacity)
+        name = f"{self.name}, binary" if self.binary else self.name
+        sent_as = "sign" if self.binary else self.value_dtype
+        parameters = sparse.native_places(capacity, sent_as)
+        return Native(name, [*parameters, self.threshold])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

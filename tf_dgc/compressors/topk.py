@@ -15,7 +15,7 @@ from tf_dgc._internals import tracing
 from tf_dgc.choice import Choice, choose
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, draw_ties
+from tf_dgc.compressors.base import Compressor, Draw, Native, draw_ties
 from tf_dgc.compressors.common import sparse
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
@@ -97,6 +97,13 @@ class TopK(Compressor):
         result = yield from sparse.exchange(values, positions, capacity, value_dtype)
         chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
         return result._replace(entries=k, chosen=chosen)
+
+    def native(self, shape: tuple[int, ...]) -> Native | None:
+        """Return the native method; None if the sparsity is scheduled."""
+        if callable(self.sparsity):
+            return None
+        k = num_sent(math.prod(shape), self.sparsity)
+        return Native(self.name, sparse.native_places(k, self.value_dtype))
 
     def error_bound(self, size: int) -> float | None:
         """Return `1 - k/n` (Stich et al., lemma A.1), if values are sent exactly."""

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
 
@@ -59,6 +59,11 @@ class TwoBit(OneRound):
         """Return t, -t or 0."""
         meaning = tf.constant([0.0, self.threshold, -self.threshold, 0.0], dtype)
         return tf.gather(meaning, quantize.unpack(words, 2, size))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name, [self.threshold])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

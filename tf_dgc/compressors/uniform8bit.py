@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import Draw
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
@@ -67,13 +67,20 @@ class Uniform8Bit(OneRound):
         return tf.concat([to_words(largest), tf.bitcast(codes, tf.int32)], axis=0)
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
-        """Return `max c / 127`."""
+        """Return `c (max / 127)`."""
         buckets = self._buckets(size)
         split = buckets * dtype.size // 4
         largest = from_words(words[:split], dtype, [buckets, 1])
         codes = tf.reshape(tf.bitcast(words[split:], tf.int8), [-1])[:size]
         levels = quantize.rows(tf.cast(codes, dtype), self.bucket or size)
-        return tf.reshape(levels / _LEVELS * largest, [-1])[:size]
+        # Multiplied, as a division by a constant is what graphs make that of.
+        return tf.reshape(levels * (largest * (1 / _LEVELS)), [-1])[:size]
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method, to the nearest or stochastic."""
+        del shape
+        name = self.name + (", stochastic" if self.stochastic else "")
+        return Native(name, [self.bucket or 0])
 
     def error_bound(self, size: int) -> float:
         """Return what follows from errors of at most half a step, or of the entry.

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.sparse import position_words
@@ -106,6 +106,14 @@ class VarianceBased(Compressor):
         after = tf.where(result.sent != 0, left, waits)
         return result._replace(state={"deviation": tf.reshape(after, shape)})
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        capacity = places.of_share(math.prod(shape), self.capacity)
+        factors = [math.sqrt(self.alpha), math.sqrt(self.zeta)]
+        return Native(
+            self.name, [*Native.in_halves(capacity), *factors], list(self.state(shape))
+        )
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"alpha": self.alpha, "zeta": self.zeta, "capacity": self.capacity}
@@ -115,7 +123,7 @@ def _hypotenuse(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Return `sqrt(a**2 + b**2)`, without squares of large or small numbers."""
     longer = tf.maximum(tf.abs(a), tf.abs(b))
     shorter = tf.minimum(tf.abs(a), tf.abs(b))
-    return longer * tf.sqrt(1 + tf.math.divide_no_nan(shorter, longer) ** 2)
+    return longer * tf.sqrt(1 + tf.square(tf.math.divide_no_nan(shorter, longer)))
 
 
 def _powers(values: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

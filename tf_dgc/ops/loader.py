@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 _DIRECTORY = pathlib.Path(__file__).parents[1] / "_native"
+_COMPILED = ("cpu", "cuda", "engine", "methods", "tensorflow")  # folders of sources
 _LIBRARY = _DIRECTORY / "libtf_dgc_ops.so"
 _STAMP = _DIRECTORY / "stamp.json"
 _VARIABLE = "TF_DGC_NATIVE"
@@ -175,6 +176,6 @@ def _hash(sources: pathlib.Path) -> str:
     """Return what `custom_ops/builder.py` stamps."""
     digest = hashlib.sha256()
     for path in sorted(sources.glob("*/*")):
-        if path.parent.name in ("cpu", "cuda", "tensorflow") and path.is_file():
+        if path.parent.name in _COMPILED and path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -10,6 +10,7 @@ __all__ = [
     "exclusions",
     "hints",
     "inputs",
+    "native_rules",
     "novograd",
     "overwriting",
     "settings",

@@ -20,7 +20,7 @@ from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import inputs, overwriting, takeover, tensors, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.updating import update
+from tf_dgc.optimizers.updating import have_operations, update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps import kinds
 from tf_dgc.steps.base import Inputs
@@ -74,8 +74,7 @@ class CompressedOptimizer(OptimizerWrapper):
             else float32.
         compressor_state: variables of the method's own state by name, for each model
             variable.
-        communicator: object that does what steps ask for;
-            `distribute.communicator.Communicator`.
+        communicator: object that runs steps, `distribute.communicator.Communicator`.
 
     Raises:
         ValueError: for settings that do not go together; at build time for a model
@@ -166,6 +165,7 @@ class CompressedOptimizer(OptimizerWrapper):
             meeting.agree(
                 self._strategy, lambda: tensors.agreement(self.get_config(), variables)
             )
+            self._natively = have_operations(self._strategy, variables)
         with zeros_expected(self._strategy):
             self._create(variables)
 
@@ -218,7 +218,7 @@ class CompressedOptimizer(OptimizerWrapper):
             asks = self.iterations.value, self.check_every, self.on_divergence
             check = divergence.make_check(self._strategy, variables, *asks)
             outcome, asked = self.communicator.run(step, check)
-            nonfinite = update(self.inner_optimizer, outcome, variables)
+            nonfinite = update(self.inner_optimizer, outcome, variables, self._natively)
             counting.count_step(
                 self._memory.counters,
                 entries=outcome.entries,

@@ -37,7 +37,7 @@ def collect_config(
     return {
         "name": optimizer.name,
         "inner": inner,
-        **{name: _as_config(value) for name, value in values.items()},
+        **keras.saving.serialize_keras_object(values),
         _EXCLUDED: exclusions.get_config(),
     }
 
@@ -60,8 +60,3 @@ def take_apart(
         for key, value in config.items()
     }
     return arguments, exclusions
-
-
-def _as_config(value: Any) -> Any:
-    simple = value is None or isinstance(value, bool | int | float | str)
-    return value if simple else keras.saving.serialize_keras_object(value)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.optimizers import validation
-from tf_dgc.steps.accumulation import to_dense
+from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
 
@@ -43,8 +43,8 @@ def clip(
     num_workers: int,
     loss_scale: float | None,
     thresholds: dict[str, float | None],
-) -> tuple[list[tf.Tensor], list[Scale]]:
-    """Return dense gradients, and what each is to be multiplied by.
+) -> tuple[list[Gradient], list[Scale]]:
+    """Return gradients, sparse ones row by row, and what each is to be multiplied by.
 
     Args:
         grads: gradients of the variables.
@@ -53,5 +53,16 @@ def clip(
         loss_scale: factor that the loss was multiplied by.
         thresholds: thresholds of the inner optimizer, by Keras's names.
     """
-    gradients = [to_dense(g, v) for g, v in zip(grads, variables, strict=True)]
-    return clipping.clip(gradients, num_workers, loss_scale=loss_scale, **thresholds)
+    given = [to_rows(g, v) for g, v in zip(grads, variables, strict=True)]
+    values = [entries(g) for g in given]
+    clipped, scales = clipping.clip(
+        values, num_workers, loss_scale=loss_scale, **thresholds
+    )
+    pairs = zip(given, clipped, strict=True)
+    return [_with_entries(g, values) for g, values in pairs], scales
+
+
+def _with_entries(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices)
+    return values

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,16 +10,6 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc.optimizers import settings
 from tf_dgc.optimizers.settings import CLIPPING
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
-
-# What an `SGD` may do in a step beside `w -= learning_rate * gradient`.
-_BEYOND_DESCENT = (
-    *CLIPPING,
-    "momentum",
-    "weight_decay",
-    "use_ema",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,18 +155,3 @@ def _check_nothing_lost(inner: Any, rule: Any) -> None:
 def _applies_as_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether a whole step is `SGD`'s own: nothing of it is overridden."""
     return keras_optimizers.behaves_as(optimizer, keras.optimizers.SGD)
-
-
-def is_plain_descent(
-    rule: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
-) -> bool:
-    """Whether `rule.apply` is `w -= learning_rate * gradient` and nothing else.
-
-    Then entries whose gradient is zero need not be touched.
-    """
-    return (
-        _applies_as_sgd(rule)
-        and not any(getattr(rule, name) for name in _BEYOND_DESCENT)
-        and all(v.constraint is None for v in variables)
-        and all(v.dtype in {"float32", "float64"} for v in variables)
-    )

@@ -5,38 +5,58 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tf_dgc.optimizers import takeover
+from tf_dgc._internals import tracing
+from tf_dgc.cluster import meeting
+from tf_dgc.optimizers import native_rules
+from tf_dgc.steps import native_update
 from tf_dgc.steps.base import Outcome
 
 
+def have_operations(strategy: tf.distribute.Strategy, variables: Sequence) -> bool:
+    """Return whether all workers have the native operations for these variables.
+
+    Where TensorFlow optimizes Keras's operations it may round otherwise, so that an
+    update is native on all workers or on none. Call it on all workers.
+    """
+    here = str(native_update.is_live(variables))
+    notes = meeting.share_notes(strategy, here, "compare their native operations")
+    return set(notes.values()) == {str(True)}
+
+
 def update(
-    rule: keras.optimizers.Optimizer,
+    optimizer: keras.optimizers.Optimizer,
     outcome: Outcome,
     variables: Sequence[keras.Variable],
+    natively: bool,
 ) -> tf.Tensor:
     """Let the inner optimizer apply the sums.
 
-    Where all that it does is to subtract them, and the step has a shorter way for that,
-    only what was sent is touched.
+    Where the native operations know all that it does, they do it in one pass; in plain
+    descent only what was sent is touched, with the same result as by Keras.
 
     Args:
-        rule: inner optimizer, without what was taken over.
+        optimizer: inner optimizer, without what was taken over.
         outcome: outcome of the step.
         variables: variables of the model, in the order of the step's tensors.
+        natively: whether every worker has the operations (`have_operations`).
 
     Returns:
         The number of workers whose gradient was not finite, scalar int32.
     """
-    if outcome.descend and takeover.is_plain_descent(rule, variables):
-        nonfinite = outcome.descend(variables, rule.learning_rate)
-        rule.iterations.assign_add(1)
+    rule = native_rules.find(optimizer, variables)
+    if rule and outcome.apply and (natively or rule.descends):
+        nonfinite = outcome.apply(rule)
+        optimizer.iterations.assign_add(1)
         return nonfinite
-    sums, nonfinite = outcome.decode()
+    decoded, nonfinite = outcome.decode()
+    sums = [
+        tf.cast(tf.reshape(s, v.shape), v.dtype)
+        for s, v in zip(decoded, variables, strict=True)
+    ]
+    if rule and natively and rule.is_narrow and not tracing.in_xla_context():
+        native_update.apply_sums(rule, sums)
+        optimizer.iterations.assign_add(1)
+        return nonfinite
     # Not `apply`: a trainer calls this, and a subclass may have its own.
-    rule.apply_gradients(
-        [
-            (tf.cast(tf.reshape(s, v.shape), v.dtype), v)
-            for s, v in zip(sums, variables, strict=True)
-        ]
-    )
+    optimizer.apply_gradients(list(zip(sums, variables, strict=True)))
     return nonfinite

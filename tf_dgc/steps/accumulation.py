@@ -1,15 +1,19 @@
 """Accumulation: a gradient into velocity and residual, by TensorFlow operations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
+from tf_dgc._internals import tracing
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
 from tf_dgc.transforms.correction import correct, correct_within_range
+
+# A sparse one has ascending and distinct rows.
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
@@ -20,16 +24,53 @@ def to_dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
             TensorFlow makes a tensor of; values of the same row are summed.
         variable: variable of the model.
     """
-    if isinstance(gradient, tf.IndexedSlices):
-        rows = tf.cast(tf.convert_to_tensor(gradient.indices), tf.int64)
-        shape = tf.constant(tuple(variable.shape), tf.int64)
-        gradient = tf.scatter_nd(rows[:, tf.newaxis], gradient.values, shape)
-    return tf.cast(gradient, variable.dtype)
+    return tf.cast(_spread(gradient, variable.shape), variable.dtype)
+
+
+def to_rows(gradient: Any, variable: keras.Variable) -> Gradient:
+    """Return a gradient of the variable's type, sparse if it was.
+
+    Args:
+        gradient: a tensor or `tf.IndexedSlices`, as for `to_dense`.
+        variable: variable of the model.
+
+    Returns:
+        A tensor; or `tf.IndexedSlices` whose int64 indices are ascending and distinct,
+        with the sum of the values of each row. Within XLA, where shapes are fixed, a
+        tensor.
+    """
+    if not isinstance(gradient, tf.IndexedSlices) or tracing.in_xla_context():
+        return to_dense(gradient, variable)
+    given = tf.cast(tf.convert_to_tensor(gradient.indices), tf.int64)
+    rows = tf.sort(tf.unique(given).y)
+    places = tf.searchsorted(rows, given)
+    sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(tf.cast(sums, variable.dtype), rows)
+
+
+def entries(gradient: Gradient) -> tf.Tensor:
+    """Return what there is of a gradient: all entries, or those of its rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def flatten(gradient: Gradient, tensor: Tensor) -> tf.Tensor:
+    """Return all entries of a gradient, `[n]`, as what is accumulated."""
+    whole = _spread(gradient, tensor.shape)
+    return tf.cast(tf.reshape(whole, [tensor.size]), tensor.dtype)
+
+
+def _spread(gradient: Any, shape: Sequence[int]) -> Any:
+    """Return a gradient of a shape; what is no row of a sparse one is zero."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = tf.cast(tf.convert_to_tensor(gradient.indices), tf.int64)
+    shape = tf.constant(tuple(shape), tf.int64)
+    return tf.scatter_nd(rows[:, tf.newaxis], gradient.values, shape)
 
 
 def accumulate(
     tensors: Sequence[Tensor],
-    gradients: Sequence[tf.Tensor],
+    gradients: Sequence[Gradient],
     scales: Sequence[Scale],
     velocity: Sequence[Any] | None,
     residual: Sequence[Any] | None,
@@ -40,7 +81,8 @@ def accumulate(
 
     Args:
         tensors: descriptions of which size and dtype matter.
-        gradients: gradient of each, of any shape, not yet multiplied by `scales`.
+        gradients: gradient of each, as `to_rows` returns it or of any shape, not yet
+            multiplied by `scales`.
         scales: factor of each gradient, as `clipping.clip` returns it.
         velocity: variable of each, or None without momentum correction.
         residual: variable of each, or None if nothing is ever kept back.
@@ -51,10 +93,7 @@ def accumulate(
         Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and
         whether the gradient was finite and nothing overflowed.
     """
-    flat = [
-        tf.cast(tf.reshape(g, [t.size]), t.dtype)
-        for g, t in zip(gradients, tensors, strict=True)
-    ]
+    flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
     flat, finite = clipping.multiply(flat, scales)
     if residual is None:
         return [None] * len(flat), flat, finite

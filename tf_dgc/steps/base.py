@@ -1,15 +1,16 @@
 """What goes into a step on one worker, and what comes out of it."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import keras
 import tensorflow as tf
 
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message, Reply
 from tf_dgc.compressors.base import Compressor
+from tf_dgc.steps.accumulation import Gradient
 from tf_dgc.steps.memory import Memory
+from tf_dgc.steps.native_update import UpdateRule
 from tf_dgc.transforms.clipping import Scale
 
 
@@ -20,8 +21,8 @@ class Inputs(NamedTuple):
         compressor: method of all tensors that are not exempt.
         tensors: descriptions of those that have a gradient in this step.
         indices: index of each among all tensors of the optimizer, for draws.
-        gradients: gradient of each tensor, of any shape, not yet multiplied by
-            `scales`.
+        gradients: gradient of each tensor, not yet multiplied by `scales`: of any
+            shape, or sparse with ascending and distinct rows.
         scales: factor of each gradient, as `clipping.clip` returns it.
         memory: variables of what this worker remembers of these tensors.
         momentum: coefficient of the correction, in [0, 1).
@@ -39,7 +40,7 @@ class Inputs(NamedTuple):
     compressor: Compressor
     tensors: Sequence[Tensor]
     indices: Sequence[int]
-    gradients: Sequence[tf.Tensor]
+    gradients: Sequence[Gradient]
     scales: Sequence[Scale]
     memory: Memory
     momentum: float
@@ -77,15 +78,15 @@ class Outcome(NamedTuple):
         entries: number of entries that one worker sent: an int, or a scalar int64
             tensor.
         sent_bytes: number of bytes that one worker handed to the collectives, likewise.
-        descend: function of variables and a rate that subtracts rate times the sum in
-            place, touching only what was sent; returns what `decode` says of the
-            workers. None if the step has no shorter way than `decode`.
+        apply: function that updates variables and slots in place, without sums in
+            memory; returns what `decode` says of the workers. None if the step has no
+            shorter way than `decode`.
     """
 
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]
     entries: int | tf.Tensor
     sent_bytes: int | tf.Tensor
-    descend: Callable[[Sequence[keras.Variable], Any], tf.Tensor] | None = None
+    apply: Callable[[UpdateRule], tf.Tensor] | None = None
 
 
 Step: TypeAlias = Generator[list[Message], list[Reply], Outcome]

@@ -100,13 +100,8 @@ def run_exchanges(
 def _exempt_part(tensor: Tensor, values: tf.Tensor, aggregation: str) -> Part:
     within = value_types.at_most(values, tensor.largest)
     stated = tensor.size * tensor.dtype.size
-    return Part(
-        tensor.label,
-        f"{tensor.size}:{tensor.dtype.name}:exempt",
-        stated,
-        send_whole(within, aggregation),
-        tensor.narrow,
-    )
+    exchange = send_whole(within, aggregation)
+    return Part(tensor.label, tensor.agreed, stated, exchange, tensor.narrow)
 
 
 def _part(
@@ -121,7 +116,7 @@ def _part(
     _check_generator(compressor, begun)
     return Part(
         f"{compressor!r} on {tensor.label}",
-        f"{tensor.size}:{tensor.dtype.name}:{compressor.name}",
+        tensor.agreed_by(compressor.name),
         compressor.bytes(tensor.shape, tensor.dtype),
         begun,
         tensor.narrow,

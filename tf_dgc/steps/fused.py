@@ -8,20 +8,22 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.choice import add_up, choose
 from tf_dgc.codecs import dense
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.packs import num_bytes
 from tf_dgc.collectives.requests import Both, Either
 from tf_dgc.compressors import TopK, tie_offsets
 from tf_dgc.metrics.staleness import LastSent
-from tf_dgc.steps import native, operations
+from tf_dgc.steps import native, native_update, operations
 from tf_dgc.steps import plan as plans
+from tf_dgc.steps.accumulation import entries
 from tf_dgc.steps.base import Inputs, Outcome, Step
+from tf_dgc.steps.native_update import UpdateRule
 from tf_dgc.steps.plan import LocalStep, Plan
 from tf_dgc.steps.settling import arrived_positions, settle
 from tf_dgc.transforms import clipping
@@ -69,15 +71,20 @@ Arrived: TypeAlias = Sequence[tuple[_Part, Both]]
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
     path = native if native.is_live(inputs.memory.residual) else operations
+    sparsity = schedules.current(compressor.sparsity, inputs.iteration)
+    offsets = tie_offsets(inputs.sizes, inputs.seed, inputs.iteration)
+    inputs = inputs._replace(tensors=_coded_as(compressor, inputs.tensors))
     shares = plans.shares(inputs.tensors, inputs.num_workers)
     if len(shares) > 1:  # what is not finite in one leaves out all
-        scales = clipping.drop(inputs.gradients, inputs.scales)
+        scales = clipping.drop(list(map(entries, inputs.gradients)), inputs.scales)
         inputs = inputs._replace(scales=tf.unstack(scales))
     # correct, compress, mask, encode
-    parts = [_compress(path, inputs.of(share), compressor, share) for share in shares]
+    parts = [
+        _compress(path, inputs.of(share), share, sparsity, offsets) for share in shares
+    ]
     finite = tf.reduce_all([part.finite for part in parts])
     inputs.memory.warn_of(finite, inputs.iteration)
-    parts[1:] = [p._replace(vector=dense.flag(p.vector, finite)) for p in parts[1:]]
+    parts[1:] = [_flagged(part, finite) for part in parts[1:]]
     replies = yield [part.request for part in parts]
     arrived = list(zip(parts, replies, strict=True))
     _settle(inputs, arrived)
@@ -86,23 +93,35 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
         decode=lambda: _decode(path, arrived),
         entries=add_up([part.plan.entries for part in parts]),
         sent_bytes=add_up([part.sent_bytes for part in parts]),
-        descend=functools.partial(_descend, arrived) if path is native else None,
+        apply=functools.partial(_apply, arrived) if path is native else None,
     )
 
 
-def _compress(path: Any, inputs: Inputs, compressor: TopK, places: list[int]) -> _Part:
-    sparsity = schedules.current(compressor.sparsity, inputs.iteration)
-    layout = [t._replace(value_dtype=compressor.value_dtype) for t in inputs.tensors]
-    sent = plans.plan(layout, sparsity, inputs.num_workers)
-    local = _local_step(inputs, sent)
+def _coded_as(compressor: TopK, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t._replace(value_dtype=compressor.value_dtype) for t in tensors]
+
+
+def _flagged(part: _Part, finite: tf.Tensor) -> _Part:
+    """Return the part with the flag of the whole step; one that is summed."""
+    return part._replace(vector=dense.encode([part.vector[1:]], finite))
+
+
+def _compress(
+    path: Any,
+    inputs: Inputs,
+    places: list[int],
+    sparsity: float | tf.Tensor,
+    offsets: Sequence[tf.Tensor],
+) -> _Part:
+    sent = plans.plan(inputs.tensors, sparsity, inputs.num_workers)
+    local = _local_step(inputs, sent, offsets)
     # Where entries may be dropped, the velocity is cleared when that is known.
     masks = inputs.factor_masking and not inputs.drops_entries
     packed = path.compress(local._replace(factor_masking=masks))
     return _Part(places, local, *packed)
 
 
-def _local_step(inputs: Inputs, sent: Plan) -> LocalStep:
-    offsets = tie_offsets(inputs.sizes, inputs.seed, inputs.iteration)
+def _local_step(inputs: Inputs, sent: Plan, offsets: Sequence[tf.Tensor]) -> LocalStep:
     return LocalStep(
         sent,
         inputs.gradients,
@@ -149,14 +168,12 @@ def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
     return [sums[i] for i in sorted(sums)], nonfinite
 
 
-def _descend(
-    arrived: Arrived, variables: Sequence[keras.Variable], rate: Any
-) -> tf.Tensor:
+def _apply(arrived: Arrived, rule: UpdateRule) -> tf.Tensor:
     nonfinite = None
     for part, reply in arrived:
-        own = [variables[i] for i in part.places]
         total, buffers, _ = _after(nonfinite, reply)
-        nonfinite = native.descend(part.plan, total, buffers, own, rate)
+        own = rule.of(part.places)
+        nonfinite = native_update.apply(part.plan, total, buffers, own)
     return nonfinite
 
 

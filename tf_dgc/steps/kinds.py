@@ -6,10 +6,14 @@ for it. The first in the list that returns one is chosen.
 
 from collections.abc import Callable
 
-from tf_dgc.steps import composed, fused
+from tf_dgc.steps import composed, engine, fused
 from tf_dgc.steps.base import Inputs, Step
 
-KINDS: list[Callable[[Inputs], Step | None]] = [fused.begin, composed.begin]
+KINDS: list[Callable[[Inputs], Step | None]] = [
+    fused.begin,
+    engine.begin,
+    composed.begin,
+]
 
 
 def begin(inputs: Inputs) -> Step:

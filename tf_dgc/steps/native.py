@@ -1,4 +1,4 @@
-"""The same step by the native operations: one pass over memory, and sparse updates."""
+"""The same step by the native operations: one pass over memory."""
 
 import functools
 import math
@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from tf_dgc.choice import choose
 from tf_dgc.codecs import dense, header, wire
-from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.ops import loader
 from tf_dgc.steps import operations
+from tf_dgc.steps.accumulation import Gradient, entries, flatten
 from tf_dgc.steps.plan import LocalStep, Plan
 from tf_dgc.transforms import clipping
 
@@ -25,10 +26,14 @@ def is_live(variables: Sequence[keras.Variable]) -> bool:
     """
     if loader.native().library is None:
         return False
-    on_gpu = ["GPU" in v.value.device.upper() for v in variables]
-    if not any(on_gpu):
+    if not is_on_gpu(variables):
         return True
-    return all(on_gpu) and _has_gpu_kernels(variables)
+    return all(is_on_gpu([v]) for v in variables) and _has_gpu_kernels(variables)
+
+
+def is_on_gpu(variables: Sequence[keras.Variable]) -> bool:
+    """Whether any of the variables is on a GPU."""
+    return any("GPU" in v.value.device.upper() for v in variables)
 
 
 def _has_gpu_kernels(variables: Sequence[keras.Variable]) -> bool:
@@ -72,61 +77,16 @@ def unpack(
     """Do what `operations.unpack` does."""
 
     def chosen() -> tuple:
-        nonfinite, sums = _library().tf_dgc_sum(
+        nonfinite, sums = library().tf_dgc_sum(
             buffers=buffers,
-            counts=_counts(plan),
+            counts=counts(plan),
             T=[t.dtype for t in plan.layout],
             sizes=[t.size for t in plan.layout],
-            **_agreed(plan),
+            **agreed(plan),
         )
         return sums, nonfinite
 
     return choose(plan.dense, lambda: dense.decode(vector, plan.layout), chosen)
-
-
-def descend(
-    plan: Plan,
-    vector: tf.Tensor,
-    buffers: tf.Tensor,
-    variables: Sequence[keras.Variable],
-    rate: Any,
-) -> tf.Tensor:
-    """Decode and subtract `rate` times the sum from this worker's variables, in place.
-
-    In a sparse step only the positions that were sent are touched; the result is that
-    of the dense update, bit for bit.
-
-    Returns:
-        The number of workers whose gradient was not finite.
-    """
-    rate = tf.cast(rate, tf.float64)
-
-    def whole() -> tf.Tensor:
-        if plan.is_exempt:
-            return _descend_exempt(plan, vector, variables, rate)
-        sums, nonfinite = dense.decode(vector, plan.layout)
-        for v, s in zip(variables, sums, strict=True):
-            update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)
-            tf.raw_ops.AssignSubVariableOp(resource=_handle(v), value=update)
-        return nonfinite
-
-    def chosen() -> tf.Tensor:
-        return _descend(plan, buffers, variables, rate)
-
-    return choose(plan.dense, whole, chosen)
-
-
-def _descend(
-    plan: Plan, buffers: tf.Tensor, variables: Sequence[keras.Variable], rate: tf.Tensor
-) -> tf.Tensor:
-    return _library().tf_dgc_descend(
-        variables=[_handle(v) for v in variables],
-        rate=rate,
-        buffers=buffers,
-        counts=_counts(plan),
-        T=[t.dtype for t in plan.layout],
-        **_agreed(plan),
-    )
 
 
 def _compress_exempt(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -137,36 +97,37 @@ def _compress_exempt(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     return dense.encode([values], finite), tf.zeros([0], tf.int32), finite
 
 
-def _descend_exempt(
-    plan: Plan, vector: tf.Tensor, variables: Sequence[keras.Variable], rate: tf.Tensor
-) -> tf.Tensor:
-    """Subtract the sums as if one worker alone had sent them, in one pass."""
-    body = to_words(vector[1:])
-    length = wire.sparse_words(plan.layout, plan.counts)
-    words = header.seal(
-        wire.fingerprint(plan.layout), length, [body], tf.constant(True)
-    )
-    done = _descend(plan, words[tf.newaxis], variables, rate)
-    with tf.control_dependencies([done]):
-        return tf.cast(vector[0], tf.int32)
-
-
 def _compress(step: LocalStep) -> tf.Tensor:
-    words = _library().tf_dgc_compress(
-        gradients=list(step.gradients),
-        velocity=[_handle(v) for v in step.velocity or []],
-        residual=[_handle(v) for v in step.residual or []],
+    gradients = _for_device(step)
+    values = list(map(entries, gradients))
+    rows = {
+        i: g.indices for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)
+    }
+    words = library().tf_dgc_compress(
+        gradients=values,
+        velocity=[handle(v) for v in step.velocity or []],
+        residual=[handle(v) for v in step.residual or []],
         momentum=tf.constant(step.momentum, tf.float64),
-        scales=clipping.drop(step.gradients, step.scales),
-        counts=_counts(step.plan),
+        scales=clipping.drop(values, step.scales),
+        counts=counts(step.plan),
         offsets=tf.stack(step.offsets),
         nesterov=step.nesterov,
         factor_masking=step.factor_masking,
         largest_exponents=_exponents(step.plan),
-        **_agreed(step.plan),
+        rows=list(rows.values()),
+        sparse=list(rows),
+        **agreed(step.plan),
     )
     length = wire.sparse_words(step.plan.layout, step.plan.counts)
     return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def _for_device(step: LocalStep) -> list[Gradient]:
+    """Return the gradients; without sparse ones on GPUs, whose kernel has none."""
+    if not is_on_gpu(step.residual or []):
+        return list(step.gradients)
+    pairs = zip(step.gradients, step.plan.layout, strict=True)
+    return [flatten(g, t) if entries(g) is not g else g for g, t in pairs]
 
 
 def _exponents(plan: Plan) -> list[int]:
@@ -177,7 +138,7 @@ def _exponents(plan: Plan) -> list[int]:
     ]
 
 
-def _agreed(plan: Plan) -> dict[str, Any]:
+def agreed(plan: Plan) -> dict[str, Any]:
     """Return what all workers agree upon, as attributes of the operations."""
     return {
         "value_types": ["exempt" if t.exempt else t.value_type for t in plan.layout],
@@ -185,16 +146,18 @@ def _agreed(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _counts(plan: Plan) -> tf.Tensor:
+def counts(plan: Plan) -> tf.Tensor:
+    """Return how many entries of each tensor are sent, int32 `[tensors]`."""
     if any(map(tf.is_tensor, plan.counts)):
         return tf.stack([tf.cast(k, tf.int32) for k in plan.counts])
     return tf.constant(plan.counts, tf.int32)
 
 
-def _handle(variable: keras.Variable) -> tf.Tensor:
+def handle(variable: keras.Variable) -> tf.Tensor:
     """Return the resource of this replica's value."""
     return variable.value.handle
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Return the module of the operations, one function each."""
     return loader.native().library

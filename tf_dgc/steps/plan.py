@@ -104,8 +104,7 @@ class LocalStep(NamedTuple):
 
     Attributes:
         plan: plan of what is sent.
-        gradients: gradient of each tensor, of any shape, not yet multiplied by
-            `scales`.
+        gradients: gradient of each tensor, as of `Inputs`.
         scales: factor of each gradient, as `clipping.clip` returns it.
         velocity: variables, one per tensor; None without momentum correction.
         residual: variables, one per tensor; None if nothing is ever kept back.
@@ -116,7 +115,7 @@ class LocalStep(NamedTuple):
     """
 
     plan: Plan
-    gradients: Sequence[tf.Tensor]
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices]
     scales: Sequence[Scale]
     velocity: Sequence[Any] | None
     residual: Sequence[Any] | None

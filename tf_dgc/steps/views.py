@@ -4,7 +4,6 @@ Most methods see each tensor by itself. Those that say `together` see all that a
 exempt, of one dtype, end to end as one flat tensor.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,14 +71,15 @@ class View(NamedTuple):
             return [result]
         sums, sent, chosen = map(self._split, (result.sum, result.sent, result.chosen))
         known = [states[place] for place in self.places]
+        state = {
+            name: _apart(value, [s[name].shape for s in known])
+            for name, value in (result.state or {}).items()
+        }
         return [
             Result(
                 sums[i],
                 sent[i],
-                {
-                    name: _part(value, [s[name] for s in known], i)
-                    for name, value in (result.state or {}).items()
-                },
+                {name: parts[i] for name, parts in state.items()},
                 None if result.entries is None else _count(chosen[i]),
                 chosen[i],
             )
@@ -119,11 +119,10 @@ def _view(tensors: list[Tensor], places: list[int], flat: bool) -> View:
     return View(places, tensors, first._replace(label=label, shape=(size,)))
 
 
-def _part(value: tf.Tensor, before: Sequence[tf.Tensor], i: int) -> tf.Tensor:
-    """Return the i-th tensor's share of a state, of the shape that it had before."""
-    ends = list(itertools.accumulate(s.shape.num_elements() for s in before))
-    start = ends[i] - before[i].shape.num_elements()
-    return tf.reshape(tf.reshape(value, [-1])[start : ends[i]], before[i].shape)
+def _apart(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    """Return the parts, of these shapes, of which a state is the end to end."""
+    parts = tf.split(tf.reshape(value, [-1]), [s.num_elements() for s in shapes])
+    return [tf.reshape(part, s) for part, s in zip(parts, shapes, strict=True)]
 
 
 def _count(chosen: tf.Tensor | None) -> tf.Tensor | None:

@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
+from selection import rows
 
 import tf_dgc
 from tf_dgc.compressors import AdaComp
@@ -55,7 +56,8 @@ def reference(residual, gradient, width, scale, capacity):
 
 
 @pytest.mark.parametrize(
-    ("width", "per_bin"), [(7, 7.0), (7, 1.0), (50, 2.0), (999, 5)]
+    ("width", "per_bin"),
+    rows([(7, 7.0), (7, 1.0), (50, 2.0), (999, 5)], [(7, 7.0), (50, 2.0)]),
 )
 def test_equals_loops(width, per_bin):
     rng = np.random.default_rng(0)

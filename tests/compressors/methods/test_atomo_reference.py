@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import rows
 
 from tf_dgc.compressors import ATOMO
 from tf_dgc.compressors.atomo import probabilities
@@ -61,28 +62,29 @@ def test_probabilities_equal_algorithm_1():
         assert found.sum() == pytest.approx(budget)
 
 
-def test_draws_components_with_their_odds():
+@pytest.mark.parametrize("draws", rows([100, 300], [100]))
+def test_draws_components_with_their_odds(draws):
     """Each is sent as lambda / p, or not at all, and two of them at a time."""
     scales = np.array([4.0, 2.2, 1.4, 0.4])
     matrix, u, v = with_scales(scales)
     odds = scales / 4
-    sent = sent_by(2, matrix, 300)
+    sent = sent_by(2, matrix, draws)
     weights = np.einsum("ri,drc,ci->di", u, sent, v, optimize=True)
     drawn = weights > 0.1
     np.testing.assert_allclose(weights, drawn * scales / odds, atol=1e-8)
     np.testing.assert_array_equal(drawn.sum(axis=1), 2)
-    # 5 deviations of 300 draws
-    limit = 5 * np.sqrt(odds * (1 - odds) / 300) + 1e-12
+    limit = 5 * np.sqrt(odds * (1 - odds) / draws) + 1e-12  # 5 deviations
     assert np.all(np.abs(drawn.mean(axis=0) - odds) <= limit)
 
 
-def test_variance_is_that_of_the_paper():
+@pytest.mark.parametrize("draws", rows([100, 400], [100]))
+def test_variance_is_that_of_the_paper(draws):
     """`sum of lambda_i^2 (1 / p_i - 1)`, as with independent draws."""
     scales = np.array([5.0, 3.0, 2.0, 1.0, 0.5])
     matrix, _, _ = with_scales(scales)
-    errors = np.sum((sent_by(2, matrix, 400) - matrix) ** 2, axis=(1, 2))
+    errors = np.sum((sent_by(2, matrix, draws) - matrix) ** 2, axis=(1, 2))
     expected = np.sum(scales**2 * (1 / algorithm_1(scales, 2) - 1))
-    assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(400)
+    assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(draws)
 
 
 def test_a_matrix_of_low_rank_arrives_exactly():

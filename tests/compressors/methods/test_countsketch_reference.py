@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import rows
 
 from tf_dgc.compressors import CountSketch, Draw
 from tf_dgc.compressors.countsketch import _Sketch
@@ -45,7 +46,7 @@ def test_a_sketch_has_one_signed_cell_per_row_and_entry():
     assert not np.array_equal(rows[0], rows[1])
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 5, 7])
+@pytest.mark.parametrize("num_rows", rows([1, 3, 5, 7], [1, 3]))
 def test_estimates_are_medians(num_rows):
     drawn = seeds("shared", 0, num_rows)
     rows = matrices(12, drawn)

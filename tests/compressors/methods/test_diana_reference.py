@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from selection import rows
 
 from tf_dgc.compressors import DIANA
 from tf_dgc.testing.simulation import Simulation
@@ -45,17 +46,18 @@ def test_default_alpha():
     assert shift == pytest.approx(alpha * sent)
 
 
-def test_with_one_level_it_quantizes_as_the_paper():
+@pytest.mark.parametrize("draws", rows([100, 400], [100]))
+def test_with_one_level_it_quantizes_as_the_paper(draws):
     """Of a block with norm |d|, entry i is `|d| sign(d_i)` with odds `|d_i| / |d|`."""
     gradient = np.array([3.0, -4.0, 0.0, 12.0])
-    shapes = [(4,)] * 400
+    shapes = [(4,)] * draws
     simulation = Simulation(DIANA(levels=1, alpha=0.5), shapes, 1, "float64")
-    simulation.step([[gradient] * 400])
+    simulation.step([[gradient] * draws])
     sent = np.stack(simulation.sent[0])
     assert set(np.unique(sent)) == {-13.0, 0.0, 13.0}
     assert np.all(sent * gradient >= 0)
     odds = np.abs(gradient) / 13
-    limit = 5 * np.sqrt(odds * (1 - odds) / 400)  # 5 deviations
+    limit = 5 * np.sqrt(odds * (1 - odds) / draws)  # 5 deviations
     assert np.all(np.abs(np.mean(sent != 0, axis=0) - odds) <= limit)
 
 

@@ -70,6 +70,7 @@ def test_without_decay_nothing_is_lost():
     np.testing.assert_allclose(arrived + kept, given, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_sum_over_steps_is_less_noisy_than_with_qsgd():
     """QSGD's errors add up at random; here they are made good."""
     gradient = np.random.default_rng(0).normal(size=400)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from selection import in_turn
 
 from tf_dgc.compressors import OneBit
 from tf_dgc.testing.simulation import Simulation
@@ -32,8 +33,10 @@ def decoded(matrix):
     return result
 
 
-@pytest.mark.parametrize("per_column", [True, False])
-@pytest.mark.parametrize("shape", [(6, 9), (3, 2, 7), (11,), (5, 1)])
+@pytest.mark.parametrize(
+    ("shape", "per_column"),
+    in_turn([(3, 2, 7), (6, 9), (5, 1), (11,)], [True, False]),
+)
 def test_error_feedback(shape, per_column):
     rng = np.random.default_rng(0)
     columns = shape[-1] if per_column and len(shape) > 1 else 1

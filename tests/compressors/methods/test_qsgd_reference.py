@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import in_turn, rows
 
 from tf_dgc.compressors import QSGD, Draw
 from tf_dgc.testing.simulation import Simulation
 
 
-def sent_by(levels, bucket, values, draws=200):
+def sent_by(levels, bucket, values, draws):
     shape = np.shape(values)
     method = QSGD(levels, bucket, "fixed")  # the faster one; both send the same
     simulation = Simulation(method, [shape] * draws, 1, "float64")
@@ -18,14 +19,15 @@ def sent_by(levels, bucket, values, draws=200):
     return np.stack(simulation.sent[0])
 
 
-def test_by_hand():
+@pytest.mark.parametrize("draws", rows([100, 400], [100]))
+def test_by_hand(draws):
     """(3, 4) has norm 5; with one level, 3 is sent as 5 with odds 0.6, 4 with 0.8."""
-    found = sent_by(1, 2, [3.0, -4.0])
+    found = sent_by(1, 2, [3.0, -4.0], draws)
     assert set(np.unique(found[:, 0])) == {0.0, 5.0}
     assert set(np.unique(found[:, 1])) == {-5.0, 0.0}
-    # 5 deviations of 200 draws
-    assert np.mean(found[:, 0] != 0) == pytest.approx(0.6, abs=0.174)
-    assert np.mean(found[:, 1] != 0) == pytest.approx(0.8, abs=0.142)
+    for share, odds in zip(np.mean(found != 0, axis=0), (0.6, 0.8), strict=True):
+        deviation = np.sqrt(odds * (1 - odds) / draws)
+        assert share == pytest.approx(odds, abs=5 * deviation)
 
 
 @pytest.mark.parametrize(("levels", "bucket"), [(1, 4), (3, 5), (7, 512), (127, 64)])
@@ -43,14 +45,15 @@ def test_levels_are_next_to_the_value(levels, bucket):
     assert np.all(np.abs(found - exact) < 1 + 1e-9)
 
 
-def test_variance_is_that_of_the_paper():
+@pytest.mark.parametrize("draws", rows([80, 300], [80]))
+def test_variance_is_that_of_the_paper(draws):
     """`sum p (1 - p) (norm / s)^2`, with p the fraction above the level below."""
     values = np.random.default_rng(0).normal(size=30)
     step = np.linalg.norm(values) / 3
     p = np.abs(values) / step % 1
-    errors = np.sum((sent_by(3, 30, values, 300) - values) ** 2, axis=1)
+    errors = np.sum((sent_by(3, 30, values, draws) - values) ** 2, axis=1)
     expected = np.sum(p * (1 - p)) * step**2
-    deviation = errors.std() / np.sqrt(300)
+    deviation = errors.std() / np.sqrt(draws)
     assert abs(errors.mean() - expected) < 5 * deviation
 
 
@@ -110,10 +113,13 @@ def worst_inputs(size):
         yield (rng.random(size) < share).astype(float)
 
 
-@pytest.mark.parametrize(("levels", "bucket"), [(1, 64), (3, 512), (7, 512), (31, 512)])
-@pytest.mark.parametrize("size", [10, 700, 20000])
-def test_there_is_room_for_any_input(size, levels, bucket):
+@pytest.mark.parametrize(
+    ("quantizer", "size"),
+    in_turn([(1, 64), (3, 512), (7, 512), (31, 512)], [700, 20000, 10]),
+)
+def test_there_is_room_for_any_input(size, quantizer):
     """The odds of what fails here are 1e-12 in each case."""
+    levels, bucket = quantizer
     method = QSGD(levels, bucket, "elias")
     for number, values in enumerate(worst_inputs(size)):
         draw = Draw(0, tf.constant(0), number, 0)
@@ -128,7 +134,7 @@ def test_there_is_room_for_any_input(size, levels, bucket):
         np.testing.assert_array_equal(sent, expected)
 
 
-@pytest.mark.parametrize("coding", [None, "elias"])
+@pytest.mark.parametrize("coding", rows([None, "elias"], ["elias"]))
 def test_xla(coding):
     """XLA has no code of variable length; the levels are as good in a fixed one."""
     method = QSGD(bucket=64, coding=coding)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from selection import rows
 
 from tf_dgc.compressors import RandomK
 from tf_dgc.testing.simulation import Simulation
@@ -27,12 +28,13 @@ def test_all_workers_send_the_same_positions(unbiased):
     assert len(set(seen)) == 5  # drawn anew in every step
 
 
-def test_every_position_has_its_turn():
-    """800 draws of 1 in 4: a share off by 5 deviations (0.077) has odds of 6e-7."""
-    simulation = Simulation(RandomK(0.75, True), [(20,)] * 800, 1)
-    simulation.step([[np.ones(20)] * 800])
+@pytest.mark.parametrize("draws", rows([200, 800], [200]))
+def test_every_position_has_its_turn(draws):
+    """A share of the draws that is off by 5 deviations has odds of 6e-7."""
+    simulation = Simulation(RandomK(0.75, True), [(20,)] * draws, 1)
+    simulation.step([[np.ones(20)] * draws])
     share = np.mean([sent != 0 for sent in simulation.sent[0]], axis=0)
-    np.testing.assert_allclose(share, 0.25, atol=0.077)
+    np.testing.assert_allclose(share, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws))
 
 
 def test_bytes():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import in_turn
 
 from tf_dgc.compressors import RotatedQuantization, rotated
 from tf_dgc.testing.simulation import Simulation
@@ -48,9 +49,11 @@ def rotate(values, signs, block):
     return parts
 
 
-@pytest.mark.parametrize(("levels", "block"), [(2, 8), (5, 16), (16, 1024)])
-@pytest.mark.parametrize("size", [16, 45])
-def test_levels_are_next_to_the_rotated_values(size, levels, block, monkeypatch):
+@pytest.mark.parametrize(
+    ("quantizer", "size"), in_turn([(2, 8), (5, 16), (16, 1024)], [45, 16])
+)
+def test_levels_are_next_to_the_rotated_values(size, quantizer, monkeypatch):
+    levels, block = quantizer
     signs = np.random.default_rng(1).choice([-1.0, 1.0], size)
     monkeypatch.setattr(rotated, "_signs", lambda *_: tf.constant(signs))
     values = np.random.default_rng(0).normal(size=size)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from selection import rows
 
 import tf_dgc
 from tf_dgc.compressors import SampledThreshold
@@ -45,13 +46,16 @@ def test_workers_sample_for_themselves():
     assert len(counts) > 1
 
 
-def test_no_position_is_favoured():
-    """Of 100 equal entries 10 fit; in 150 draws each has its share of 0.1."""
-    simulation = Simulation(SampledThreshold(0.9), [(100,)] * 150, 1)
-    simulation.step([[np.ones(100)] * 150])
+@pytest.mark.parametrize("draws", rows([40, 150], [40]))
+def test_no_position_is_favoured(draws):
+    """Of 100 equal entries 10 fit; 5.5 deviations from a share have odds of 4e-8."""
+    simulation = Simulation(SampledThreshold(0.9), [(100,)] * draws, 1)
+    simulation.step([[np.ones(100)] * draws])
     sent = np.stack(simulation.sent[0]) != 0
     np.testing.assert_array_equal(sent.sum(axis=1), 10)
-    np.testing.assert_allclose(sent.mean(axis=0), 0.1, atol=0.135)  # 5.5 deviations
+    np.testing.assert_allclose(
+        sent.mean(axis=0), 0.1, atol=5.5 * np.sqrt(0.1 * 0.9 / draws)
+    )
 
 
 def test_mostly_zeros():

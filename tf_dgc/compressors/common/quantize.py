@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream
+from tf_dgc.codecs import bitstream, value_types
 
 _TRITS = 20  # ternary digits in a word
 
@@ -11,6 +11,25 @@ def rows(values: tf.Tensor, bucket: int) -> tf.Tensor:
     """Return `[ceil(n / bucket), bucket]` of `[n]`, filled up with zeros."""
     missing = -values.shape[0] % bucket
     return tf.reshape(tf.pad(values, [[0, missing]]), [-1, bucket])
+
+
+def norms(values: tf.Tensor) -> tf.Tensor:
+    """Return the norm of each row, float `[rows, 1]`, the largest number if larger.
+
+    Of float32 numbers in float64, in which their squares are exact and do not overflow:
+    so neither the order of the sum nor the processor matters.
+
+    Args:
+        values: rows, float32 or float64 `[rows, n]`.
+    """
+    if values.dtype == tf.float64:  # which is scaled to 1 first
+        largest = tf.reduce_max(tf.abs(values), axis=1, keepdims=True)
+        unit = tf.math.divide_no_nan(values, largest)
+        lengths = tf.norm(unit, axis=1, keepdims=True)
+        return tf.minimum(largest, values.dtype.max / lengths) * lengths
+    squares = tf.square(tf.cast(values, tf.float64))
+    lengths = tf.sqrt(tf.reduce_sum(squares, axis=1, keepdims=True))
+    return value_types.narrow(lengths, values.dtype)
 
 
 def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_dgc.codecs import bitstream, elias_fano, value_types
 from tf_dgc.codecs.checks import Check, gate
 from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.compressors.base import Native
 
 Decode: TypeAlias = Callable[[tf.Tensor], tuple[tf.Tensor, list[Check]]]
 """Makes values, float `[N, k]`, of all workers' words, int32 `[N, w]`.
@@ -20,6 +21,20 @@ Decode: TypeAlias = Callable[[tf.Tensor], tuple[tf.Tensor, list[Check]]]
 It also returns what must hold before they may be used; that they are finite is checked
 in any case.
 """
+
+
+# In the order of custom_ops/cpu/wire.h.
+_NATIVE_TYPES = ("float32", "float64", "bfloat16", "float16", "sign")
+
+
+def native_places(k: int, value_dtype: str | None) -> list[float]:
+    """Return what the native engine takes first of every method that sends entries.
+
+    Args:
+        k: number of places of a payload.
+        value_dtype: type of the values on the wire; None for that of the residual.
+    """
+    return [*Native.in_halves(k), _NATIVE_TYPES.index(value_dtype or "float32")]
 
 
 def num_words(size: int, k: int | tf.Tensor, value_dtype: str) -> int | tf.Tensor:

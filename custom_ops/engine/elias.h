@@ -1,0 +1,212 @@
+// Levels of which most are 0, coded by Elias: no fixed number of bits. In step with
+// `tf_dgc/codecs/elias.py`, which says what the streams are.
+//
+// Where an entry's bits lie depends on all entries before it. So every job codes its own
+// ones, a chunk, into streams that begin at bit 0; when all are there, they are joined.
+#ifndef TF_DGC_ENGINE_ELIAS_H_
+#define TF_DGC_ENGINE_ELIAS_H_
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "packing.h"
+
+namespace tf_dgc {
+
+// Bits that are read; beyond the last one all are 0.
+struct Bits {
+  const uint8_t* bytes = nullptr;
+  int64_t count = 0;  // a multiple of 8
+
+  // Returns those from `at` on, 57 at least; `at` is not negative.
+  uint64_t At(int64_t at) const {
+    const int64_t left = count / 8 - at / 8;
+    uint64_t bits = 0;
+    if (left >= 8) {
+      std::memcpy(&bits, bytes + at / 8, 8);
+    } else if (left > 0) {
+      std::memcpy(&bits, bytes + at / 8, left);
+    }
+    return bits >> (at & 7);
+  }
+
+  // Reads zeros and a one; returns how many zeros, 30 at most, or 0 if there is no one.
+  int Width(int64_t* at) const {
+    const uint64_t bits = At(*at);
+    if (bits == 0) return WidthBeyond(at);
+    const int width = __builtin_ctzll(bits);
+    *at += width + 1;
+    return width < 30 ? width : 30;
+  }
+
+  // Reads the number of `width` low bits behind a one.
+  int32_t Number(int width, int64_t* at) const {
+    const auto bits = static_cast<uint32_t>(At(*at));
+    *at += width;
+    return static_cast<int32_t>(1u << width | (bits & ((1u << width) - 1)));
+  }
+
+  // Returns the bit behind the next `ones` ones, or the end.
+  int64_t Behind(int64_t ones, int64_t at) const;
+
+ private:
+  int WidthBeyond(int64_t* at) const;
+};
+
+// Bits that are written, one after the other.
+class BitWriter {
+ public:
+  int64_t count() const { return 8 * at_ + fill_; }
+  const uint8_t* bytes() const { return memory_.data(); }
+
+  // Makes room for numbers of 256 bytes and more.
+  void Reserve() {
+    if (static_cast<int64_t>(memory_.size()) - at_ < 512) memory_.resize(2 * at_ + 1024);
+  }
+  // Of at most 56 bits.
+  void Put(uint64_t bits, int width) {
+    pending_ |= bits << fill_;
+    std::memcpy(memory_.data() + at_, &pending_, 8);
+    fill_ += width;
+    at_ += fill_ >> 3;
+    pending_ >>= fill_ & ~7;
+    fill_ &= 7;
+  }
+
+ private:
+  std::vector<uint8_t> memory_;
+  int64_t at_ = 0;
+  int fill_ = 0;
+  uint64_t pending_ = 0;
+};
+
+// What a job found: its entries that are not 0, but for the distance of the first.
+class EliasChunk {
+ public:
+  enum { kDistance, kMagnitude };
+  struct Entry {
+    int64_t position;
+    int32_t level;
+  };
+
+  int64_t count = 0, first = -1, last = -1;
+  int64_t widths[2] = {};  // low bits of all
+  BitWriter signs, unary[2], low[2];
+
+  // Adds those of 32 entries, from `begin` on, that `found` says.
+  void Add(int64_t begin, uint32_t found, const int32_t* levels) {
+    if (found == 0) return;
+    Reserve();
+    for (; found != 0; found &= found - 1) {
+      const int i = __builtin_ctz(found);
+      Add({begin + i, levels[i]});
+    }
+  }
+  // Returns all of them again.
+  std::vector<Entry> Entries() const;
+  void Reserve();
+  void Add(const Entry& entry) {
+    if (count++ == 0) {
+      first = entry.position;
+    } else {
+      Put(kDistance, static_cast<uint32_t>(entry.position - last));
+    }
+    last = entry.position;
+    Put(kMagnitude, static_cast<uint32_t>(std::abs(entry.level)));
+    signs.Put(entry.level < 0, 1);
+  }
+
+ private:
+  void Put(int what, uint32_t number) {
+    const int width = 31 - __builtin_clz(number);
+    unary[what].Put(uint64_t{1} << width, width + 1);
+    low[what].Put(number ^ 1u << width, width);
+    widths[what] += width;
+  }
+};
+
+// The words of a worker, on their way into levels.
+class EliasReader {
+ public:
+  EliasReader() = default;
+  // Looks through `num_words` words of a tensor of `size` entries, whose parts have `part`.
+  EliasReader(const uint32_t* words, int64_t num_words, int64_t size, int64_t part);
+
+  // Calls set(i, level) of all entries begin + i, which are of a part, that are not 0.
+  template <class Set>
+  void ForEach(int64_t begin, int64_t end, Set set) const {
+    Place place = places_[begin / part_];
+    int64_t low = low_magnitudes_ + (place.magnitude - magnitudes_) - place.entry;
+    if (low < 0) low = 0;  // there are fewer ones than entries
+    for (; place.entry < num_; ++place.entry) {
+      place.position += bits_.Number(bits_.Width(&place.distance), &place.low);
+      if (place.position >= end) return;
+      const int32_t magnitude = bits_.Number(bits_.Width(&place.magnitude), &low);
+      const auto negative = static_cast<int32_t>(bits_.At(place.entry) & 1);
+      set(place.position - begin, (magnitude ^ -negative) + negative);
+    }
+  }
+
+ private:
+  // The first entry of a part or behind it: its number, the position before, and where its
+  // bits are.
+  struct Place {
+    int64_t entry, position, distance, low, magnitude;
+  };
+
+  Bits bits_;
+  int64_t num_ = 0, part_ = 1;
+  int64_t magnitudes_ = 0, low_magnitudes_ = 0;  // the first bits
+  std::vector<Place> places_;
+};
+
+// The packing.
+struct Elias {
+  using Sink = EliasChunk*;
+  using Opened = EliasReader;
+  static constexpr int64_t kAligned = 32;
+  int64_t words;
+
+  int64_t Words(int64_t) const { return words; }
+  EliasReader Open(const void* in, int64_t size, int64_t part) const {
+    return EliasReader(static_cast<const uint32_t*>(in), words, size, part);
+  }
+};
+
+// The chunks of a tensor on their way into its words.
+template <>
+class Output<Elias> {
+ public:
+  static constexpr bool kJoins = true;
+  Output(const Elias& codes, void* words, int64_t num_jobs)
+      : words_(static_cast<uint32_t*>(words)), num_words_(codes.words), chunks_(num_jobs), starts_(num_jobs) {}
+
+  // Sets this job's share of the words to zero, too.
+  EliasChunk* Of(int64_t job);
+  // Finds out where each chunk goes, and leaves out what does not fit.
+  void Agree();
+  void Join(int64_t job) const;
+  // Returns what was not left out of a chunk.
+  std::vector<EliasChunk::Entry> Entries(int64_t job) const { return chunks_[job].Entries(); }
+
+ private:
+  // Bits before a chunk of every stream, and the distance of its first entry.
+  struct Start {
+    int64_t signs, unary[2], low[2];
+    uint32_t distance;
+  };
+  // Places the chunks, from bit 0 of every stream on; returns where the streams end.
+  Start Place();
+  void Cut();
+
+  uint32_t* words_;
+  int64_t num_words_;
+  std::vector<EliasChunk> chunks_;
+  std::vector<Start> starts_;
+};
+
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_ENGINE_ELIAS_H_

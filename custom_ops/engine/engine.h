@@ -1,0 +1,83 @@
+// All tensors of a step by their native methods: gradients in, one buffer out; the buffers of
+// all workers in, sums out.
+#ifndef TF_DGC_ENGINE_ENGINE_H_
+#define TF_DGC_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "method.h"
+#include "parallel.h"
+
+namespace tf_dgc {
+
+// A tensor of a step, as all workers know it.
+struct Coded {
+  const Method* method;
+  Setup setup;
+  // Which vector it travels in, to be summed on the way; -1 for the buffer, to be gathered.
+  int vector = -1;
+};
+
+// What a worker hands over: a buffer of words behind a header, of tensors that are gathered,
+// and vectors of numbers behind a flag, of those that are summed.
+struct Vector {
+  char* data;        // the first number is the flag
+  int64_t itemsize;  // bytes of a number
+};
+
+// What became of the gradients of a step.
+struct Encoded {
+  bool all_taken;
+  int64_t entries;  // that were sent
+};
+
+// Words of a worker's buffer, header included; 0 if no tensor is gathered.
+int64_t NumWords(const std::vector<Coded>& tensors);
+
+// Codes what this worker sends of each tensor into `words`, NumWords() of them, and into the
+// vectors, and updates what it remembers. The buffer's flag says whether all gradients were
+// taken, and whoever owns the vectors sets theirs.
+Encoded Encode(const std::vector<Coded>& tensors, const std::vector<Source>& sources,
+            uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
+            const std::vector<Vector>& vectors);
+
+// The buffers of all workers, and the sums of their vectors.
+class Buffers {
+ public:
+  // `num_workers` buffers of `num_words` each, one after the other in memory. Returns what is
+  // wrong with the first bad one, or "".
+  std::string Open(const std::vector<Coded>& tensors, const uint32_t* words, int64_t num_workers,
+                   int64_t num_words, const std::vector<Vector>& vectors, uint32_t fingerprint,
+                   Level level, Threads& threads);
+
+  // Workers whose gradient was not finite; 0 if no tensor is gathered.
+  int32_t num_nonfinite() const { return num_nonfinite_; }
+
+  // Calls work(tensor, begin, end, sums) with the sums over workers, in their order, of all
+  // parts of all tensors, on all threads; sums[0] is of entry `begin`.
+  using Work = std::function<void(size_t, int64_t, int64_t, const float*)>;
+  void ForEachPart(Threads& threads, const Work& work) const;
+
+  // Writes the sums of each tensor; returns of which they are finite.
+  std::vector<char> Sum(const std::vector<float*>& sums, Threads& threads) const;
+
+  // Returns of which tensors the sums are finite. Where the numbers that travelled leave no
+  // doubt, nothing is decoded for it.
+  std::vector<char> AreFinite(Threads& threads) const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  std::vector<std::unique_ptr<Decoder>> decoders_;
+  std::vector<std::vector<const void*>> words_;  // [tensor][worker]
+  // Calls work(part) with all parts of those tensors that are wanted.
+  void ForEachPartOf(const std::vector<char>& wanted, Threads& threads, const Work& work) const;
+
+  int32_t num_nonfinite_ = 0;
+};
+
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_ENGINE_ENGINE_H_

@@ -1,0 +1,73 @@
+// A random rotation, then even levels by chance (tf_dgc/compressors/rotated.py).
+#include "quantizer.h"
+
+namespace tf_dgc {
+namespace {
+
+// A unit is what is rotated together: blocks, and ever smaller powers of two of the rest.
+struct Rotated : Quantizer {
+  explicit Rotated(const Setup& setup)
+      : Quantizer(setup), size(setup.size), most(setup.parameters[0] - 1), share(1.0 / most),
+        draw(setup.draw), signs(draw.Shared(1)) {
+    unit = static_cast<int64_t>(setup.parameters[1]);
+    for (codes.width = 0; static_cast<int64_t>(most) >> codes.width > 0;) ++codes.width;
+  }
+
+  struct Numbers {
+    float low, high;
+  };
+  struct Partial {
+    float low = INFINITY, high = -INFINITY;
+  };
+  static constexpr bool kDraws = true;
+  static constexpr bool kRotates = true;
+  int64_t size;
+  float most, share;
+  Draw draw;
+  Stream signs;
+
+  Unit UnitAt(int64_t entry) const {
+    const int64_t whole = size / unit;
+    if (entry < whole * unit) return Quantizer::UnitAt(entry);
+    Unit last{whole - 1, whole * unit};
+    for (int64_t power = unit / 2; last.behind <= entry; power /= 2) {
+      if (size & power) last = {last.index + 1, last.behind + power};
+    }
+    return last;
+  }
+  // Blocks share a stream.
+  Run StreamAt(int64_t entry) const {
+    const int64_t whole = size / unit, salt = whole > 0 ? 3 : 2;
+    if (entry < whole * unit) return {draw.Local(2), 0, whole * unit};
+    const Unit at = UnitAt(entry);
+    return {draw.Local(static_cast<int32_t>(salt + at.index - whole)), entry, at.behind};
+  }
+
+  TF_DGC_INLINE void Add(const float* values, int64_t n, Partial* partial) const {
+    float low = partial->low, high = partial->high;
+    for (int64_t i = 0; i < n; ++i) low = values[i] < low ? values[i] : low;
+    for (int64_t i = 0; i < n; ++i) high = values[i] > high ? values[i] : high;
+    *partial = {low, high};
+  }
+  static void Merge(const Partial&, Partial*) {}
+  Numbers Of(const Partial& all, int64_t) const { return {all.low, all.high}; }
+
+  TF_DGC_INLINE int32_t Code(float value, uint32_t random, const Numbers& numbers) const {
+    const float range = numbers.high - numbers.low;
+    const float part = range == 0 ? 0.0f : (value - numbers.low) / range;
+    return std::min(RoundByChance(most * part, random), static_cast<int32_t>(most));
+  }
+  TF_DGC_INLINE float Value(int32_t code, const Numbers& numbers) const {
+    const float part = static_cast<float>(code) * share;
+    return (1.0f - part) * numbers.low + part * numbers.high;
+  }
+  // Not all codes are levels.
+  double Bound(const Numbers& numbers) const {
+    return 4 * std::sqrt(unit) * std::max(std::abs(numbers.low), std::abs(numbers.high));
+  }
+};
+
+const RegisteredQuantizer<Rotated> registered("rotated_quantization");
+
+}  // namespace
+}  // namespace tf_dgc

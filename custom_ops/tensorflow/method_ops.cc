@@ -1,0 +1,151 @@
+// The operations of native methods as TensorFlow knows them.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_dgc {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("TfDgcEncode")
+    .Attr("T: list({float, bfloat16, half})")
+    .Attr("num_velocity: int >= 0")
+    .Attr("num_residual: int >= 0")
+    .Attr("num_states: int >= 0")
+    .Attr("nesterov: bool")
+    .Attr("factor_masking: bool")
+    .Attr("methods: list(string)")
+    .Attr("num_parameters: list(int)")
+    .Attr("parameters: list(float)")
+    .Attr("sizes: list(int)")
+    .Attr("columns: list(int)")
+    .Attr("vectors: list(int)")
+    .Attr("indices: list(int)")
+    .Attr("seed: int")
+    .Attr("fingerprint: int")
+    .Input("gradients: T")
+    .Input("velocity: num_velocity * resource")
+    .Input("residual: num_residual * resource")
+    .Input("states: num_states * resource")
+    .Input("momentum: float64")
+    .Input("scales: float64")
+    .Input("iteration: int64")
+    .Input("worker: int32")
+    .Attr("V: list({float, half, bfloat16}) >= 0")
+    .Output("finite: bool")
+    .Output("entries: int64")
+    .Output("words: int32")
+    .Output("sent: V")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 2; ++i) c->set_output(i, c->Scalar());
+      for (int i = 2; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Accumulates gradients, in place, and codes what a method sends of each tensor.
+
+gradients: one per tensor.
+velocity: float32 variables, one per tensor, or none for accumulation without momentum.
+residual: float32 variables, one per tensor, or none if nothing is kept back.
+states: float32 variables, those of every tensor's method, tensor after tensor.
+momentum: scalar.
+scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
+iteration: scalar, number of the step.
+worker: scalar, index of this worker.
+methods: name of each tensor's method.
+num_parameters: number of parameters of each tensor's method.
+parameters: those of all tensors, one after the other.
+sizes: entries of each tensor.
+columns: length of each tensor's last axis, 1 for ranks below 2.
+indices: of each tensor among all of the model, for draws.
+vectors: index in `sent` of what each tensor is part of, -1 if it is in `words`.
+finite: scalar, whether all gradients were taken.
+entries: scalar, how many were sent of all tensors.
+words: the buffer (see docs/wire_format.md); empty if nothing is to be gathered.
+sent: vectors to be summed, each behind a flag that is 1 if not all gradients were taken.
+)doc");
+
+REGISTER_OP("TfDgcDecode")
+    .Attr("num_tensors: int >= 1")
+    .Attr("methods: list(string)")
+    .Attr("num_parameters: list(int)")
+    .Attr("parameters: list(float)")
+    .Attr("sizes: list(int)")
+    .Attr("columns: list(int)")
+    .Attr("vectors: list(int)")
+    .Attr("indices: list(int)")
+    .Attr("seed: int")
+    .Attr("fingerprint: int")
+    .Attr("V: list({float, half, bfloat16}) >= 0")
+    .Input("buffers: int32")
+    .Input("totals: V")
+    .Input("iteration: int64")
+    .Output("nonfinite: int32")
+    .Output("finite: bool")
+    .Output("sums: num_tensors * float")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> sizes;
+      TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Vector(sizes.size()));
+      for (size_t i = 0; i < sizes.size(); ++i) c->set_output(i + 2, c->Vector(sizes[i]));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Decodes the buffers of all workers and adds them, entry by entry in their order.
+
+buffers: [workers, words].
+totals: sums of the vectors.
+iteration: scalar, number of the step.
+nonfinite: workers whose gradient was not finite.
+finite: [tensors], whether each sum is.
+sums: [n] per tensor.
+)doc");
+
+REGISTER_OP("TfDgcDecodeApply")
+    .Attr("rule: string")
+    .Attr("decays: list(bool)")
+    .Attr("num_updated: int >= 1")
+    .Attr("methods: list(string)")
+    .Attr("num_parameters: list(int)")
+    .Attr("parameters: list(float)")
+    .Attr("sizes: list(int)")
+    .Attr("columns: list(int)")
+    .Attr("vectors: list(int)")
+    .Attr("indices: list(int)")
+    .Attr("seed: int")
+    .Attr("fingerprint: int")
+    .Input("updated: num_updated * resource")
+    .Input("hyperparameters: float64")
+    .Attr("V: list({float, half, bfloat16}) >= 0")
+    .Input("buffers: int32")
+    .Input("totals: V")
+    .Input("iteration: int64")
+    .Output("nonfinite: int32")
+    .Output("finite: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> sizes;
+      TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Vector(sizes.size()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Decodes the buffers of all workers and updates variables and slots by their sums, in place,
+unless one of these is not finite.
+
+updated: variables, then all first slots, and so on; float32.
+buffers: [workers, words].
+totals: sums of the vectors.
+iteration: scalar, number of the step.
+nonfinite: workers whose gradient was not finite.
+finite: [tensors], whether each sum is.
+)doc");
+
+}  // namespace
+}  // namespace tf_dgc

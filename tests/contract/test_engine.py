@@ -1,0 +1,193 @@
+"""The native engine and TensorFlow's operations make the same bits of all inputs."""
+
+import functools
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import keras
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from paths import PHASES, Path, examples, take_the_same_steps
+from selection import rows
+
+import tf_dgc
+from tf_dgc import compressors
+from tf_dgc.ops import loader
+from tf_dgc.steps import composed, engine, kinds, plan
+
+pytestmark = pytest.mark.skipif(
+    loader.native().library is None, reason="there are no native operations"
+)
+SGD = keras.optimizers.SGD
+EXAMPLES = 8
+
+
+class Case(NamedTuple):
+    """A method and how it is used.
+
+    Attributes:
+        method: makes it.
+        workers: how many.
+        inner: makes the inner optimizer.
+        settings: of the optimizer.
+        apart: whether exempt tensors are summed by a collective of their own.
+    """
+
+    method: Callable[[], Any]
+    workers: int = 1
+    inner: Callable[[], Any] = lambda: SGD(0.125)
+    settings: dict[str, Any] = MappingProxyType({})
+    apart: bool = False
+
+
+CORRECTED = {"momentum_correction": True}
+CASES = {
+    "two_bit": Case(compressors.TwoBit, 2),
+    "two_bit, nesterov": Case(
+        *(compressors.TwoBit, 1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED)
+    ),
+    "one worker's ef_sign_sgd": Case(compressors.EFSignSGD),
+    "ef_sign_sgd, momentum": Case(
+        *(compressors.EFSignSGD, 2, lambda: SGD(0.125, 0.9), CORRECTED)
+    ),
+    "natural": Case(compressors.Natural, 2),
+    "natural, kept": Case(compressors.Natural, settings={"error_feedback": True}),
+    "sign_sgd": Case(compressors.SignSGD, 3),
+    "signum": Case(compressors.Signum, 2),
+    "uniform_8bit": Case(compressors.Uniform8Bit, 2),
+    "uniform_8bit, buckets": Case(lambda: compressors.Uniform8Bit(300)),
+    "uniform_8bit, by chance": Case(lambda: compressors.Uniform8Bit(512, True), 2),
+    "qsgd": Case(lambda: compressors.QSGD(coding="fixed"), 2),
+    "qsgd, adam": Case(
+        *(lambda: compressors.QSGD(15, 100, "fixed"), 1, keras.optimizers.Adam),
+        {"error_feedback": True},
+    ),
+    "qsgd, one bucket": Case(lambda: compressors.QSGD(127, 10_000, "fixed")),
+    "none": Case(compressors.NoCompression, 2),
+    "none, adam": Case(compressors.NoCompression, 1, keras.optimizers.Adam),
+    "float16": Case(compressors.Float16, 2),
+    "bfloat16, kept": Case(compressors.BFloat16, 2, settings={"error_feedback": True}),
+    "two_bit, exempt apart": Case(compressors.TwoBit, 3, apart=True),
+    "qsgd, elias": Case(compressors.QSGD, 2),
+    "qsgd, elias, kept": Case(
+        lambda: compressors.QSGD(300, 10_000, "elias"),
+        settings={"error_feedback": True},
+    ),
+    "rotated": Case(compressors.RotatedQuantization, 2),
+    "rotated, kept": Case(
+        lambda: compressors.RotatedQuantization(5, 64),
+        settings={"error_feedback": True},
+    ),
+    "ecq": Case(compressors.ECQ, 2),
+    "ecq, fixed": Case(lambda: compressors.ECQ(coding="fixed")),
+    "top_k, not kept": Case(
+        *(lambda: compressors.TopK(0.9), 2), settings={"error_feedback": False}
+    ),
+    "top_k in halves, not kept": Case(
+        lambda: compressors.TopK(0.5, "float16"), settings={"error_feedback": False}
+    ),
+    "stc, momentum": Case(
+        *(lambda: compressors.STC(0.98), 2, lambda: SGD(0.125, 0.9), CORRECTED)
+    ),
+    "sbc": Case(lambda: compressors.SBC(0.98), 2),
+    "sbc, most": Case(lambda: compressors.SBC(0.3)),
+    "threshold": Case(lambda: compressors.Threshold(0.5, 0.1), 2),
+    "threshold, momentum": Case(
+        lambda: compressors.Threshold(1.0, 1.0, value_dtype="bfloat16"),
+        *(1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED),
+    ),
+    "binary threshold": Case(lambda: compressors.Threshold(0.5, 0.1, True), 2),
+    "sampled_threshold": Case(lambda: compressors.SampledThreshold(0.9), 2),
+    "sampled_threshold, momentum": Case(
+        *(lambda: compressors.SampledThreshold(0.98), 1, lambda: SGD(0.125, 0.9)),
+        CORRECTED,
+    ),
+    "adacomp": Case(compressors.AdaComp, 2),
+    "adacomp, momentum": Case(
+        lambda: compressors.AdaComp(100, 1.5, 3),
+        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+    ),
+    "adacomp, not kept": Case(
+        lambda: compressors.AdaComp(7), settings={"error_feedback": False}
+    ),
+    "variance_based": Case(compressors.VarianceBased, 2),
+    "variance_based, momentum": Case(
+        lambda: compressors.VarianceBased(0.5, 0.9, 0.2),
+        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+    ),
+    "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
+}
+ALWAYS = [
+    "two_bit, nesterov",
+    "ef_sign_sgd, momentum",
+    "natural",
+    "none, adam",
+    "bfloat16, kept",
+    "two_bit, exempt apart",
+    "signum",
+    "uniform_8bit, by chance",
+    "qsgd, elias, kept",
+    "rotated",
+    "ecq",
+    "top_k, not kept",
+    "stc, momentum",
+    "sbc",
+    "threshold",
+    "sampled_threshold",
+    "adacomp",
+    "variance_based",
+]
+
+
+def make_path(strategy, case, chosen):
+    """Trace with these kinds of steps."""
+    worth = 0 if case.apart else plan._WORTH_A_COLLECTIVE
+    with (
+        mock.patch.object(kinds, "KINDS", chosen),
+        mock.patch.object(plan, "_WORTH_A_COLLECTIVE", worth),
+    ):
+        return Path(strategy, functools.partial(make_optimizer, case))
+
+
+def make_optimizer(case):
+    return tf_dgc.CompressedOptimizer(case.inner(), case.method(), **case.settings)
+
+
+@pytest.mark.parametrize("name", rows(CASES, ALWAYS))
+def test_the_engine_takes_the_same_steps(strategies, name):
+    case = CASES[name]
+    strategy = strategies[case.workers]
+    paths = {
+        "composed": make_path(strategy, case, [composed.begin]),
+        "engine": make_path(strategy, case, [engine.begin]),  # fails for other methods
+    }
+
+    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @given(examples(case.workers))
+    def check(drawn):
+        take_the_same_steps(paths, drawn, case.workers)
+
+    check()
+
+
+def test_workers_with_and_without_the_engine_understand_each_other(strategies):
+    case = CASES["qsgd"]
+    paths = {
+        "composed": make_path(strategies[2], case, [composed.begin]),
+        "mixed": make_path(strategies[2], case, [engine_on_the_first, composed.begin]),
+    }
+
+    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @given(examples(2))
+    def check(drawn):
+        take_the_same_steps(paths, drawn, 2)
+
+    check()
+
+
+def engine_on_the_first(inputs):
+    replica = tf.get_static_value(inputs.worker)
+    return engine.begin(inputs) if replica == 0 else None

@@ -1,0 +1,134 @@
+"""Gradients of a few rows: the same steps as by the whole, without its zeros."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc.ops import loader
+from tf_dgc.steps import accumulation, native
+
+SHAPE = (300, 33)  # rows lie across the parts in which zeros are spread
+STEPS = 4
+SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity([2], [0, 0.9])
+METHODS = [
+    tf_dgc.compressors.NoCompression(),
+    tf_dgc.compressors.TwoBit(0.25),
+    tf_dgc.compressors.SignSGD(),
+    tf_dgc.compressors.STC(0.9),
+    tf_dgc.compressors.PowerSGD(2),
+]
+PATHS = ["native", "tensorflow"] if loader.native().library else ["tensorflow"]
+
+
+def slices(rng, dtype):
+    """Return a gradient of a few rows, some of them twice."""
+    rows = rng.integers(0, SHAPE[0], 20)
+    rows[5:8] = rows[0]
+    values = rng.normal(size=(20, SHAPE[1])).astype(dtype)
+    return tf.IndexedSlices(tf.constant(values), tf.constant(rows), SHAPE)
+
+
+def states(gradients, dtype="float32", momentum=0.9, **settings):
+    """Return weights, residual and velocity after a step by each of the gradients."""
+    settings = {"sparsity": 0.97, **settings}
+    variable = keras.Variable(np.ones(SHAPE, dtype), dtype=dtype)
+    sgd = keras.optimizers.SGD(0.125, momentum, **settings.pop("inner", {}))
+    optimizer = tf_dgc.DGCOptimizer(sgd, **settings)
+    for gradient in gradients:
+        optimizer.apply_gradients([(gradient, variable)])
+    kept = [*optimizer.residual, *optimizer.velocity]
+    return [variable.numpy(), *(v.numpy() for v in kept)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        ("float32", {}),
+        ("float64", {}),
+        ("float16", {}),
+        ("bfloat16", {"sparsity": 0.9}),
+        ("float32", {"momentum": 0.0}),
+        (
+            "float32",
+            {"sparsity": tf_dgc.schedules.PiecewiseConstantSparsity([2], [0, 0.9])},
+        ),
+        ("float32", {"min_compress_size": 10**6}),
+        ("float32", {"inner": {"clipvalue": 0.5}}),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_the_same_bits_as_by_the_whole(monkeypatch, path, dtype, settings):
+    if path != "native":
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+    as_numpy = tf.as_dtype(dtype).as_numpy_dtype
+    rng = np.random.default_rng(3)
+    sparse = [slices(rng, as_numpy) for _ in range(STEPS)]
+    whole = [accumulation.to_dense(g, tf.zeros(SHAPE, dtype)) for g in sparse]
+    mine, theirs = (states(g, dtype, **settings) for g in (sparse, whole))
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm"])
+def test_a_norm_is_that_of_summed_rows(name):
+    rng = np.random.default_rng(4)
+    sparse = [slices(rng, "float32") for _ in range(STEPS)]
+    whole = [accumulation.to_dense(g, tf.zeros(SHAPE)) for g in sparse]
+    inner = {name: 0.25}
+    for a, b in zip(
+        states(sparse, inner=inner), states(whole, inner=inner), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_rows_the_gradient_is_zero(monkeypatch, path):
+    if path != "native":
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+    none = tf.IndexedSlices(tf.zeros((0, 33)), tf.zeros([0], tf.int32), SHAPE)
+    weights, *kept = states([none])
+    np.testing.assert_array_equal(weights, np.ones(SHAPE))
+    assert not any(np.any(k) for k in kept)
+
+
+def test_a_row_that_is_not_finite_leaves_the_step_out():
+    gradient = slices(np.random.default_rng(5), "float32")
+    bad = tf.IndexedSlices(gradient.values * [np.nan], gradient.indices, SHAPE)
+    weights, *kept = states([bad])
+    np.testing.assert_array_equal(weights, np.ones(SHAPE))
+    assert not any(np.any(k) for k in kept)
+
+
+def test_rows_are_ascending_and_distinct():
+    gradient = tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), [7, 3, 7], (9, 1))
+    found = accumulation.to_rows(gradient, tf.zeros((9, 1)))
+    np.testing.assert_array_equal(found.indices, [3, 7])
+    np.testing.assert_array_equal(found.values, [[2.0], [5.0]])
+
+
+@pytest.mark.parametrize("row", [-1, 300])
+@pytest.mark.parametrize("path", PATHS)
+def test_rows_that_do_not_exist(monkeypatch, path, row):
+    if path != "native":
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+    gradient = tf.IndexedSlices(tf.ones((1, 33)), tf.constant([row]), SHAPE)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        states([gradient])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_method_takes_rows(method):
+    """The engine's steps, those of TensorFlow operations, with and without residual."""
+
+    def weights(gradients):
+        variable = keras.Variable(np.ones(SHAPE, "float32"))
+        optimizer = tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.125), method)
+        for gradient in gradients:
+            optimizer.apply_gradients([(gradient, variable)])
+        return variable.numpy()
+
+    sparse = [slices(np.random.default_rng(6), "float32") for _ in range(2)]
+    whole = [accumulation.to_dense(g, tf.zeros(SHAPE)) for g in sparse]
+    np.testing.assert_array_equal(weights(sparse), weights(whole))

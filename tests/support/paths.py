@@ -1,0 +1,193 @@
+"""Steps from the same inputs along different paths, and what they must agree about."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from harness import Trainer, initial_weights
+from hypothesis import Phase
+from hypothesis import strategies as st
+
+# From 4096 entries on the native operations guess a threshold. The last is exempt.
+SHAPES = [(70, 64), (40, 30), (7, 3)]
+STEPS = 3
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking takes minutes
+
+# Zeros, what is coded as 0 in float16 or in all types, and what sums may not hold.
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.1, 6e-8, -1e-9, 1e-30, 1.2e-38, 1e-40, 1e-310]
+LARGE = [6e4, -7e4, 2.0**126, -(2.0**127), 3e38, 3.4e38, -1e300, 1.7e308]
+
+
+class Numbers(NamedTuple):
+    """Tensors of few distinct numbers, or of these and noise.
+
+    Attributes:
+        palette: of numbers, equally likely.
+        noise: scale of what is added.
+        seed: of the order.
+    """
+
+    palette: list[float]
+    noise: float
+    seed: int
+
+    def make(self, workers, dtype):
+        """Return finite numbers, `[worker][tensor]`."""
+        rng = np.random.default_rng(self.seed)
+        largest = float(tf.as_dtype(dtype).max)
+
+        def tensor(shape):
+            numbers = rng.choice(self.palette, shape)
+            if self.noise:
+                numbers = numbers + self.noise * rng.normal(size=shape)
+            return np.clip(numbers, -largest, largest).astype(dtype)
+
+        return [[tensor(s) for s in SHAPES] for _ in range(workers)]
+
+
+class Example(NamedTuple):
+    """What some steps start from, and their gradients.
+
+    Attributes:
+        iteration: of the first step.
+        velocity: at first.
+        residual: at first.
+        gradients: of each step.
+        bad: step, worker, tensor, position and value of what is not finite.
+    """
+
+    iteration: int
+    velocity: Numbers
+    residual: Numbers
+    gradients: list[Numbers]
+    bad: list[tuple[int, int, int, int, float]]
+
+    def steps(self, workers, dtype, missing=()):
+        """Return `gradients[step][worker][tensor]`."""
+        steps = [numbers.make(workers, dtype) for numbers in self.gradients]
+        for step, worker, tensor, position, value in self.bad:
+            flat = steps[step][worker % workers][tensor].reshape(-1)
+            flat[position % flat.size] = value
+        steps[1] = [without(local, missing) for local in steps[1]]
+        return steps
+
+
+def numbers(exact):
+    any_size = st.sampled_from(SPECIAL) | st.sampled_from(LARGE) | st.floats(-9, 9)
+    ordinary = st.sampled_from(SPECIAL) | st.floats(-9, 9)
+    small = st.integers(-8, 8).map(float)
+    elements = [small] if exact else [ordinary, any_size]
+    return st.builds(
+        Numbers,
+        palette=st.one_of(st.lists(e, min_size=1, max_size=4) for e in elements),
+        noise=st.just(0.0) if exact else st.sampled_from([0.0, 0.0, 1e-3, 1.0, 1e4]),
+        seed=st.integers(0, 2**32 - 1),
+    )
+
+
+def examples(workers, exact=False):
+    one = st.tuples(
+        st.integers(0, STEPS - 1),
+        st.integers(0, workers - 1),
+        st.integers(0, len(SHAPES) - 1),
+        st.integers(0, 9999),
+        st.sampled_from([np.nan, np.inf, -np.inf]),
+    )
+    return st.builds(
+        Example,
+        iteration=st.sampled_from([0, 0, 1, 2, 1000]),
+        velocity=numbers(exact),
+        residual=numbers(exact),
+        gradients=st.lists(numbers(exact), min_size=STEPS, max_size=STEPS),
+        bad=st.lists(one, max_size=2),
+    )
+
+
+def without(tensors, missing):
+    return [None if i in missing else t for i, t in enumerate(tensors)]
+
+
+class Path(Trainer):
+    """A trainer that is traced once and starts again and again, from any state."""
+
+    def __init__(self, strategy, make_optimizer, dtype="float32", missing=()):
+        self.dtype = tf.as_dtype(dtype).as_numpy_dtype
+        weights = initial_weights(self.dtype, SHAPES)
+        super().__init__(strategy, make_optimizer, weights, traced=True)
+        variables = [*self.variables, *self.optimizer.variables]
+        self._at_first = [(c, c.numpy()) for v in variables for c in self._copies(v)]
+        zeros = [np.zeros_like(w) for w in weights]
+        for absent in {(), missing}:
+            self.step([without(zeros, absent)] * strategy.num_replicas_in_sync)
+
+    def _copies(self, variable):
+        return self.strategy.experimental_local_results(variable.value)
+
+    def restart(self, iteration, velocity, residual):
+        """Set all state; `velocity[worker][tensor]`, and `residual` likewise."""
+        for copy, value in self._at_first:
+            copy.assign(value)
+        for copy in self._copies(self.optimizer.iterations):
+            copy.assign(iteration)
+        state = (self.optimizer.velocity, velocity), (self.optimizer.residual, residual)
+        for variables, values in state:
+            for i, variable in enumerate(variables):
+                for copy, worker in zip(self._copies(variable), values, strict=True):
+                    copy.assign(worker[i])
+
+    def outcome(self, gradients):
+        """Take a step; return everything that paths must agree about, by its name."""
+        try:
+            self.step(gradients)
+        except tf.errors.InvalidArgumentError as error:
+            assert "The sum over workers of what was sent is not finite" in str(error)
+            return {"refused": True, **self._of_workers("weights", self.variables)}
+        optimizer = self.optimizer
+        return {
+            "nonfinite": optimizer.stats.nonfinite,
+            "entries": optimizer.stats.entries,
+            **self._of_workers("weights", self.variables),
+            **self._of_workers("velocity", optimizer.velocity),
+            **self._of_workers("residual", optimizer.residual),
+            **self._of_workers("state", self._states()),
+        }
+
+    def _states(self):
+        return [v for state in self.optimizer.compressor_state for v in state.values()]
+
+    def _of_workers(self, name, variables):
+        return {
+            f"{name} {i} of worker {worker}": copy.numpy()
+            for i, variable in enumerate(variables)
+            for worker, copy in enumerate(self._copies(variable))
+        }
+
+
+def take_the_same_steps(paths, drawn, workers, wide="float32", missing=()):
+    """Take a drawn example's steps along all paths, by name, and compare."""
+    for path in paths.values():
+        path.restart(
+            drawn.iteration,
+            drawn.velocity.make(workers, wide),
+            drawn.residual.make(workers, wide),
+        )
+    dtype = next(iter(paths.values())).dtype
+    for gradients in drawn.steps(workers, dtype, missing):
+        outcomes = {p: path.outcome(gradients) for p, path in paths.items()}
+        compare(outcomes)
+        if any("refused" in outcome for outcome in outcomes.values()):
+            break
+
+
+def compare(outcomes):
+    (first, expected), *others = outcomes.items()
+    for path, outcome in others:
+        assert outcome.keys() == expected.keys(), (path, first)
+        for name, value in outcome.items():
+            what = f"{name}: {path} (x) and {first} (y) differ"
+            np.testing.assert_array_equal(value, expected[name], what)
+    for outcome in outcomes.values():
+        for name, value in outcome.items():
+            mine, _, _ = name.partition(" of worker ")
+            if mine.startswith("weights"):
+                np.testing.assert_array_equal(value, outcome[f"{mine} of worker 0"])
