@@ -1,5 +1,6 @@
 """`benchmarks/methods.py` takes steps apart, and knows every method's floor."""
 
+import importlib
 import json
 import pathlib
 import subprocess
@@ -24,9 +25,16 @@ def common(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
+@pytest.fixture
+def links(common):
+    """Speeds and their picture, which an extra draws."""
+    pytest.importorskip("matplotlib")
+    return importlib.import_module("common.links")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
-def test_methods(tmp_path):
+def test_methods(links, tmp_path):
     """A sum, a gather, the fused step, and the optimizer alone."""
     rows, output = tmp_path / "rows.json", tmp_path / "table.md"
     methods = ["sgd", "none", "two_bit", "dgc"]
@@ -92,10 +100,8 @@ def test_what_a_floor_touches(common):
     assert set(made._arrays) == {"g", "r", "s", *(f"p{i}" for i in range(8))}
 
 
-def test_the_fastest_by_speed(common):
+def test_the_fastest_by_speed(links):
     """Bytes decide on slow links, local work on fast ones; the sentence says where."""
-    from common import links
-
     def row(name, local_ms, num_bytes):
         sent = {"requests": 1, "bytes_per_step": num_bytes}
         return {"method": name, "step_2_ms": local_ms, **sent}
@@ -114,9 +120,7 @@ def test_the_fastest_by_speed(common):
 @pytest.mark.parametrize(
     "heights", [[0.1, 0.1, 0.1], [0.5, 0.99, 1.0, 1.0], [0.0, 0.3, 0.9]]
 )
-def test_labels_do_not_overlap(common, heights):
-    from common import links
-
+def test_labels_do_not_overlap(links, heights):
     moved = links._spread(heights)
     assert np.all(np.diff(moved) >= links._GAP - 1e-9)
     assert max(moved) <= 1

@@ -80,7 +80,7 @@ class _Call:
     """The engine's operations on the tensors of a step.
 
     Args:
-        inputs: what goes into the step.
+        inputs: variables, gradients and settings of the step.
         methods: native method of each tensor.
     """
 
