@@ -267,7 +267,7 @@ def undisturbed(strategies):
         pytest.param(2, 3, 7, {}, marks=pytest.mark.slow),
         pytest.param(1, 2, 7, {}, marks=pytest.mark.slow),
         pytest.param(1, 4, 8, {}, marks=pytest.mark.slow),
-        (1, 1, 1, {}),
+        pytest.param(1, 1, 1, {}, marks=pytest.mark.slow),
         (1, 2, 3, {"steps_per_execution": 2}),
     ],
 )
@@ -349,6 +349,7 @@ def test_a_frequency_that_is_none(save_freq):
         tf_dgc.callbacks.BackupAndRestore("backup", save_freq)
 
 
+@pytest.mark.slow
 def test_stock_backup_and_restore_on_one_worker(strategies, tmp_path):
     model = make_model(strategies[1])
     fit(model, epochs=2)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.workers
+pytestmark = [pytest.mark.workers, pytest.mark.slow]
 SCRIPT = pathlib.Path(__file__).with_name("saving_scenarios.py")
 
 

@@ -152,17 +152,13 @@ CASES = {
 ALWAYS = [
     "nesterov",
     "missing gradients",
-    "adam",
-    "momentum after the sum",
     "adamw, exempt apart",
     "float64, coded",
     "bfloat16 variables",
-    "small loss scale",
     "warm-up, float16 variables",
     "never sparse",
     "mixed workers",
     "sign on the wire",
-    "exempt apart",
 ]
 
 

@@ -206,6 +206,7 @@ def test_killed_while_it_saves_and_resumed(run, tmp_path):
     assert all(found["weights"] == first["weights"] for found in elsewhere.findings)
 
 
+@pytest.mark.slow
 def test_divergence(run, tmp_path):
     finished = run("divergence", 2, tmp_path)
     assert finished.codes == [0, 0]

@@ -155,6 +155,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.workers
+@pytest.mark.slow
 def test_a_worker_that_waits_for_another_one_is_interrupted_too(tmp_path, monkeypatch):
     """Within TensorFlow, and though the other one does not end at once."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")

@@ -126,8 +126,11 @@ def test_is_not_tracked_by_default_and_never_saved(tmp_path):
 @pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker")
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"run_eagerly": True}, {"jit_compile": True}],
-    ids=["graph", "eager", "xla"],
+    [
+        pytest.param({}, id="graph"),
+        pytest.param({"run_eagerly": True}, id="eager", marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, id="xla", marks=pytest.mark.slow),
+    ],
 )
 def test_monitor_logs_it(settings):
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(60)])

@@ -12,6 +12,7 @@ from tf_dgc.ops import loader
 SCRIPT = pathlib.Path(__file__).with_name("low_memory.py")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 @pytest.mark.skipif(loader.native().library is None, reason="no native operations")
 def test_too_little_memory_ends_the_step_with_an_error():

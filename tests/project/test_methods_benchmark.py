@@ -102,6 +102,7 @@ def test_what_a_floor_touches(common):
 
 def test_the_fastest_by_speed(links):
     """Bytes decide on slow links, local work on fast ones; the sentence says where."""
+
     def row(name, local_ms, num_bytes):
         sent = {"requests": 1, "bytes_per_step": num_bytes}
         return {"method": name, "step_2_ms": local_ms, **sent}

@@ -85,11 +85,8 @@ ONE_WORKER = [(case, "float32", 1) for case in CASES]
         ],
         # Others with like settings are in test_all_paths.py.
         [
-            ("no momentum", "float32", 1),
             ("no correction", "float32", 1),
             ("all compressed", "float32", 1),
-            ("loss scale", "float32", 1),
-            ("decay", "float32", 1),
             ("adam", "float32", 1),
             ("one entry", "float32", 1),
             ("schedule", "float64", 2),

@@ -10,7 +10,6 @@ import tensorflow as tf
 import tf_dgc
 
 SCRIPT = pathlib.Path(__file__).with_name("loop_worker.py")
-workers = pytest.mark.workers
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,8 @@ def findings(starter, tmp_path_factory):
     return finished.findings
 
 
-@workers
+@pytest.mark.workers
+@pytest.mark.slow
 def test_a_step_of_fit_is_one_meeting(findings):
     """Two where nobody knows how many batches there are."""
     for found in findings:
@@ -32,7 +32,8 @@ def test_a_step_of_fit_is_one_meeting(findings):
         assert all(counts == [1] for counts in per_step.values()), per_step
 
 
-@workers
+@pytest.mark.workers
+@pytest.mark.slow
 def test_logs_of_an_epoch_are_of_all_workers(findings):
     for found in findings:
         meetings = found["meetings"]
@@ -52,7 +53,8 @@ def test_logs_of_an_epoch_are_of_all_workers(findings):
     assert one == other
 
 
-@workers
+@pytest.mark.workers
+@pytest.mark.slow
 def test_a_worker_that_runs_out_of_batches(findings):
     """Goes on with empty ones until the others are done, unless Keras counts them."""
     one, other = (found["unequal"] for found in findings)
@@ -66,7 +68,7 @@ def test_a_worker_that_runs_out_of_batches(findings):
     np.testing.assert_allclose(one["logs"], one["expected"], rtol=1e-5)
 
 
-@workers
+@pytest.mark.workers
 @pytest.mark.slow
 def test_logs_that_are_no_metrics(starter, tmp_path):
     """Those of the last step are exact, also where batches differ in size."""
@@ -80,7 +82,8 @@ def test_logs_that_are_no_metrics(starter, tmp_path):
             np.testing.assert_allclose(actual, tensors[f"expected {name}"], rtol=1e-5)
 
 
-@workers
+@pytest.mark.workers
+@pytest.mark.slow
 def test_workers_stop_together(findings):
     one, other = (found["stops"] for found in findings)
     assert one == other
@@ -92,7 +95,8 @@ def test_workers_stop_together(findings):
     assert one["early"]["epochs"] == 2
 
 
-@workers
+@pytest.mark.workers
+@pytest.mark.slow
 def test_statistics_are_the_mean_over_workers(findings):
     one, other = (found["statistics"] for found in findings)
     assert one["local"] != other["local"]
