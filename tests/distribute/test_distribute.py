@@ -223,9 +223,8 @@ with strategy.scope():
 """
 
 
-@pytest.mark.parametrize(
-    "use", [pytest.param("", marks=pytest.mark.slow), USE], ids=["import", "use"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["", USE], ids=["import", "use"])
 def test_no_side_effects_on_tensorflow_or_keras(use):
     """Nothing is patched: not by importing, not by using."""
     subprocess.run([sys.executable, "-c", IMPORT.format(use=use)], check=True)
