@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "measures.h"
 #include "wire.h"
 
 namespace tf_dgc {
@@ -48,8 +49,9 @@ class Places {
       return words_ - tensor.method->num_words(tensor.setup);
     }
     Vector& vector = vectors_[tensor.vector];
-    vector.data += tensor.setup.size * vector.itemsize;
-    return vector.data - tensor.setup.size * vector.itemsize;
+    const int64_t bytes = tensor.method->num_summed(tensor.setup) * vector.itemsize;
+    vector.data += bytes;
+    return vector.data - bytes;
   }
 
  private:
@@ -57,10 +59,23 @@ class Places {
   std::vector<Vector> vectors_;
 };
 
+constexpr int64_t kJob = 1 << 16;  // entries, more or less
+
 bool IsAllFinite(const float* values, int64_t n) {
-  int32_t largest = 0;
-  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, MagnitudeOf(values[i]));
-  return largest < Magnitude<float>::kInfinity;
+  Largest largest{};
+  largest.Add(values, n);
+  return largest.bits < Magnitude<float>::kInfinity;
+}
+
+// Returns the largest magnitude.
+float LargestOf(const float* values, int64_t n, Threads& threads) {
+  std::vector<Largest> found((n + kJob - 1) / kJob);
+  ForEachJob(threads, found.size(), [&](int64_t job) {
+    found[job].Add(values + job * kJob, std::min(kJob, n - job * kJob));
+  });
+  Largest all{};
+  for (const Largest& largest : found) all.Merge(largest);
+  return all.value();
 }
 
 std::vector<char> Not(const std::vector<std::atomic<bool>>& flags) {
@@ -79,9 +94,17 @@ int64_t NumWords(const std::vector<Coded>& tensors) {
   return IsGathered(tensors) ? kHeaderWords + words : 0;
 }
 
+int64_t NumSummed(const std::vector<Coded>& tensors, int vector) {
+  int64_t numbers = 1;
+  for (const Coded& tensor : tensors) {
+    if (tensor.vector == vector) numbers += tensor.method->num_summed(tensor.setup);
+  }
+  return numbers;
+}
+
 Encoded Encode(const std::vector<Coded>& tensors, const std::vector<Source>& sources,
-            uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
-            const std::vector<Vector>& vectors) {
+               uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
+               const std::vector<Vector>& vectors) {
   Encoders encoders;
   Places places(words, vectors);
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -158,12 +181,11 @@ std::string Buffers::Open(const std::vector<Coded>& tensors, const uint32_t* wor
 }
 
 void Buffers::ForEachPart(Threads& threads, const Work& work) const {
-  ForEachPartOf(std::vector<char>(sizes_.size(), true), threads, work);
+  ForEachPartOf(std::vector<char>(sizes_.size(), true), true, threads, work);
 }
 
-void Buffers::ForEachPartOf(const std::vector<char>& wanted, Threads& threads,
+void Buffers::ForEachPartOf(const std::vector<char>& wanted, bool keeps, Threads& threads,
                             const Work& work) const {
-  constexpr int64_t kJob = 1 << 16;
   std::vector<Job> jobs;
   std::vector<int64_t> lengths;
   for (size_t t = 0; t < sizes_.size(); ++t) {
@@ -181,31 +203,50 @@ void Buffers::ForEachPartOf(const std::vector<char>& wanted, Threads& threads,
     for (int64_t at = start; at < end; at += part) {
       const int64_t stop = std::min(end, at + part);
       decoders_[t]->Sum(words_[t], at, stop, sums.data());
+      if (Remembers(t)) decoders_[t]->Share(at, stop, shared_[t], keeps, sums.data());
       work(t, at, stop, sums.data());
     }
   });
 }
 
-std::vector<char> Buffers::AreFinite(Threads& threads) const {
-  std::vector<char> in_doubt(sizes_.size());
+std::vector<double> Buffers::Bounds(Threads& threads) const {
+  std::vector<double> bounds(sizes_.size());
   ForEachJob(threads, sizes_.size(), [&](int64_t t) {
-    double bound = 0;
-    for (const void* words : words_[t]) bound += decoders_[t]->Bound(words);
-    in_doubt[t] = !(bound < std::numeric_limits<float>::max());
+    for (const void* words : words_[t]) bounds[t] += decoders_[t]->Bound(words);
   });
+  for (size_t t = 0; t < sizes_.size(); ++t) {
+    if (Remembers(t)) bounds[t] += LargestOf(shared_[t][0], sizes_[t], threads);
+  }
+  return bounds;
+}
+
+std::vector<char> Buffers::AreFinite(Threads& threads) const {
+  std::vector<char> in_doubt;
+  for (const double bound : Bounds(threads)) {
+    in_doubt.push_back(!(bound < std::numeric_limits<float>::max()));
+  }
   std::vector<std::atomic<bool>> overflows(sizes_.size());
-  ForEachPartOf(in_doubt, threads, [&](size_t t, int64_t begin, int64_t end, const float* part) {
-    if (!IsAllFinite(part, end - begin)) overflows[t] = true;
-  });
+  ForEachPartOf(in_doubt, false, threads,
+                [&](size_t t, int64_t begin, int64_t end, const float* part) {
+                  if (!IsAllFinite(part, end - begin)) overflows[t] = true;
+                });
   return Not(overflows);
 }
 
 std::vector<char> Buffers::Sum(const std::vector<float*>& sums, Threads& threads) const {
+  const bool remembers = std::any_of(shared_.begin(), shared_.end(),
+                                     [](const auto& arrays) { return !arrays.empty(); });
+  // What moves on is not to be had back.
+  const std::vector<char> finite =
+      remembers ? AreFinite(threads) : std::vector<char>(sizes_.size(), true);
+  const bool keeps = std::all_of(finite.begin(), finite.end(), [](char is) { return is; });
   std::vector<std::atomic<bool>> overflows(sizes_.size());
-  ForEachPart(threads, [&](size_t t, int64_t begin, int64_t end, const float* part) {
-    std::copy(part, part + (end - begin), sums[t] + begin);
-    if (!IsAllFinite(part, end - begin)) overflows[t] = true;
-  });
+  const std::vector<char> all(sizes_.size(), true);
+  ForEachPartOf(all, keeps, threads,
+                [&](size_t t, int64_t begin, int64_t end, const float* part) {
+                  std::copy(part, part + (end - begin), sums[t] + begin);
+                  if (!IsAllFinite(part, end - begin)) overflows[t] = true;
+                });
   return Not(overflows);
 }
 

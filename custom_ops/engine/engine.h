@@ -36,13 +36,18 @@ struct Encoded {
 
 // Words of a worker's buffer, header included; 0 if no tensor is gathered.
 int64_t NumWords(const std::vector<Coded>& tensors);
+// Numbers of a vector, the flag included.
+int64_t NumSummed(const std::vector<Coded>& tensors, int vector);
 
 // Codes what this worker sends of each tensor into `words`, NumWords() of them, and into the
 // vectors, and updates what it remembers. The buffer's flag says whether all gradients were
 // taken, and whoever owns the vectors sets theirs.
 Encoded Encode(const std::vector<Coded>& tensors, const std::vector<Source>& sources,
-            uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
-            const std::vector<Vector>& vectors);
+               uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
+               const std::vector<Vector>& vectors);
+
+// Arrays that all workers remember alike, of each tensor; they have to stay where they are.
+using Shared = std::vector<std::vector<float*>>;
 
 // The buffers of all workers, and the sums of their vectors.
 class Buffers {
@@ -53,15 +58,20 @@ class Buffers {
                    int64_t num_words, const std::vector<Vector>& vectors, uint32_t fingerprint,
                    Level level, Threads& threads);
 
+  // Says where that is which all workers remember.
+  void Remember(const Shared& shared) { shared_ = shared; }
+
   // Workers whose gradient was not finite; 0 if no tensor is gathered.
   int32_t num_nonfinite() const { return num_nonfinite_; }
 
   // Calls work(tensor, begin, end, sums) with the sums over workers, in their order, of all
-  // parts of all tensors, on all threads; sums[0] is of entry `begin`.
+  // parts of all tensors, on all threads; sums[0] is of entry `begin`. What all workers
+  // remember moves on.
   using Work = std::function<void(size_t, int64_t, int64_t, const float*)>;
   void ForEachPart(Threads& threads, const Work& work) const;
 
-  // Writes the sums of each tensor; returns of which they are finite.
+  // Writes the sums of each tensor; returns of which they are finite. If all are, what all
+  // workers remember moves on.
   std::vector<char> Sum(const std::vector<float*>& sums, Threads& threads) const;
 
   // Returns of which tensors the sums are finite. Where the numbers that travelled leave no
@@ -72,8 +82,13 @@ class Buffers {
   std::vector<int64_t> sizes_;
   std::vector<std::unique_ptr<Decoder>> decoders_;
   std::vector<std::vector<const void*>> words_;  // [tensor][worker]
+  Shared shared_;
+  bool Remembers(size_t tensor) const { return !shared_.empty() && !shared_[tensor].empty(); }
   // Calls work(part) with all parts of those tensors that are wanted.
-  void ForEachPartOf(const std::vector<char>& wanted, Threads& threads, const Work& work) const;
+  void ForEachPartOf(const std::vector<char>& wanted, bool keeps, Threads& threads,
+                     const Work& work) const;
+  // Bounds of the sums of each tensor.
+  std::vector<double> Bounds(Threads& threads) const;
 
   int32_t num_nonfinite_ = 0;
 };

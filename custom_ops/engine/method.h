@@ -20,6 +20,12 @@ struct Setup {
   int64_t columns;  // length of the last axis; 1 for ranks below 2
   std::vector<float> parameters;  // in the order in which the method's Python states them
   Draw draw;
+
+  // Returns a whole number of 16 bits and more, as two parameters of 24 bits say it.
+  int64_t Count(int at) const {
+    return static_cast<int64_t>(parameters[at]) * (1 << 16) +
+           static_cast<int64_t>(parameters[at + 1]);
+  }
 };
 
 // A tensor of this worker on its way into words. `Measure`, of all jobs, then `Agree`, then
@@ -59,16 +65,22 @@ class Decoder {
   // part, to `sums`.
   virtual void Sum(const std::vector<const void*>& workers, int64_t begin, int64_t end,
                    float* sums) const = 0;
+  // Makes of these sums what is handed out, by arrays that all workers remember alike; moves
+  // them on, too, if `keeps`.
+  virtual void Share(int64_t, int64_t, const std::vector<float*>&, bool, float*) const {}
 };
 
 struct Method {
+  // Words that are gathered, or numbers that are summed on the way.
   int64_t (*num_words)(const Setup& setup);
+  int64_t (*num_summed)(const Setup& setup);
   // `words` is where they go: of what is summed on the way, numbers of the type that it
   // travels in.
   std::unique_ptr<Encoder> (*encoder)(const Setup& setup, const Source& source, Level level,
                                       void* words);
   std::unique_ptr<Decoder> (*decoder)(const Setup& setup, Level level);
   int num_states;  // arrays of the tensor's size that this worker remembers
+  int num_shared;  // those that all workers remember alike, as decoders see to
 };
 
 // Returns null if there is none of that name.

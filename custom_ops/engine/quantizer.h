@@ -19,16 +19,13 @@
 #include "method.h"
 #include "packing.h"
 #include "quantizer_base.h"
+#include "unit_numbers.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace tf_dgc {
-
-template <class M>
-constexpr int64_t kNumberWords =
-    std::is_empty<typename M::Numbers>::value ? 0 : sizeof(typename M::Numbers) / 4;
 
 // Memory of a part, which stays in the second-level cache.
 struct Scratch {
@@ -81,11 +78,6 @@ int64_t PartOf(const M& method, int64_t size) {
 }
 
 template <class M>
-int64_t NumUnits(const M& method, int64_t size) {
-  return size == 0 ? 0 : method.UnitAt(size - 1).index + 1;
-}
-
-template <class M>
 class QuantizingEncoder : public Encoder {
  public:
   QuantizingEncoder(const Setup& setup, const Source& source, Level level, void* words)
@@ -93,9 +85,10 @@ class QuantizingEncoder : public Encoder {
         source_(source),
         level_(level),
         part_(PartOf(method_, source.size)),
-        job_(kPartsOfJob * part_),
-        measures_(kNumberWords<M> > 0 && !M::kNumbersLast && source.size > part_ &&
-                  method_.unit >= source.size && !M::kRotates),
+        job_(std::max(kPartsOfJob, (method_.LeastJob() + part_ - 1) / part_) * part_),
+        measures_(M::kColumns ||
+                  (kNumberWords<M> > 0 && !M::kNumbersLast && source.size > part_ &&
+                   method_.unit >= source.size && !M::kRotates)),
         numbers_(static_cast<char*>(words)),
         output_(method_.codes, numbers_ + 4 * kNumberWords<M> * NumUnits(method_, source.size),
                 NumJobs()),
@@ -192,8 +185,12 @@ class QuantizingEncoder : public Encoder {
   void SetNumbers() {
     typename M::Partial all{};
     for (const auto& partial : partials_) M::Merge(partial, &all);
-    const auto numbers = method_.Of(all, source_.size);
-    std::memcpy(numbers_, &numbers, 4 * kNumberWords<M>);
+    if constexpr (M::kColumns) {
+      method_.Write(all, reinterpret_cast<float*>(numbers_));
+    } else {
+      const auto numbers = method_.Of(all, source_.size);
+      std::memcpy(numbers_, &numbers, 4 * kNumberWords<M>);
+    }
   }
 
   const M method_;
@@ -208,62 +205,22 @@ class QuantizingEncoder : public Encoder {
   std::vector<char> left_out_;
 };
 
-template <class M>
-class QuantizingDecoder : public Decoder {
- public:
-  QuantizingDecoder(const Setup& setup, Level level)
-      : method_(setup), size_(setup.size), level_(level), part_(PartOf(method_, size_)) {}
+}  // namespace tf_dgc
 
-  int64_t part() const override { return part_; }
+#include "quantizing_decoder.h"
 
-  void Expect(int64_t num_workers) override { opened_.resize(num_workers); }
-
-  std::string Open(int64_t worker, const void* words) override {
-    const int64_t numbers = 4 * kNumberWords<M> * NumUnits(method_, size_);
-    opened_[worker] =
-        method_.codes.Open(static_cast<const char*>(words) + numbers, size_, part_);
-    return "";
-  }
-
-  double Bound(const void* worker) const override {
-    double bound = 0;
-    if (kNumberWords<M> == 0 && std::isinf(method_.Bound({}))) {
-      return method_.BoundByCodes(worker, size_);
-    }
-    const int64_t units = std::max<int64_t>(NumUnits(method_, size_), kNumberWords<M> == 0);
-    for (int64_t i = 0; i < units; ++i) {
-      typename M::Numbers numbers{};
-      std::memcpy(&numbers, static_cast<const char*>(worker) + 4 * i * kNumberWords<M>,
-                  4 * kNumberWords<M>);
-      const double of_unit = method_.Bound(numbers);
-      if (!(of_unit <= bound)) bound = of_unit;  // NaN too
-    }
-    return bound;
-  }
-
-  void Sum(const std::vector<const void*>& workers, int64_t begin, int64_t end,
-           float* sums) const override {
-    TF_DGC_OF_LEVEL(level_, SumPart<M>)
-    (method_, workers, opened_, begin, end - begin, size_, &Scratch::Of(part_), sums);
-  }
-
- private:
-  const M method_;
-  const int64_t size_;
-  const Level level_;
-  const int64_t part_;
-  std::vector<typename M::Codes::Opened> opened_;
-};
+namespace tf_dgc {
 
 template <class M>
 struct RegisteredQuantizer : Registered {
   explicit RegisteredQuantizer(const char* name)
-      : Registered(name, {NumWords, MakeEncoder, MakeDecoder, M::kStates}) {}
+      : Registered(name, {NumWords, Size, MakeEncoder, MakeDecoder, M::kStates, M::kShared}) {}
 
   static int64_t NumWords(const Setup& setup) {
     const M method(setup);
     return kNumberWords<M> * NumUnits(method, setup.size) + method.codes.Words(setup.size);
   }
+  static int64_t Size(const Setup& setup) { return setup.size; }
   static std::unique_ptr<Encoder> MakeEncoder(const Setup& setup, const Source& source,
                                               Level level, void* words) {
     return std::make_unique<QuantizingEncoder<M>>(setup, source, level, words);

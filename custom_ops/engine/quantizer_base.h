@@ -5,12 +5,9 @@
 #include <cstdint>
 #include <limits>
 
+#include "inlined.h"
 #include "method.h"
 #include "packing.h"
-
-// Of a method's functions that are called for every entry: they become part of the loops,
-// in the instructions of every vector level.
-#define TF_DGC_INLINE inline __attribute__((always_inline))
 
 namespace tf_dgc {
 
@@ -35,6 +32,10 @@ struct Quantizer {
   static constexpr bool kNumbersLast = false;  // whether `Code` does without numbers
   static constexpr bool kRotates = false;   // whether units are, with random `signs` before
   static constexpr int kStates = 0;         // 1 if `Before` and `After` are to be called
+  static constexpr int kShared = 0;         // 1 if `TotalFrom` and `SharedAfter` are
+  // Whether units are `columns` instead, with two numbers each: `AddAt` adds the values of
+  // entries from `begin` on, and `Write` writes all numbers.
+  static constexpr bool kColumns = false;
 
   Codes codes{1};
   int64_t unit;   // entries that share numbers
@@ -53,6 +54,7 @@ struct Quantizer {
   };
   Run StreamAt(int64_t) const { return {stream, 0, std::numeric_limits<int64_t>::max()}; }
 
+  int64_t LeastJob() const { return 0; }  // entries of which a `Partial` is, if these are large
   TF_DGC_INLINE void Add(const float*, int64_t, Partial*) const {}
   static void Merge(const Partial&, Partial*) {}
   Numbers Of(const Partial&, int64_t) const { return {}; }
@@ -61,6 +63,9 @@ struct Quantizer {
   TF_DGC_INLINE float After(float, float, float state) const { return state; }
   // The sum over workers as it is handed out.
   TF_DGC_INLINE float Total(float sum) const { return sum; }
+  // The same, if it depends on what all workers remember alike, and what becomes of that.
+  TF_DGC_INLINE float TotalFrom(float sum, float) const { return sum; }
+  TF_DGC_INLINE float SharedAfter(float, float shared) const { return shared; }
   // What no entry's magnitude exceeds as a decoder sees it; infinity where no one knows.
   double Bound(const Nothing&) const { return std::numeric_limits<double>::infinity(); }
   // The same, by a look at the tensor's codes, where numbers do not tell.

@@ -17,6 +17,7 @@
 #include "packing.h"
 #include "ranking.h"
 #include "selecting_decoder.h"
+#include "selector_base.h"
 #include "selection.h"
 #include "values.h"
 #include "wire.h"
@@ -26,63 +27,6 @@
 #endif
 
 namespace tf_dgc {
-
-// A part of a tensor whose entries are ranked.
-template <class M>
-struct SelectedPart {
-  const float* values;  // n of them, from entry `begin` on
-  const float* before;  // the residual before the gradient entered it, if `kRanksParts`
-  float* state;         // null if there is none
-  int64_t begin, n;
-  typename M::Partial* partial;  // of the tensor, or of some of it
-};
-
-// What a method inherits, and hides where it does something else.
-struct Selector {
-  // `first` is where in the parameters the number of places is, in two halves.
-  Selector(const Setup& setup, int first, bool has_free_places, ValueType type)
-      : size(setup.size) {
-    const int64_t places = Count(setup, first);
-    layout = {size + (has_free_places ? places : 0), places, false, type};
-    offset = static_cast<int64_t>(setup.draw.Tie() * size);
-  }
-
-  // A whole number of 16 bits and more, as parameters of 24 bits say it.
-  static int64_t Count(const Setup& setup, int at) {
-    return static_cast<int64_t>(setup.parameters[at]) * (1 << 16) +
-           static_cast<int64_t>(setup.parameters[at + 1]);
-  }
-
-  struct Nothing {};
-  using Partial = Nothing;  // what is summed up of all entries
-
-  // Whether there is `Keys(part, keys)`, for a part, instead of `Key`, for an entry.
-  static constexpr bool kRanksParts = false;
-  static constexpr int kSides = 1;   // rankings, of which that with the largest mean is sent
-  static constexpr int kStates = 0;  // 1 if `Keys` and `After` are to see it
-
-  int64_t size;
-  Layout layout;      // with as many entries as there are positions
-  int64_t offset;     // where ties are broken from
-  int32_t least = 1;  // keys below are not sent
-  int64_t unit = 1;   // entries that are ranked together
-  int64_t sample = 0;  // entries of a sample that says what `least` is: ...
-  int64_t rank = 0;    // ... the magnitude of this rank in it
-  Stream stream;       // of the sample
-
-  // Keys are the bits of floats of 0 or more.
-  TF_DGC_INLINE int32_t Key(float value, int) const { return MagnitudeOf(value); }
-  static void Merge(const Nothing&, Nothing*) {}
-  void Agree(const Nothing&) {}
-  // Words of the values of all places; `Write` leaves in `values` what a decoder sees.
-  int64_t NumWords() const { return ValueWords(layout); }
-  void Write(int, float* values, uint32_t* words) const { EncodeValues(layout, values, words); }
-  std::string Read(const uint32_t* words, float* values) const {
-    return DecodeValues(layout, words, values);
-  }
-  // What becomes of the state of an entry that was sent.
-  float After(float, float, float state) const { return state; }
-};
 
 // Memory of a part, which stays in the second-level cache.
 struct SelectorScratch {
@@ -254,7 +198,7 @@ class SelectingEncoder : public Encoder {
 template <class M>
 struct RegisteredSelector : Registered {
   explicit RegisteredSelector(const char* name)
-      : Registered(name, {NumWords, MakeEncoder, MakeDecoder, M::kStates}) {}
+      : Registered(name, {NumWords, nullptr, MakeEncoder, MakeDecoder, M::kStates, 0}) {}
 
   static int64_t NumWords(const Setup& setup) {
     const M method(setup);

@@ -8,7 +8,7 @@ namespace {
 struct AdaComp : Selector {
   explicit AdaComp(const Setup& setup)
       : Selector(setup, 0, true, ValueType::kSign), further(setup.parameters[4]) {
-    unit = Count(setup, 2);
+    unit = setup.Count(2);
   }
 
   struct Partial {

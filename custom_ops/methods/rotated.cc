@@ -1,15 +1,12 @@
 // A random rotation, then even levels by chance (tf_dgc/compressors/rotated.py).
-#include "quantizer.h"
+#include "rotated_blocks.h"
 
 namespace tf_dgc {
 namespace {
 
-// A unit is what is rotated together: blocks, and ever smaller powers of two of the rest.
-struct Rotated : Quantizer {
+struct Rotated : RotatedBlocks {
   explicit Rotated(const Setup& setup)
-      : Quantizer(setup), size(setup.size), most(setup.parameters[0] - 1), share(1.0 / most),
-        draw(setup.draw), signs(draw.Shared(1)) {
-    unit = static_cast<int64_t>(setup.parameters[1]);
+      : RotatedBlocks(setup, 1), most(setup.parameters[0] - 1), share(1.0 / most) {
     for (codes.width = 0; static_cast<int64_t>(most) >> codes.width > 0;) ++codes.width;
   }
 
@@ -20,28 +17,7 @@ struct Rotated : Quantizer {
     float low = INFINITY, high = -INFINITY;
   };
   static constexpr bool kDraws = true;
-  static constexpr bool kRotates = true;
-  int64_t size;
   float most, share;
-  Draw draw;
-  Stream signs;
-
-  Unit UnitAt(int64_t entry) const {
-    const int64_t whole = size / unit;
-    if (entry < whole * unit) return Quantizer::UnitAt(entry);
-    Unit last{whole - 1, whole * unit};
-    for (int64_t power = unit / 2; last.behind <= entry; power /= 2) {
-      if (size & power) last = {last.index + 1, last.behind + power};
-    }
-    return last;
-  }
-  // Blocks share a stream.
-  Run StreamAt(int64_t entry) const {
-    const int64_t whole = size / unit, salt = whole > 0 ? 3 : 2;
-    if (entry < whole * unit) return {draw.Local(2), 0, whole * unit};
-    const Unit at = UnitAt(entry);
-    return {draw.Local(static_cast<int32_t>(salt + at.index - whole)), entry, at.behind};
-  }
 
   TF_DGC_INLINE void Add(const float* values, int64_t n, Partial* partial) const {
     float low = partial->low, high = partial->high;

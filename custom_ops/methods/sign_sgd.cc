@@ -1,5 +1,6 @@
 // Votes for signs: of the gradient, or of a momentum (tf_dgc/compressors/signsgd.py and
 // signum.py).
+#include "measures.h"
 #include "quantizer.h"
 
 namespace tf_dgc {
@@ -11,23 +12,15 @@ struct SignSGD : Quantizer {
   struct Numbers {
     int32_t votes;  // 0 if all entries are 0, else 1
   };
-  struct Partial {
-    int32_t largest;
-  };
+  using Partial = Largest;
   static constexpr bool kDraws = true;
   static constexpr bool kNumbersLast = true;
 
   TF_DGC_INLINE void Add(const float* values, int64_t n, Partial* partial) const {
-    int32_t largest = 0;
-    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, MagnitudeOf(values[i]));
-    partial->largest = std::max(partial->largest, largest);
+    partial->Add(values, n);
   }
-  static void Merge(const Partial& more, Partial* all) {
-    all->largest = std::max(all->largest, more.largest);
-  }
-  Numbers Of(const Partial& all, int64_t) const {
-    return {BitCast<float>(all.largest) != 0.0f};
-  }
+  static void Merge(const Partial& more, Partial* all) { all->Merge(more); }
+  Numbers Of(const Partial& all, int64_t) const { return {all.value() != 0.0f}; }
 
   // An entry that is 0 votes by chance.
   TF_DGC_INLINE int32_t Code(float value, uint32_t random, const Numbers&) const {

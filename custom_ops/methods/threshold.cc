@@ -26,8 +26,8 @@ struct Binary : Threshold {
 struct Sampled : Selector {
   explicit Sampled(const Setup& setup)
       : Selector(setup, 0, true, static_cast<ValueType>(setup.parameters[2])) {
-    sample = Count(setup, 3);
-    rank = Count(setup, 5);
+    sample = setup.Count(3);
+    rank = setup.Count(5);
     stream = setup.draw.Local();
   }
 };

@@ -1,4 +1,5 @@
 // Eight bits, linear between the largest magnitudes (tf_dgc/compressors/uniform8bit.py).
+#include "measures.h"
 #include "quantizer.h"
 
 namespace tf_dgc {
@@ -12,21 +13,15 @@ struct Uniform8Bit : Quantizer {
   struct Numbers {
     float largest;
   };
-  struct Partial {
-    int32_t largest;  // a magnitude's bits
-  };
+  using Partial = Largest;
   using Codes = Bytes;
   Codes codes;
 
   TF_DGC_INLINE void Add(const float* values, int64_t n, Partial* partial) const {
-    int32_t largest = 0;
-    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, MagnitudeOf(values[i]));
-    partial->largest = std::max(partial->largest, largest);
+    partial->Add(values, n);
   }
-  static void Merge(const Partial& more, Partial* all) {
-    all->largest = std::max(all->largest, more.largest);
-  }
-  Numbers Of(const Partial& all, int64_t) const { return {BitCast<float>(all.largest)}; }
+  static void Merge(const Partial& more, Partial* all) { all->Merge(more); }
+  Numbers Of(const Partial& all, int64_t) const { return {all.value()}; }
 
   TF_DGC_INLINE float Exact(float value, const Numbers& numbers) const {
     return numbers.largest == 0 ? 0.0f : 127.0f * (value / numbers.largest);

@@ -83,11 +83,11 @@ class MethodKernel : public OpKernel {
     return tensors;
   }
 
-  // Numbers of a vector: those of its tensors behind a flag.
-  int64_t Length(int vector) const {
-    int64_t length = 1;
-    for (size_t i = 0; i < num_tensors(); ++i) length += vectors_[i] == vector ? sizes_[i] : 0;
-    return length;
+  // Of all tensors' methods.
+  int Count(int Method::*what) const {
+    int count = 0;
+    for (const Method* method : methods_) count += method->*what;
+    return count;
   }
 
   static Vector VectorOf(const Values& values) {
@@ -126,7 +126,7 @@ class EncodeKernel : public MethodKernel {
     const int num = num_tensors();
     if (scales->NumElements() != num || (velocity.size() > 0 && velocity.size() != num) ||
         (residual.size() > 0 && residual.size() != num) ||
-        (velocity.size() > 0 && residual.size() == 0) || states.size() != NumStates()) {
+        (velocity.size() > 0 && residual.size() == 0) || states.size() != Count(&Method::num_states)) {
       return absl::InvalidArgumentError(
           "There must be one scale per tensor, one residual per tensor or none, one velocity "
           "per residual or none, and the states of each tensor's method.");
@@ -177,7 +177,7 @@ class EncodeKernel : public MethodKernel {
     std::vector<Vector> vectors;
     for (size_t i = 0; i < sent.size(); ++i) {
       const int at = static_cast<int>(i);
-      TF_RETURN_IF_ERROR(context->allocate_output(3 + at, {Length(at)}, &sent[i]));
+      TF_RETURN_IF_ERROR(context->allocate_output(3 + at, {NumSummed(tensors, at)}, &sent[i]));
       vectors.push_back(VectorOf(*sent[i]));
     }
     TensorFlowThreads threads(context);
@@ -201,12 +201,6 @@ class EncodeKernel : public MethodKernel {
     }
   }
 
-  int NumStates() const {
-    int num = 0;
-    for (const Method* method : methods_) num += method->num_states;
-    return num;
-  }
-
   tensorflow::DataTypeVector types_;
   bool nesterov_, factor_masking_;
 };
@@ -217,7 +211,9 @@ class BuffersKernel : public MethodKernel {
   using MethodKernel::MethodKernel;
 
  protected:
-  absl::Status Open(OpKernelContext* context, Threads& threads, Buffers* opened) const {
+  // Keeps what all workers remember locked.
+  absl::Status Open(OpKernelContext* context, Threads& threads, LockedVariables* locked,
+                    Buffers* opened) const {
     const Values *buffers, *iteration;
     TF_RETURN_IF_ERROR(context->input("buffers", &buffers));
     TF_RETURN_IF_ERROR(context->input("iteration", &iteration));
@@ -227,17 +223,41 @@ class BuffersKernel : public MethodKernel {
     const auto* words = reinterpret_cast<const uint32_t*>(buffers->flat<int32_t>().data());
     OpInputList totals;
     TF_RETURN_IF_ERROR(context->input_list("totals", &totals));
+    const std::vector<Coded> tensors = Tensors(*iteration, 0);
     std::vector<Vector> vectors;
     for (int i = 0; i < totals.size(); ++i) {
-      if (totals[i].NumElements() != Length(i)) {
+      if (totals[i].NumElements() != NumSummed(tensors, i)) {
         return absl::InvalidArgumentError("A vector is not of the length of its tensors.");
       }
       vectors.push_back(VectorOf(totals[i]));
     }
     const std::string wrong =
-        opened->Open(Tensors(*iteration, 0), words, buffers->dim_size(0), buffers->dim_size(1),
-                     vectors, fingerprint_, CurrentLevel(), threads);
-    return wrong.empty() ? absl::OkStatus() : WrongBuffer(wrong);
+        opened->Open(tensors, words, buffers->dim_size(0), buffers->dim_size(1), vectors,
+                     fingerprint_, CurrentLevel(), threads);
+    if (!wrong.empty()) return WrongBuffer(wrong);
+    return Remember(context, locked, opened);
+  }
+
+  absl::Status Remember(OpKernelContext* context, LockedVariables* locked,
+                        Buffers* opened) const {
+    OpInputList handles;
+    TF_RETURN_IF_ERROR(context->input_list("shared", &handles));
+    if (handles.size() != Count(&Method::num_shared)) {
+      return absl::InvalidArgumentError("There must be what all workers remember.");
+    }
+    TF_RETURN_IF_ERROR(locked->Lock(context, handles));
+    Shared shared(num_tensors());
+    int next = 0;
+    for (size_t i = 0; i < num_tensors(); ++i) {
+      for (int j = 0; j < methods_[i]->num_shared; ++j, ++next) {
+        void* data;
+        TF_RETURN_IF_ERROR(locked->Writable(context, next, tensorflow::DT_FLOAT, sizes_[i],
+                                            "state", CopyOnHost, &data));
+        shared[i].push_back(static_cast<float*>(data));
+      }
+    }
+    opened->Remember(shared);
+    return absl::OkStatus();
   }
 
   absl::Status Answer(OpKernelContext* context, const Buffers& opened,
@@ -259,8 +279,9 @@ class DecodeKernel : public BuffersKernel {
  private:
   absl::Status Run(OpKernelContext* context) override {
     TensorFlowThreads threads(context);
+    LockedVariables locked;
     Buffers opened;
-    TF_RETURN_IF_ERROR(Open(context, threads, &opened));
+    TF_RETURN_IF_ERROR(Open(context, threads, &locked, &opened));
     std::vector<float*> sums;
     for (size_t i = 0; i < num_tensors(); ++i) {
       Values* sum;
@@ -281,8 +302,9 @@ class DecodeApplyKernel : public BuffersKernel {
  private:
   absl::Status Run(OpKernelContext* context) override {
     TensorFlowThreads threads(context);
+    LockedVariables locked;
     Buffers opened;
-    TF_RETURN_IF_ERROR(Open(context, threads, &opened));
+    TF_RETURN_IF_ERROR(Open(context, threads, &locked, &opened));
     LockedRule rule;
     TF_RETURN_IF_ERROR(rule.Lock(context, attributes_));
     if (rule.sizes() != sizes_) {

@@ -83,10 +83,13 @@ REGISTER_OP("TfDgcDecode")
     .Attr("V: list({float, half, bfloat16}) >= 0")
     .Input("buffers: int32")
     .Input("totals: V")
+    .Attr("num_shared: int >= 0")
     .Input("iteration: int64")
+    .Input("shared: num_shared * resource")
     .Output("nonfinite: int32")
     .Output("finite: bool")
     .Output("sums: num_tensors * float")
+    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> sizes;
       TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
@@ -101,6 +104,8 @@ Decodes the buffers of all workers and adds them, entry by entry in their order.
 buffers: [workers, words].
 totals: sums of the vectors.
 iteration: scalar, number of the step.
+shared: float32 variables that all workers remember alike, those of every tensor's method,
+  tensor after tensor; they move on if all sums are finite.
 nonfinite: workers whose gradient was not finite.
 finite: [tensors], whether each sum is.
 sums: [n] per tensor.
@@ -124,7 +129,9 @@ REGISTER_OP("TfDgcDecodeApply")
     .Attr("V: list({float, half, bfloat16}) >= 0")
     .Input("buffers: int32")
     .Input("totals: V")
+    .Attr("num_shared: int >= 0")
     .Input("iteration: int64")
+    .Input("shared: num_shared * resource")
     .Output("nonfinite: int32")
     .Output("finite: bool")
     .SetIsStateful()
@@ -143,6 +150,8 @@ updated: variables, then all first slots, and so on; float32.
 buffers: [workers, words].
 totals: sums of the vectors.
 iteration: scalar, number of the step.
+shared: float32 variables that all workers remember alike, those of every tensor's method,
+  tensor after tensor; they move on if all sums are finite.
 nonfinite: workers whose gradient was not finite.
 finite: [tensors], whether each sum is.
 )doc");

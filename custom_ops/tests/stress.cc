@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "check_elias.h"
 #include "check_methods.h"
 #include "check_rules.h"
 #include "check_selectors.h"
@@ -274,6 +275,7 @@ void Run(int64_t rounds) {
     Check<BFloat16, float>(random, GradientType::kBFloat16, poison);
     Check<Float16, float>(random, GradientType::kFloat16, poison);
     CheckRules(random);
+    for (int j = 0; j < 10; ++j) CheckElias(random);
     CheckMethods(random);
     CheckSelectors(random);
   }

@@ -118,6 +118,19 @@ CASES = {
         lambda: compressors.VarianceBased(0.5, 0.9, 0.2),
         *(1, lambda: SGD(0.125, 0.9), CORRECTED),
     ),
+    "one_bit": Case(compressors.OneBit, 2),
+    "one_bit, momentum": Case(
+        *(lambda: compressors.OneBit(False), 1, lambda: SGD(0.125, 0.9), CORRECTED)
+    ),
+    "random_k": Case(lambda: compressors.RandomK(0.9), 2),
+    "random_k, momentum": Case(
+        *(compressors.RandomK, 1, lambda: SGD(0.125, 0.9, nesterov=True), CORRECTED)
+    ),
+    "random_k, unbiased": Case(lambda: compressors.RandomK(0.7, True), 3, apart=True),
+    "diana": Case(compressors.DIANA, 2),
+    "diana, fixed": Case(
+        *(lambda: compressors.DIANA(3, 100, 0.5, "fixed"), 1, keras.optimizers.Adam)
+    ),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
 # Every part of the engine at least once; the rest is `slow`.
@@ -131,6 +144,9 @@ ALWAYS = [
     "rotated",
     "stc, momentum",
     "threshold",
+    "one_bit",
+    "random_k, unbiased",
+    "diana",
 ]
 
 

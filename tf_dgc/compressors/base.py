@@ -53,12 +53,17 @@ class Native(NamedTuple):
         states: names of the states of the tensor's size that it updates, in its order.
         summed_as: dtype in which its values are summed on the way; None if words are
             gathered.
+        num_summed: how many are summed; None for all entries.
+        shared: names of the states that all workers have alike, of the tensor's size,
+            that it updates when it decodes, in its order.
     """
 
     name: str
     parameters: Sequence[float] = ()
     states: Sequence[str] = ()
     summed_as: tf.DType | None = None
+    num_summed: int | None = None
+    shared: Sequence[str] = ()
 
     @staticmethod
     def in_halves(number: int) -> list[float]:

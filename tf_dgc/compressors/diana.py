@@ -1,12 +1,13 @@
 """DIANA: quantize the difference to a shift that follows the gradient."""
 
+import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Result
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
 
 
@@ -72,6 +73,13 @@ class DIANA(Compressor):
         alpha = self._alpha(values.shape.num_elements())
         moves = {"shift": shift + alpha * mine, "shift_sum": shift_sum + alpha * total}
         return Result(shift_sum + total, shift + mine, moves)
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method: a quantizer's, with alpha."""
+        quantizer = self.quantizer.native(shape)
+        name = quantizer.name.replace(self.quantizer.name, self.name)
+        parameters = [*quantizer.parameters, self._alpha(math.prod(shape))]
+        return Native(name, parameters, ["shift"], shared=["shift_sum"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
 
 
@@ -61,6 +61,11 @@ class OneBit(Compressor):
         gathered = yield Gather(words)
         return Result(sum_decoded(gathered, decode, [size], dtype), decode(words))
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        del shape
+        return Native(self.name, [self.per_column])
+
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the worst is one entry, and zeros of the same bit."""
         return 1 - 1 / size
@@ -80,11 +85,13 @@ def _encode(rows: tf.Tensor) -> tf.Tensor:
         rows: gradient by rows and columns, float `[r, columns]`.
     """
     negative = rows < 0
+    wide = tf.cast(rows, tf.float64)
     means = []
     for side in (~negative, negative):
-        share = tf.cast(side, rows.dtype)
-        share = tf.math.divide_no_nan(share, tf.reduce_sum(share, axis=0))
-        means.append(tf.reduce_sum(rows * share, axis=0))
+        # In float64, where the order of float32 numbers does not matter.
+        total = tf.reduce_sum(tf.where(side, wide, 0), axis=0)
+        count = tf.math.count_nonzero(side, axis=0, dtype=tf.int32)
+        means.append(tf.math.divide_no_nan(total, tf.cast(count, tf.float64)))
     coded = to_words(value_types.narrow(tf.concat(means, axis=0), tf.float32))
     bits = tf.reshape(tf.cast(negative, tf.int32), [-1])
     return tf.concat([coded, bitstream.pack(bits)], axis=0)

@@ -33,7 +33,9 @@ class QSGD(OneRound):
     that can be expected of any input (as theorem 3.2, with the constants of this code:
     2 bits per entry by default; gradients fill some 1.4), and for more of it than comes
     up once in 10^12 tensors. If it does, the last levels that do not fit are 0, and
-    count as not sent.
+    count as not sent. That holds of buckets whose norm is below the largest number of
+    the type: of entries near 1e38 in float32 it may not be, every share is then one of
+    the largest number instead, and levels add up to more than there is room for.
 
     Error feedback is allowed where the bound is below 1; else it would diverge.
 

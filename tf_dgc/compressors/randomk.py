@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import sparse
-from tf_dgc.compressors.topk import num_sent
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class RandomK(Compressor):
-    """Sends k entries chosen uniformly at random, the same on all workers.
+    """Sends k entries chosen at random, the same on all workers.
 
     Stich et al., definition 2.1 (`rand_k`). All workers draw the same positions from
     the shared seed, so none are sent, and k values are summed by one all-reduce: the
@@ -23,6 +23,12 @@ class RandomK(Compressor):
     multiplied by `n / k`, so the expectation is the input (Wangni et al., NeurIPS 2018,
     with equal probabilities); the variance is then `n/k - 1` times the square of the
     input, and error feedback, which it would make diverge, is refused.
+
+    The paper draws any k of n. Here the tensor, from a random place on and around its
+    end, is cut into k stretches of equal length, and one entry of each is drawn, which
+    takes k random numbers instead of n. An entry is still sent with probability `k/n`,
+    of which alone expectation and variance are made; but k neighbours are never drawn
+    together.
 
     Args:
         sparsity: share of entries not sent, in [0, 1).
@@ -51,10 +57,7 @@ class RandomK(Compressor):
         values = tf.reshape(values, [-1])
         size = values.shape[0]
         k = num_sent(size, self.sparsity)
-        order = tf.random.stateless_uniform(
-            [size], draw.shared(), minval=None, maxval=None, dtype=tf.int32
-        )
-        positions = tf.math.top_k(order, k, sorted=False).indices
+        positions = _draw(size, k, draw)
         where = positions[:, tf.newaxis]
         sent = tf.gather_nd(values, where)
         if self.unbiased:
@@ -67,6 +70,14 @@ class RandomK(Compressor):
             chosen=sparse.marks(positions, size),
         )
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method, which takes k and the factor of values."""
+        size = math.prod(shape)
+        k = num_sent(size, self.sparsity)
+        factor = size / k if self.unbiased else 1.0
+        parameters = [*Native.in_halves(k), factor]
+        return Native(self.name, parameters, (), tf.float32, k)
+
     def error_bound(self, size: int) -> float:
         """Return `1 - k/n` (lemma A.1), or `n/k - 1` if unbiased."""
         share = num_sent(size, self.sparsity) / size
@@ -75,3 +86,13 @@ class RandomK(Compressor):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"sparsity": self.sparsity, "unbiased": self.unbiased}
+
+
+def _draw(size: int, k: int, draw: Draw) -> tf.Tensor:
+    """Return positions, int32 `[k]`, one of each stretch; ascending from a place on."""
+    bounds = tf.range(k + 1, dtype=tf.int64) * size // k
+    lengths = bounds[1:] - bounds[:-1]
+    words = tf.random.stateless_uniform([k], draw.shared(), None, None, tf.uint32)
+    places = bounds[:-1] + tf.math.floormod(tf.cast(words, tf.int64), lengths)
+    offset = tf.cast(tie_offset(size, draw), tf.int64)
+    return tf.cast(tf.math.floormod(places + offset, size), tf.int32)

@@ -123,16 +123,11 @@ class _Call:
         """
         inputs, memory = self._inputs, self._inputs.memory
         gradients = list(map(flatten, inputs.gradients, inputs.tensors))
-        states = [
-            state[name]
-            for state, method in zip(memory.states, self._methods, strict=True)
-            for name in method.states
-        ]
         finite, entries, words, vectors = native.library().tf_dgc_encode(
             gradients=gradients,
             velocity=[native.handle(v) for v in memory.velocity],
             residual=[native.handle(v) for v in memory.residual],
-            states=[native.handle(v) for v in states],
+            states=self._states([m.states for m in self._methods]),
             momentum=tf.constant(inputs.momentum, tf.float64),
             scales=clipping.drop(gradients, inputs.scales),
             iteration=tf.cast(inputs.iteration, tf.int64),
@@ -153,7 +148,7 @@ class _Call:
     def _length(self, dtype: tf.DType) -> int:
         """Return the numbers of a vector, behind its flag."""
         pairs = zip(self._inputs.tensors, self._methods, strict=True)
-        return 1 + sum(t.size for t, m in pairs if m.summed_as == dtype)
+        return 1 + sum(m.num_summed or t.size for t, m in pairs if m.summed_as == dtype)
 
     def _num_words(self) -> int:
         """Return what the tensors that are gathered state, with the header."""
@@ -187,8 +182,14 @@ class _Call:
             "buffers": replies[-1] if self._gathers else nothing,
             "totals": replies[: len(self._dtypes)],
             "iteration": tf.cast(self._inputs.iteration, tf.int64),
+            "shared": self._states([m.shared for m in self._methods]),
             **self._agreed,
         }
+
+    def _states(self, names: Sequence[Sequence[str]]) -> list[tf.Tensor]:
+        """Return the handles of these states of each tensor."""
+        states = zip(self._inputs.memory.states, names, strict=True)
+        return [native.handle(state[name]) for state, own in states for name in own]
 
     def _counted(self, nonfinite: tf.Tensor, replies: list[Reply]) -> tf.Tensor:
         """Return how many workers' gradients were not finite, by buffers or flags."""
