@@ -19,6 +19,8 @@ struct Coded {
   Setup setup;
   // Which vector it travels in, to be summed on the way; -1 for the buffer, to be gathered.
   int vector = -1;
+  // What it sends, of itself, in a round before that of `method`; null for one round alone.
+  const Method* first = nullptr;
 };
 
 // What a worker hands over: a buffer of words behind a header, of tensors that are gathered,
@@ -28,23 +30,31 @@ struct Vector {
   int64_t itemsize;  // bytes of a number
 };
 
+// The buffers of all workers of a round: `num_workers` of `num_words` each, one after the
+// other in memory.
+struct Gathered {
+  const uint32_t* words;
+  int64_t num_workers, num_words;
+  uint32_t fingerprint;
+};
+
 // What became of the gradients of a step.
 struct Encoded {
   bool all_taken;
   int64_t entries;  // that were sent
 };
 
-// Words of a worker's buffer, header included; 0 if no tensor is gathered.
-int64_t NumWords(const std::vector<Coded>& tensors);
+// Words of a worker's buffer of a round, header included; 0 if no tensor is gathered.
+int64_t NumWords(const std::vector<Coded>& tensors, int round = 0);
 // Numbers of a vector, the flag included.
 int64_t NumSummed(const std::vector<Coded>& tensors, int vector);
 
-// Codes what this worker sends of each tensor into `words`, NumWords() of them, and into the
-// vectors, and updates what it remembers. The buffer's flag says whether all gradients were
+// Codes what this worker sends of each tensor in a round into `words`, NumWords() of them, and
+// into the vectors, and updates what it remembers. The buffer's flag says whether all gradients were
 // taken, and whoever owns the vectors sets theirs.
 Encoded Encode(const std::vector<Coded>& tensors, const std::vector<Source>& sources,
                uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
-               const std::vector<Vector>& vectors);
+               const std::vector<Vector>& vectors, int round = 0);
 
 // Arrays that all workers remember alike, of each tensor; they have to stay where they are.
 using Shared = std::vector<std::vector<float*>>;
@@ -52,11 +62,9 @@ using Shared = std::vector<std::vector<float*>>;
 // The buffers of all workers, and the sums of their vectors.
 class Buffers {
  public:
-  // `num_workers` buffers of `num_words` each, one after the other in memory. Returns what is
-  // wrong with the first bad one, or "".
-  std::string Open(const std::vector<Coded>& tensors, const uint32_t* words, int64_t num_workers,
-                   int64_t num_words, const std::vector<Vector>& vectors, uint32_t fingerprint,
-                   Level level, Threads& threads);
+  // Takes those of all rounds. Returns what is wrong with the first bad one, or "".
+  std::string Open(const std::vector<Coded>& tensors, const std::vector<Gathered>& rounds,
+                   const std::vector<Vector>& vectors, Level level, Threads& threads);
 
   // Says where that is which all workers remember.
   void Remember(const Shared& shared) { shared_ = shared; }
@@ -79,6 +87,9 @@ class Buffers {
   std::vector<char> AreFinite(Threads& threads) const;
 
  private:
+  std::string ReadHeaders(const Gathered& gathered, int64_t expected, Threads& threads);
+  std::string OpenWords(Threads& threads);
+
   std::vector<int64_t> sizes_;
   std::vector<std::unique_ptr<Decoder>> decoders_;
   std::vector<std::vector<const void*>> words_;  // [tensor][worker]

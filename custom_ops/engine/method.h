@@ -20,6 +20,7 @@ struct Setup {
   int64_t columns;  // length of the last axis; 1 for ranks below 2
   std::vector<float> parameters;  // in the order in which the method's Python states them
   Draw draw;
+  std::vector<float> numbers = {};  // what workers agreed upon in a round before
 
   // Returns a whole number of 16 bits and more, as two parameters of 24 bits say it.
   int64_t Count(int at) const {

@@ -49,6 +49,12 @@ struct Whole : Fixed {
   int64_t Words(int64_t size) const { return size; }
 };
 
+// None, where numbers alone travel.
+struct NoCodes : Fixed {
+  static constexpr int64_t kAligned = 1;
+  int64_t Words(int64_t) const { return 0; }
+};
+
 // Where jobs write.
 template <class Codes>
 class Output {

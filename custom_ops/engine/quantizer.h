@@ -156,7 +156,9 @@ class QuantizingEncoder : public Encoder {
     return std::any_of(left_out_.begin(), left_out_.end(), [](char left) { return left; });
   }
 
-  int64_t num_sent() const override { return source_.size; }
+  int64_t num_sent() const override {
+    return std::is_same<typename M::Codes, NoCodes>::value ? 0 : source_.size;
+  }
 
  private:
   static constexpr bool kJoins = Output<typename M::Codes>::kJoins;

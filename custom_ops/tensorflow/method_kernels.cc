@@ -1,5 +1,6 @@
 // TensorFlow's side of the native methods, on CPUs.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -26,10 +27,9 @@ using Values = tensorflow::Tensor;
 class MethodKernel : public OpKernel {
  public:
   explicit MethodKernel(OpKernelConstruction* context) : OpKernel(context) {
-    std::vector<std::string> names;
+    std::vector<std::string> names, firsts;
     std::vector<int64_t> num_parameters;
     std::vector<float> parameters;
-    int64_t fingerprint;
     OP_REQUIRES_OK(context, context->GetAttr("methods", &names));
     OP_REQUIRES_OK(context, context->GetAttr("num_parameters", &num_parameters));
     OP_REQUIRES_OK(context, context->GetAttr("parameters", &parameters));
@@ -39,12 +39,15 @@ class MethodKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("V", &vector_types_));
     OP_REQUIRES_OK(context, context->GetAttr("indices", &indices_));
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
-    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint));
-    fingerprint_ = static_cast<uint32_t>(fingerprint);
+    OP_REQUIRES_OK(context, context->GetAttr("fingerprints", &fingerprints_));
+    OP_REQUIRES_OK(context, context->GetAttr("firsts", &firsts));
+    OP_REQUIRES_OK(context, context->GetAttr("num_numbers", &num_numbers_));
     const size_t num = names.size();
     OP_REQUIRES(context,
                 num_parameters.size() == num && sizes_.size() == num && columns_.size() == num &&
-                    vectors_.size() == num && indices_.size() == num,
+                    vectors_.size() == num && indices_.size() == num && firsts.size() == num &&
+                    num_numbers_.size() == num && !fingerprints_.empty() &&
+                    fingerprints_.size() <= 2,
                 absl::InvalidArgumentError("There must be one of each attribute per tensor."));
     auto next = parameters.begin();
     for (size_t i = 0; i < num; ++i) {
@@ -53,6 +56,9 @@ class MethodKernel : public OpKernel {
                   absl::InvalidArgumentError("There is no native method of this name, or too "
                                              "few parameters of it: " +
                                              names[i]));
+      firsts_.push_back(FindMethod(firsts[i]));
+      OP_REQUIRES(context, firsts[i].empty() == (firsts_[i] == nullptr),
+                  absl::InvalidArgumentError("There is no such method: " + firsts[i]));
       OP_REQUIRES(context, vectors_[i] >= -1 && vectors_[i] < int64_t(vector_types_.size()),
                   absl::InvalidArgumentError("There is no such vector."));
       parameters_.emplace_back(next, next + num_parameters[i]);
@@ -72,15 +78,30 @@ class MethodKernel : public OpKernel {
 
   size_t num_tensors() const { return sizes_.size(); }
 
-  std::vector<Coded> Tensors(const Values& iteration, int32_t worker) const {
-    std::vector<Coded> tensors;
-    for (size_t i = 0; i < num_tensors(); ++i) {
-      const Draw draw(seed_, iteration.scalar<int64_t>()(), static_cast<int32_t>(indices_[i]),
-                      worker);
-      tensors.push_back({methods_[i], {sizes_[i], columns_[i], parameters_[i], draw},
-                         static_cast<int>(vectors_[i])});
+  // `numbers`, of all tensors one after the other, may be missing in the first round.
+  absl::Status Tensors(OpKernelContext* context, int32_t worker,
+                       std::vector<Coded>* tensors) const {
+    const Values *iteration, *numbers;
+    TF_RETURN_IF_ERROR(context->input("iteration", &iteration));
+    TF_RETURN_IF_ERROR(context->input("numbers", &numbers));
+    const int64_t expected = std::accumulate(num_numbers_.begin(), num_numbers_.end(), int64_t{0});
+    const float* next = numbers->flat<float>().data();
+    const bool are_known = numbers->NumElements() > 0;
+    if (are_known && numbers->NumElements() != expected) {
+      return absl::InvalidArgumentError("There must be the numbers that each method takes.");
     }
-    return tensors;
+    for (size_t i = 0; i < num_tensors(); ++i) {
+      const Draw draw(seed_, iteration->scalar<int64_t>()(), static_cast<int32_t>(indices_[i]),
+                      worker);
+      const int64_t count = are_known ? num_numbers_[i] : 0;
+      tensors->push_back(
+          {methods_[i],
+           {sizes_[i], columns_[i], parameters_[i], draw, std::vector<float>(next, next + count)},
+           static_cast<int>(vectors_[i]),
+           firsts_[i]});
+      next += count;
+    }
+    return absl::OkStatus();
   }
 
   // Of all tensors' methods.
@@ -90,16 +111,26 @@ class MethodKernel : public OpKernel {
     return count;
   }
 
+  // Numbers are known from the second round on.
+  absl::Status HaveNumbers(const std::vector<Coded>& tensors) const {
+    for (size_t i = 0; i < num_tensors(); ++i) {
+      if (int64_t(tensors[i].setup.numbers.size()) != num_numbers_[i]) {
+        return absl::InvalidArgumentError("There must be the numbers that each method takes.");
+      }
+    }
+    return absl::OkStatus();
+  }
+
   static Vector VectorOf(const Values& values) {
     return {static_cast<char*>(values.data()), DataTypeSize(values.dtype())};
   }
 
   std::vector<const Method*> methods_;
   std::vector<std::vector<float>> parameters_;
-  std::vector<int64_t> sizes_, columns_, indices_, vectors_;
+  std::vector<const Method*> firsts_;  // null where there is one round
+  std::vector<int64_t> sizes_, columns_, indices_, vectors_, num_numbers_, fingerprints_;
   tensorflow::DataTypeVector vector_types_;
   int64_t seed_;
-  uint32_t fingerprint_;
 };
 
 class EncodeKernel : public MethodKernel {
@@ -108,6 +139,9 @@ class EncodeKernel : public MethodKernel {
     OP_REQUIRES_OK(context, context->GetAttr("T", &types_));
     OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
+    OP_REQUIRES_OK(context, context->GetAttr("round", &round_));
+    OP_REQUIRES(context, round_ < int64_t(fingerprints_.size()),
+                absl::InvalidArgumentError("There is no such round."));
     GiveToTensorFlow();
   }
 
@@ -118,10 +152,9 @@ class EncodeKernel : public MethodKernel {
     TF_RETURN_IF_ERROR(context->input_list("velocity", &velocity));
     TF_RETURN_IF_ERROR(context->input_list("residual", &residual));
     TF_RETURN_IF_ERROR(context->input_list("states", &states));
-    const Values *momentum, *scales, *iteration, *worker;
+    const Values *momentum, *scales, *worker;
     TF_RETURN_IF_ERROR(context->input("momentum", &momentum));
     TF_RETURN_IF_ERROR(context->input("scales", &scales));
-    TF_RETURN_IF_ERROR(context->input("iteration", &iteration));
     TF_RETURN_IF_ERROR(context->input("worker", &worker));
     const int num = num_tensors();
     if (scales->NumElements() != num || (velocity.size() > 0 && velocity.size() != num) ||
@@ -168,11 +201,13 @@ class EncodeKernel : public MethodKernel {
       }
       sources.push_back(source);
     }
-    const std::vector<Coded> tensors = Tensors(*iteration, worker->scalar<int32_t>()());
+    std::vector<Coded> tensors;
+    TF_RETURN_IF_ERROR(Tensors(context, worker->scalar<int32_t>()(), &tensors));
+    if (round_ > 0) TF_RETURN_IF_ERROR(HaveNumbers(tensors));
     Values *finite, *entries, *words;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &finite));
     TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &entries));
-    TF_RETURN_IF_ERROR(context->allocate_output(2, {NumWords(tensors)}, &words));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {NumWords(tensors, round_)}, &words));
     std::vector<Values*> sent(vector_types_.size());
     std::vector<Vector> vectors;
     for (size_t i = 0; i < sent.size(); ++i) {
@@ -182,8 +217,9 @@ class EncodeKernel : public MethodKernel {
     }
     TensorFlowThreads threads(context);
     const Encoded encoded =
-        Encode(tensors, sources, fingerprint_, CurrentLevel(), threads,
-               reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()), vectors);
+        Encode(tensors, sources, static_cast<uint32_t>(fingerprints_[round_]), CurrentLevel(),
+               threads, reinterpret_cast<uint32_t*>(words->flat<int32_t>().data()), vectors,
+               round_);
     finite->scalar<bool>()() = encoded.all_taken;
     entries->scalar<int64_t>()() = encoded.entries;
     for (Values* vector : sent) SetFlag(!encoded.all_taken, vector);
@@ -203,6 +239,7 @@ class EncodeKernel : public MethodKernel {
 
   tensorflow::DataTypeVector types_;
   bool nesterov_, factor_masking_;
+  int round_;
 };
 
 // Opens buffers of all workers, and says what of them is finite.
@@ -214,16 +251,24 @@ class BuffersKernel : public MethodKernel {
   // Keeps what all workers remember locked.
   absl::Status Open(OpKernelContext* context, Threads& threads, LockedVariables* locked,
                     Buffers* opened) const {
-    const Values *buffers, *iteration;
-    TF_RETURN_IF_ERROR(context->input("buffers", &buffers));
-    TF_RETURN_IF_ERROR(context->input("iteration", &iteration));
-    if (buffers->dims() != 2) {
-      return absl::InvalidArgumentError("`buffers` must have shape [workers, words].");
-    }
-    const auto* words = reinterpret_cast<const uint32_t*>(buffers->flat<int32_t>().data());
-    OpInputList totals;
+    OpInputList buffers, totals;
+    TF_RETURN_IF_ERROR(context->input_list("buffers", &buffers));
     TF_RETURN_IF_ERROR(context->input_list("totals", &totals));
-    const std::vector<Coded> tensors = Tensors(*iteration, 0);
+    std::vector<Coded> tensors;
+    TF_RETURN_IF_ERROR(Tensors(context, 0, &tensors));
+    if (buffers.size() != int64_t(fingerprints_.size())) {
+      return absl::InvalidArgumentError("There must be buffers of all rounds.");
+    }
+    if (buffers.size() > 1) TF_RETURN_IF_ERROR(HaveNumbers(tensors));
+    std::vector<Gathered> rounds;
+    for (int i = 0; i < buffers.size(); ++i) {
+      if (buffers[i].dims() != 2) {
+        return absl::InvalidArgumentError("`buffers` must have shape [workers, words].");
+      }
+      rounds.push_back({reinterpret_cast<const uint32_t*>(buffers[i].flat<int32_t>().data()),
+                        buffers[i].dim_size(0), buffers[i].dim_size(1),
+                        static_cast<uint32_t>(fingerprints_[i])});
+    }
     std::vector<Vector> vectors;
     for (int i = 0; i < totals.size(); ++i) {
       if (totals[i].NumElements() != NumSummed(tensors, i)) {
@@ -231,9 +276,7 @@ class BuffersKernel : public MethodKernel {
       }
       vectors.push_back(VectorOf(totals[i]));
     }
-    const std::string wrong =
-        opened->Open(tensors, words, buffers->dim_size(0), buffers->dim_size(1), vectors,
-                     fingerprint_, CurrentLevel(), threads);
+    const std::string wrong = opened->Open(tensors, rounds, vectors, CurrentLevel(), threads);
     if (!wrong.empty()) return WrongBuffer(wrong);
     return Remember(context, locked, opened);
   }

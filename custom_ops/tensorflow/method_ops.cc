@@ -23,14 +23,18 @@ REGISTER_OP("TfDgcEncode")
     .Attr("vectors: list(int)")
     .Attr("indices: list(int)")
     .Attr("seed: int")
-    .Attr("fingerprint: int")
+    .Attr("fingerprints: list(int)")
+    .Attr("firsts: list(string)")
+    .Attr("num_numbers: list(int)")
     .Input("gradients: T")
     .Input("velocity: num_velocity * resource")
     .Input("residual: num_residual * resource")
     .Input("states: num_states * resource")
     .Input("momentum: float64")
     .Input("scales: float64")
+    .Attr("round: int >= 0")
     .Input("iteration: int64")
+    .Input("numbers: float")
     .Input("worker: int32")
     .Attr("V: list({float, half, bfloat16}) >= 0")
     .Output("finite: bool")
@@ -55,8 +59,14 @@ states: float32 variables, those of every tensor's method, tensor after tensor.
 momentum: scalar.
 scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
 iteration: scalar, number of the step.
+numbers: those that each tensor's method takes from the first round, tensor after tensor;
+  none in that round.
 worker: scalar, index of this worker.
+round: 0, or 1 for what methods of two rounds send then.
 methods: name of each tensor's method.
+firsts: name of what it does in the first round, if it has two; else "".
+num_numbers: how many numbers it takes.
+fingerprints: those of the buffers of each round.
 num_parameters: number of parameters of each tensor's method.
 parameters: those of all tensors, one after the other.
 sizes: entries of each tensor.
@@ -79,12 +89,16 @@ REGISTER_OP("TfDgcDecode")
     .Attr("vectors: list(int)")
     .Attr("indices: list(int)")
     .Attr("seed: int")
-    .Attr("fingerprint: int")
+    .Attr("fingerprints: list(int)")
+    .Attr("firsts: list(string)")
+    .Attr("num_numbers: list(int)")
     .Attr("V: list({float, half, bfloat16}) >= 0")
-    .Input("buffers: int32")
+    .Attr("num_rounds: int >= 1")
+    .Input("buffers: num_rounds * int32")
     .Input("totals: V")
     .Attr("num_shared: int >= 0")
     .Input("iteration: int64")
+    .Input("numbers: float")
     .Input("shared: num_shared * resource")
     .Output("nonfinite: int32")
     .Output("finite: bool")
@@ -101,9 +115,10 @@ REGISTER_OP("TfDgcDecode")
     .Doc(R"doc(
 Decodes the buffers of all workers and adds them, entry by entry in their order.
 
-buffers: [workers, words].
+buffers: [workers, words], of each round.
 totals: sums of the vectors.
 iteration: scalar, number of the step.
+numbers: those that each tensor's method takes from the first round, tensor after tensor.
 shared: float32 variables that all workers remember alike, those of every tensor's method,
   tensor after tensor; they move on if all sums are finite.
 nonfinite: workers whose gradient was not finite.
@@ -123,14 +138,18 @@ REGISTER_OP("TfDgcDecodeApply")
     .Attr("vectors: list(int)")
     .Attr("indices: list(int)")
     .Attr("seed: int")
-    .Attr("fingerprint: int")
+    .Attr("fingerprints: list(int)")
+    .Attr("firsts: list(string)")
+    .Attr("num_numbers: list(int)")
     .Input("updated: num_updated * resource")
     .Input("hyperparameters: float64")
     .Attr("V: list({float, half, bfloat16}) >= 0")
-    .Input("buffers: int32")
+    .Attr("num_rounds: int >= 1")
+    .Input("buffers: num_rounds * int32")
     .Input("totals: V")
     .Attr("num_shared: int >= 0")
     .Input("iteration: int64")
+    .Input("numbers: float")
     .Input("shared: num_shared * resource")
     .Output("nonfinite: int32")
     .Output("finite: bool")
@@ -147,9 +166,10 @@ Decodes the buffers of all workers and updates variables and slots by their sums
 unless one of these is not finite.
 
 updated: variables, then all first slots, and so on; float32.
-buffers: [workers, words].
+buffers: [workers, words], of each round.
 totals: sums of the vectors.
 iteration: scalar, number of the step.
+numbers: those that each tensor's method takes from the first round, tensor after tensor.
 shared: float32 variables that all workers remember alike, those of every tensor's method,
   tensor after tensor; they move on if all sums are finite.
 nonfinite: workers whose gradient was not finite.

@@ -62,8 +62,8 @@ std::vector<float> SumOf(const Row& row, const std::vector<Coded>& coded,
                          Sent* sent) {
   Buffers buffers;
   const int64_t num_words = words.size() / num_workers;
-  REQUIRE(buffers.Open(coded, words.data(), num_workers, num_words,
-                       VectorsOf(row, sent->numbers), 7, level, pool)
+  REQUIRE(buffers.Open(coded, {{words.data(), num_workers, num_words, 7}},
+                       VectorsOf(row, sent->numbers), level, pool)
               .empty());
   if (coded[0].method->num_shared > 0) buffers.Remember({{sent->after.shared.data()}});
   std::vector<float> sum(coded[0].setup.size);
@@ -126,7 +126,8 @@ void Check(Random& random, Row row) {
   WriteHeader(7, true, damaged.data(), damaged.size());
   Pool pool(3);
   Buffers buffers;
-  REQUIRE(buffers.Open(coded, damaged.data(), 1, damaged.size(), {}, 7, CurrentLevel(), pool)
+  const auto num_words = static_cast<int64_t>(damaged.size());
+  REQUIRE(buffers.Open(coded, {{damaged.data(), 1, num_words, 7}}, {}, CurrentLevel(), pool)
               .empty());
   std::vector<float> sum(size);
   std::vector<float> shared = before.shared;

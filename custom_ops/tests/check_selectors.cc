@@ -118,14 +118,18 @@ std::vector<uint32_t> EncodeEverywhere(const Problem& problem, Problem* after) {
   return first;
 }
 
+Gathered AsGathered(const std::vector<uint32_t>& words) {
+  return {words.data(), 1, static_cast<int64_t>(words.size()), 7};
+}
+
 // Whatever the words are, nothing outside of them is read.
 void CheckSpoilt(Random& random, const Problem& problem, std::vector<uint32_t> words) {
   Pool pool(2);
   words[kHeaderWords + Below(random, words.size() - kHeaderWords)] ^= 1u << Below(random, 32);
   WriteHeader(7, true, words.data(), words.size());
   Buffers buffers;
-  const std::string wrong = buffers.Open({problem.Described()}, words.data(), 1, words.size(), {},
-                                         7, CurrentLevel(), pool);
+  const std::string wrong = buffers.Open({problem.Described()}, {AsGathered(words)}, {},
+                                         CurrentLevel(), pool);
   std::vector<float> sums(problem.gradient.size());
   if (wrong.empty()) buffers.Sum({sums.data()}, pool);
 }
@@ -137,8 +141,8 @@ void Check(Random& random, const std::string& name) {
   expected.Accumulate();
   Pool pool(3);
   Buffers buffers;
-  REQUIRE(buffers.Open({problem.Described()}, words.data(), 1, words.size(), {}, 7,
-                       CurrentLevel(), pool).empty());
+  REQUIRE(buffers.Open({problem.Described()}, {AsGathered(words)}, {}, CurrentLevel(), pool)
+              .empty());
   std::vector<float> sent(problem.gradient.size());
   REQUIRE(buffers.Sum({sent.data()}, pool)[0]);
   REQUIRE(buffers.AreFinite(pool)[0]);

@@ -131,6 +131,11 @@ CASES = {
     "diana, fixed": Case(
         *(lambda: compressors.DIANA(3, 100, 0.5, "fixed"), 1, keras.optimizers.Adam)
     ),
+    "tern_grad": Case(compressors.TernGrad, 2),
+    "tern_grad, not clipped": Case(lambda: compressors.TernGrad(None)),
+    "tern_grad, exempt apart": Case(
+        *(lambda: compressors.TernGrad(1.0), 3, lambda: SGD(0.125, 0.9)), apart=True
+    ),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
 # Every part of the engine at least once; the rest is `slow`.
@@ -147,6 +152,7 @@ ALWAYS = [
     "one_bit",
     "random_k, unbiased",
     "diana",
+    "tern_grad",
 ]
 
 

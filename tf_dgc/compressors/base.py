@@ -56,6 +56,10 @@ class Native(NamedTuple):
         num_summed: how many are summed; None for all entries.
         shared: names of the states that all workers have alike, of the tensor's size,
             that it updates when it decodes, in its order.
+        first: name of the native method of a round before that one, with the same
+            parameters, whose words are gathered; None if there is one round.
+        num_words: how many words it sends in that round.
+        num_numbers: how many numbers `Compressor.numbers` makes of them.
     """
 
     name: str
@@ -64,6 +68,9 @@ class Native(NamedTuple):
     summed_as: tf.DType | None = None
     num_summed: int | None = None
     shared: Sequence[str] = ()
+    first: str | None = None
+    num_words: int = 0
+    num_numbers: int = 0
 
     @staticmethod
     def in_halves(number: int) -> list[float]:
@@ -261,6 +268,19 @@ class Compressor(abc.ABC):
         """
         del shape
         return None
+
+    def numbers(self, everyone: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+        """Return what a native method of two rounds is told in the second one.
+
+        Args:
+            everyone: words of all workers in the first round, int32
+                `[tensors, num_workers, w]`.
+            own: those of this worker, int32 `[tensors, w]`.
+
+        Returns:
+            float32 `[tensors, num_numbers]`.
+        """
+        raise NotImplementedError
 
     def error_bound(self, size: int) -> float | None:
         """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.

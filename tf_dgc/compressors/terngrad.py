@@ -4,10 +4,12 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import maximum, sum_decoded
 
@@ -73,6 +75,17 @@ class TernGrad(Compressor):
         total = sum_decoded(gathered, decode, [size], dtype)
         return Result(scaler * total, scaler * levels)
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method; a first one finds the scaler."""
+        share = self._share(math.prod(shape))
+        first = f"{self.name}, scaler"
+        return Native(self.name, [share], first=first, num_words=1, num_numbers=2)
+
+    def numbers(self, everyone: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+        """Return this worker's scaler, and the largest of all."""
+        largest = tf.reduce_max(tf.bitcast(everyone, tf.float32), axis=1)
+        return tf.concat([tf.bitcast(own, tf.float32), largest], axis=1)
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"clip": self.clip}
@@ -80,9 +93,16 @@ class TernGrad(Compressor):
     def _clipped(self, values: tf.Tensor) -> tf.Tensor:
         if self.clip is None:
             return values
-        # Squares of what is scaled to 1 first do not overflow.
         largest = tf.reduce_max(tf.abs(values))
-        unit = tf.math.divide_no_nan(values, largest)
-        limit = self.clip * largest * tf.sqrt(tf.reduce_mean(unit**2))
-        limit = tf.minimum(limit, largest)
+        if values.dtype == tf.float64:  # which is scaled to 1 first: squares overflow
+            unit = tf.math.divide_no_nan(values, largest)
+            limit = self.clip * largest * tf.sqrt(tf.reduce_mean(unit**2))
+        else:
+            squares = tf.square(tf.cast(values, tf.float64))
+            limit = self._share(values.shape[0]) * tf.sqrt(tf.reduce_sum(squares))
+        limit = tf.minimum(value_types.narrow(limit, values.dtype), largest)
         return tf.clip_by_value(values, -limit, limit)
+
+    def _share(self, size: int) -> float:
+        """Return what is kept, as a share of the norm; a number of float32."""
+        return float(np.float32((self.clip or 0.0) / math.sqrt(size)))

@@ -5,9 +5,10 @@ the same words in the same requests, so workers with and without it understand e
 other.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -63,14 +64,33 @@ def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | Non
     return compressor.native(tensor.shape)
 
 
+class _Sent(NamedTuple):
+    """What this worker does in a round.
+
+    Attributes:
+        requests: what it asks for, in the order of a composed step.
+        finite: whether its gradient was finite, a scalar bool.
+        entries: number of entries that it sends, a scalar int64.
+    """
+
+    requests: list[Message]
+    finite: tf.Tensor
+    entries: tf.Tensor
+
+
 def _step(inputs: Inputs, methods: Sequence[Native]) -> Step:
     call = _Call(inputs, methods)
-    requests, finite, entries = call.encode()
-    inputs.memory.warn_of(finite, inputs.iteration)
-    replies = yield requests
+    sent = [call.encode(0)]
+    inputs.memory.warn_of(sent[0].finite, inputs.iteration)
+    replies = [(yield sent[0].requests)]
+    if call.num_rounds > 1:
+        call.agree(sent[0], replies[0])
+        sent.append(call.encode(1))
+        replies.append((yield sent[1].requests))
+    requests = [request for s in sent for request in s.requests]
     return Outcome(
         decode=lambda: call.decode(replies),
-        entries=entries,
+        entries=add_up([s.entries for s in sent]),
         sent_bytes=add_up([num_bytes(request[0]) for request in requests]),
         apply=lambda rule: call.apply(replies, rule),
     )
@@ -82,6 +102,9 @@ class _Call:
     Args:
         inputs: variables, gradients and settings of the step.
         methods: native method of each tensor.
+
+    Attributes:
+        num_rounds: how many rounds there are; the second one is of some tensors.
     """
 
     def __init__(self, inputs: Inputs, methods: Sequence[Native]):
@@ -90,15 +113,20 @@ class _Call:
         # Those that are summed as one dtype travel in one vector.
         self._dtypes = list(dict.fromkeys(m.summed_as for m in methods if m.summed_as))
         self._gathers = any(m.summed_as is None for m in methods)
+        self._numbers = tf.zeros([0])
+        self.num_rounds = 2 if any(m.first for m in methods) else 1
         self._agreed = self._make_agreed()
 
     def _make_agreed(self) -> dict[str, Any]:
         """Return what all workers agree upon, as attributes of the operations."""
         inputs, methods, tensors = self._inputs, self._methods, self._inputs.tensors
-        gathered = [
-            t.agreed_by(inputs.compressor.name)
-            for t, m in zip(tensors, methods, strict=True)
-            if m.summed_as is None
+        rounds = [
+            [
+                t.agreed_by(inputs.compressor.name)
+                for t, m in zip(tensors, methods, strict=True)
+                if m.summed_as is None and (m.first or number == 0)
+            ]
+            for number in range(self.num_rounds)
         ]
         return {
             "methods": [m.name for m in methods],
@@ -111,16 +139,13 @@ class _Call:
             ],
             "indices": list(inputs.indices),
             "seed": inputs.seed,
-            "fingerprint": fingerprint(0, gathered),
+            "fingerprints": [fingerprint(i, agreed) for i, agreed in enumerate(rounds)],
+            "firsts": [m.first or "" for m in methods],
+            "num_numbers": [m.num_numbers for m in methods],
         }
 
-    def encode(self) -> tuple[list[Message], tf.Tensor, tf.Tensor]:
-        """Update what this worker remembers; return what it asks for.
-
-        Returns:
-            Requests in the order of a composed step; a scalar bool, whether this
-            worker's gradient was finite; and a scalar int64, how many entries it sends.
-        """
+    def encode(self, number: int) -> _Sent:
+        """Update what this worker remembers, in a round; return what it asks for."""
         inputs, memory = self._inputs, self._inputs.memory
         gradients = list(map(flatten, inputs.gradients, inputs.tensors))
         finite, entries, words, vectors = native.library().tf_dgc_encode(
@@ -131,56 +156,83 @@ class _Call:
             momentum=tf.constant(inputs.momentum, tf.float64),
             scales=clipping.drop(gradients, inputs.scales),
             iteration=tf.cast(inputs.iteration, tf.int64),
+            numbers=self._numbers,
+            round=number,
             worker=tf.cast(inputs.worker, tf.int32),
             nesterov=inputs.nesterov,
             factor_masking=inputs.factor_masking,
             V=self._dtypes,
             **self._agreed,
         )
-        requests: list[Message] = [
-            Sum(tf.ensure_shape(vector, [self._length(dtype)]))
-            for dtype, vector in zip(self._dtypes, vectors, strict=True)
-        ]
+        requests: list[Message] = []
+        if number == 0:
+            requests = [
+                Sum(tf.ensure_shape(vector, [self._length(dtype)]))
+                for dtype, vector in zip(self._dtypes, vectors, strict=True)
+            ]
         if self._gathers:
-            requests.append(Gather(tf.ensure_shape(words, [self._num_words()])))
-        return requests, finite, entries
+            length = header.NUM_WORDS + sum(self._num_words(number))
+            requests.append(Gather(tf.ensure_shape(words, [length])))
+        return _Sent(requests, finite, entries)
+
+    def agree(self, sent: _Sent, replies: list[Reply]) -> None:
+        """Make the numbers of the second round of what was gathered in the first."""
+        own = sent.requests[-1][0][header.NUM_WORDS :]
+        length = header.NUM_WORDS + own.shape[0]
+        agreed = self._agreed["fingerprints"][0]
+        everyone, _ = header.unseal(replies[-1], agreed, length)
+        starts = itertools.accumulate(self._num_words(0), initial=0)
+        places = [
+            list(range(start, start + m.num_words))
+            for start, m in zip(starts, self._methods, strict=False)
+            if m.first
+        ]
+        of_tensors = tf.transpose(tf.gather(everyone, places, axis=1), [1, 0, 2])
+        numbers = self._inputs.compressor.numbers(of_tensors, tf.gather(own, places))
+        self._numbers = tf.reshape(numbers, [-1])
 
     def _length(self, dtype: tf.DType) -> int:
         """Return the numbers of a vector, behind its flag."""
         pairs = zip(self._inputs.tensors, self._methods, strict=True)
         return 1 + sum(m.num_summed or t.size for t, m in pairs if m.summed_as == dtype)
 
-    def _num_words(self) -> int:
-        """Return what the tensors that are gathered state, with the header."""
+    def _num_words(self, number: int) -> list[int]:
+        """Return what each tensor hands over in a round, to be gathered."""
         compressor = self._inputs.compressor
-        pairs = zip(self._inputs.tensors, self._methods, strict=True)
-        stated = [
-            4 * t.size if t.exempt else compressor.bytes(t.shape, t.dtype) or 0
-            for t, m in pairs
-            if m.summed_as is None
-        ]
-        return header.NUM_WORDS + sum(stated) // 4
 
-    def decode(self, replies: list[Reply]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def words(tensor: Tensor, method: Native) -> int:
+            if method.summed_as is not None or (number and not method.first):
+                return 0
+            if tensor.exempt:
+                return tensor.size
+            if method.first and number == 0:
+                return method.num_words
+            stated = compressor.bytes(tensor.shape, tensor.dtype) or 0
+            return stated // 4 - method.num_words
+
+        return list(map(words, self._inputs.tensors, self._methods))
+
+    def decode(self, replies: list[list[Reply]]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the sum of each tensor, and the number of non-finite gradients."""
         nonfinite, finite, sums = native.library().tf_dgc_decode(
             num_tensors=len(self._inputs.tensors), **self._arrived(replies)
         )
         return self._if_finite(finite, (sums, self._counted(nonfinite, replies)))
 
-    def apply(self, replies: list[Reply], rule: UpdateRule) -> tf.Tensor:
+    def apply(self, replies: list[list[Reply]], rule: UpdateRule) -> tf.Tensor:
         """Update variables and slots; return the number of non-finite gradients."""
         nonfinite, finite = native.library().tf_dgc_decode_apply(
             **native_update.operands(rule), **self._arrived(replies)
         )
         return self._if_finite(finite, self._counted(nonfinite, replies))
 
-    def _arrived(self, replies: list[Reply]) -> dict[str, Any]:
+    def _arrived(self, replies: list[list[Reply]]) -> dict[str, Any]:
         """Return what both ways to decode take."""
         nothing = tf.zeros([0, 0], tf.int32)
         return {
-            "buffers": replies[-1] if self._gathers else nothing,
-            "totals": replies[: len(self._dtypes)],
+            "buffers": [r[-1] if self._gathers else nothing for r in replies],
+            "totals": replies[0][: len(self._dtypes)],
+            "numbers": self._numbers,
             "iteration": tf.cast(self._inputs.iteration, tf.int64),
             "shared": self._states([m.shared for m in self._methods]),
             **self._agreed,
@@ -191,9 +243,9 @@ class _Call:
         states = zip(self._inputs.memory.states, names, strict=True)
         return [native.handle(state[name]) for state, own in states for name in own]
 
-    def _counted(self, nonfinite: tf.Tensor, replies: list[Reply]) -> tf.Tensor:
+    def _counted(self, nonfinite: tf.Tensor, replies: list[list[Reply]]) -> tf.Tensor:
         """Return how many workers' gradients were not finite, by buffers or flags."""
-        return nonfinite if self._gathers else tf.cast(replies[0][0], tf.int32)
+        return nonfinite if self._gathers else tf.cast(replies[0][0][0], tf.int32)
 
     def _if_finite(self, finite: tf.Tensor, results: Any) -> Any:
         labels = [t.label for t in self._inputs.tensors]
