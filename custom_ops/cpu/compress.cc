@@ -6,17 +6,19 @@
 #include <memory>
 
 #include "select.h"
+#include "sending.h"
 
 namespace tf_dgc {
 namespace {
 
-constexpr int64_t kSmall = 4096;      // entries below which all are candidates
 constexpr int64_t kMaxSample = 1 << 13;
 constexpr int64_t kRun = 4;           // neighbours in the sample, from one cache line
 constexpr int64_t kSampleJob = 1 << 11;
-constexpr int64_t kSendJob = 1 << 12;
 constexpr int64_t kPrefetch = 16;
 constexpr int64_t kDistrust = 16;     // steps after a hint was wrong
+
+// A gradient that is left out, as one without rows.
+constexpr Rows kZeros{true, nullptr, 0, 1};
 
 int64_t SampleSize(int64_t size) {
   return std::clamp<int64_t>(size / 256, 1024, kMaxSample) / kRun * kRun;
@@ -40,13 +42,21 @@ class State {
   State(const Tensor& tensor, const Settings& settings, Hint& hint)
       : layout_(tensor.layout), settings_(settings), offset_(tensor.offset), hint_(hint) {
     // Gradients that alternate in size would make every other hint wrong.
-    if (hint_.distrust > 0 || hint_.k != layout_.k) hint_.threshold = 0;
+    if (hint_.distrust > 0 || hint_.k != layout_.k || many() || small()) hint_.threshold = 0;
     hint_.distrust = std::max<int64_t>(0, hint_.distrust - 1);
   }
   virtual ~State() = default;
 
   const Layout& layout() const { return layout_; }
   bool exempt() const { return layout_.value_type == ValueType::kExempt; }
+
+  bool small() const { return layout_.size < kSmall; }
+
+  // Whether so many entries are sent that bits take less memory than lists, and that the
+  // whole tensor is read once more to take them out.
+  bool many() const {
+    return !exempt() && !small() && layout_.k >= layout_.size / 64;
+  }
 
   virtual int64_t NumSampleJobs() const = 0;
   virtual void Sample(int64_t job) = 0;
@@ -70,19 +80,21 @@ class TypedState : public State {
   TypedState(const Tensor& tensor, const Settings& settings, Hint& hint)
       : State(tensor, settings, hint),
         gradient_(static_cast<const G*>(tensor.gradient)),
-        rows_(tensor.rows),
+        left_out_(std::isnan(tensor.scale)),
+        rows_(left_out_ ? kZeros : tensor.rows),
         velocity_(static_cast<A*>(tensor.velocity)),
         residual_(static_cast<A*>(tensor.residual)),
-        scale_(static_cast<A>(tensor.scale)),
+        scale_(static_cast<A>(left_out_ ? 0 : tensor.scale)),
         momentum_(static_cast<A>(settings.momentum)),
         largest_(static_cast<A>(tensor.largest)),
         pass_(GetPass<G, A>(settings.rule, settings.level)),
         parts_(NumParts(layout_.size)) {
     if (NumSampleJobs() > 0) sample_.resize(SampleSize(layout_.size));
+    if (many()) taken_.resize((layout_.size + kBlock - 1) / kBlock);
   }
 
   int64_t NumSampleJobs() const override {
-    if (exempt() || layout_.size < kSmall || hint_.threshold > 0) return 0;
+    if (exempt() || small() || hint_.threshold > 0) return 0;
     return (SampleSize(layout_.size) + kSampleJob - 1) / kSampleJob;
   }
 
@@ -96,26 +108,26 @@ class TypedState : public State {
         PrefetchState(ahead);
       }
       const Bits magnitude = MagnitudeOf(Accumulated(SamplePosition(i)));
-      sample_[i] = magnitude < Magnitude<A>::kInfinity ? magnitude : 0;
+      sample_[i] = magnitude < kInfinity ? magnitude : 0;
     }
   }
 
   void Predict() override {
-    if (exempt()) {
-      threshold_ = Magnitude<A>::kInfinity;  // no candidates, but a look at what is not finite
+    if (exempt() || small()) {
+      bracket_.lower = kInfinity;  // no candidates, but a look at what is not finite
     } else if (hint_.threshold > 0) {
-      threshold_ = std::min<int64_t>(hint_.threshold, Magnitude<A>::kInfinity);
+      bracket_.lower = std::min<int64_t>(hint_.threshold, kInfinity);
     } else if (!sample_.empty()) {
-      threshold_ = PredictThreshold<A>(layout_.size, layout_.k, sample_);
+      bracket_ = tf_dgc::Predict<A>(layout_.size, layout_.k, sample_);
     }
   }
 
   void Accumulate(int64_t index) override {
     const int64_t begin = index * kPart;
     Part<G, A> part{gradient_, velocity_, residual_, residual_ + begin, begin,
-                    std::min(layout_.size, begin + kPart), scale_, momentum_, threshold_};
-    const int64_t limit = CandidateLimit(layout_.size, layout_.k);
-    if (num_candidates_ > limit) part.threshold = Magnitude<A>::kInfinity;
+                    std::min(layout_.size, begin + kPart), scale_, momentum_, bracket_.lower};
+    if (num_candidates_ > Limit()) part.threshold = kInfinity;
+    if (many()) part.sure = bracket_.upper, part.taken = taken_.data();
     if (!rows_.sparse) {
       pass_(part, parts_[index]);
     } else {
@@ -127,27 +139,35 @@ class TypedState : public State {
     num_candidates_ += parts_[index].count;
   }
 
-  bool LeftOut(int64_t index) const override { return parts_[index].left_out; }
+  bool LeftOut(int64_t index) const override { return left_out_ || parts_[index].left_out; }
 
   void Send(Threads& threads, uint32_t* words) override {
-    if (exempt()) return SendWhole(words);
-    const bool complete = num_candidates_ <= CandidateLimit(layout_.size, layout_.k);
-    const Bits next = Choose<A>({residual_, layout_.size, layout_.k, offset_}, threshold_,
-                                complete, parts_, threads);
+    // With every entry sent, masking would erase the momentum of all of them.
+    const bool masks = settings_.rule != Rule::kNone && settings_.factor_masking &&
+                       layout_.k < layout_.size;
+    Sender<A> sender(layout_, residual_, masks ? velocity_ : nullptr, largest_, threads, words);
+    if (exempt()) return sender.SendWhole();
+    const Question<A> question{residual_, layout_.size, layout_.k, offset_};
+    const bool complete = num_candidates_ <= Limit();
+    if (many()) {
+      ChooseMany(question, bracket_, complete, parts_, taken_, threads);
+      return sender.SendMany(taken_, settings_.level);
+    }
+    if (small()) bracket_.lower = CollectSmall(question, parts_[0]);
+    const Bits next = Choose<A>(question, bracket_.lower, complete, parts_, threads);
     const bool was_wrong = hint_.threshold > 0 && next == 0;
     hint_ = {layout_.k, next, was_wrong ? kDistrust : hint_.distrust};
-    std::vector<int32_t> positions;
-    positions.reserve(layout_.k);
-    for (const Found<A>& found : parts_) {
-      for (int64_t i = 0; i < found.count; ++i) {
-        positions.push_back(found.candidates[i].position);
-      }
-    }
-    WritePositions(layout_, positions.data(), words);
-    SendValues(positions, threads, words);
+    sender.Send(parts_);
   }
 
  private:
+  static constexpr Bits kInfinity = Magnitude<A>::kInfinity;
+
+  int64_t Limit() const {
+    if (many()) return layout_.size / 8 + (1 << 14);
+    return CandidateLimit(layout_.size, layout_.k, sample_.size());
+  }
+
   int64_t SamplePosition(int64_t i) const {
     const int64_t run = i / kRun;
     const int64_t stride = layout_.size / (sample_.size() / kRun);
@@ -170,52 +190,8 @@ class TypedState : public State {
     return residual + (momentum_ * (velocity + gradient) + gradient);
   }
 
-  A AtMostLargest(A value) const { return std::clamp(value, -largest_, largest_); }
-
-  void SendWhole(uint32_t* words) {
-    std::vector<A> values(residual_, residual_ + layout_.size);
-    for (A& value : values) value = AtMostLargest(value);
-    WriteValues(layout_, values.data(), words);
-    for (int64_t i = 0; i < layout_.size; ++i) residual_[i] -= values[i];
-  }
-
-  // Takes the values out of the residual and leaves there what the coding loses.
-  void SendValues(const std::vector<int32_t>& positions, Threads& threads, uint32_t* words) {
-    std::vector<A> values(layout_.k);
-    // With every entry sent, masking would erase the momentum of all of them.
-    const bool masks = settings_.rule != Rule::kNone && settings_.factor_masking &&
-                       layout_.k < layout_.size;
-    const bool lossless = IsLossless();
-    ForEachSent(threads, positions, [&](int64_t i, int32_t position) {
-      const A value = residual_[position];
-      values[i] = AtMostLargest(value);
-      if (lossless) residual_[position] = value - values[i];
-      if (masks) velocity_[position] = 0;
-    });
-    WriteValues(layout_, values.data(), words);
-    if (lossless) return;
-    ForEachSent(threads, positions,
-                [&](int64_t i, int32_t position) { residual_[position] -= values[i]; });
-  }
-
-  bool IsLossless() const {
-    return layout_.value_type == (layout_.wide ? ValueType::kFloat64 : ValueType::kFloat32);
-  }
-
-  // Positions are far apart in memory: several threads wait for it, and ask ahead.
-  template <class Work>
-  void ForEachSent(Threads& threads, const std::vector<int32_t>& positions, Work work) const {
-    const int64_t k = positions.size();
-    ForEachJob(threads, (k + kSendJob - 1) / kSendJob, [&](int64_t job) {
-      const int64_t end = std::min(k, (job + 1) * kSendJob);
-      for (int64_t i = job * kSendJob; i < end; ++i) {
-        if (i + kPrefetch < end) PrefetchState(positions[i + kPrefetch]);
-        work(i, positions[i]);
-      }
-    });
-  }
-
   const G* gradient_;
+  const bool left_out_;
   const Rows rows_;
   A* velocity_;
   A* residual_;
@@ -225,7 +201,8 @@ class TypedState : public State {
   const PassFunction<G, A> pass_;
   std::vector<Found<A>> parts_;
   std::vector<Bits> sample_;
-  Bits threshold_ = 0;
+  Bracket<A> bracket_;
+  std::vector<uint64_t> taken_;  // of many: which are sent, a word per block
   std::atomic<int64_t> num_candidates_{0};
 };
 

@@ -11,8 +11,6 @@
 namespace tf_dgc {
 namespace {
 
-constexpr int64_t kBlock = 64;  // as many as a word has bits
-
 // Replaces a result that is not finite by that of a gradient of 0; where the momentum alone
 // overflows, the residual stays as it was.
 template <class A, Rule kRule>
@@ -22,30 +20,30 @@ void LeaveOut(A u, A v, A m, A* new_u, A* new_v) {
   *new_v = IsFinite(v + added) ? v + added : v;
 }
 
-// Looks at the entries of a block that reach the threshold: candidates, and what is not
-// finite. Bits beyond the block's n entries may be set if the threshold is 0.
-template <class A, Rule kRule, class G>
-void Inspect(const A* u, const A* v, A* new_u, A* new_v, uint64_t bits, int64_t n, int64_t at,
-             const Part<G, A>& part, Found<A>& found) {
+// Leaves out the entries of a block that are not finite, as the bits say.
+template <class A, Rule kRule>
+void Repair(const A* u, const A* v, A m, uint64_t bits, A* new_u, A* new_v, Found<A>& found) {
+  found.left_out = true;
+  for (; bits != 0; bits &= bits - 1) {
+    const int64_t i = __builtin_ctzll(bits);
+    LeaveOut<A, kRule>(kRule == Rule::kNone ? 0 : u[i], v[i], m, new_u + i, new_v + i);
+  }
+}
+
+// Adds the entries of the block from `at` on whose bits are set to the candidates.
+template <class A>
+void Collect(const A* new_v, uint64_t bits, int64_t at, Found<A>& found) {
   if (found.candidates.size() < static_cast<size_t>(found.count + kBlock)) {
     found.candidates.resize(2 * (found.count + kBlock));
   }
-  const bool collects = part.threshold < Magnitude<A>::kInfinity;
   for (; bits != 0; bits &= bits - 1) {
     const int64_t i = __builtin_ctzll(bits);
-    if (i >= n) break;
-    auto magnitude = MagnitudeOf(new_v[i]);
-    if (magnitude >= Magnitude<A>::kInfinity) {
-      const A velocity = kRule == Rule::kNone ? 0 : u[i];
-      LeaveOut<A, kRule>(velocity, v[i], part.momentum, new_u + i, new_v + i);
-      found.left_out = true;
-      magnitude = MagnitudeOf(new_v[i]);
-    }
-    if (collects && magnitude >= part.threshold) {
-      found.candidates[found.count++] = {magnitude, static_cast<int32_t>(at + i)};
-    }
+    found.candidates[found.count++] = {MagnitudeOf(new_v[i]), static_cast<int32_t>(at + i)};
   }
 }
+
+// A word whose first n bits are set.
+inline uint64_t FirstBits(int64_t n) { return n == kBlock ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
 #define TF_DGC_LOOPS "loops_impl.inc"
 #include "every_level.inc"

@@ -16,6 +16,8 @@ enum class Rule {
   kNesterov,  // u = m (u + g); v += u + g
 };
 
+constexpr int64_t kBlock = 64;  // entries: as many as a word has bits
+
 enum class Level { kBaseline, kAvx2, kAvx512 };
 
 // The best level of this machine, or a lower one named by the environment variable
@@ -50,6 +52,10 @@ struct Part {
   A momentum;  // m
   // Entries of at least this magnitude become candidates; at most that of infinity.
   typename Magnitude<A>::Bits threshold;
+  // Entries of at least this one are taken at once: not candidates, but a bit each, in the
+  // words of the tensor's blocks. Not below the threshold; infinity without such words.
+  typename Magnitude<A>::Bits sure = Magnitude<A>::kInfinity;
+  uint64_t* taken = nullptr;
 };
 
 template <class G, class A>

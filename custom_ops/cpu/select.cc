@@ -1,140 +1,17 @@
 #include "select.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
-#include <limits>
-#include <mutex>
 
 namespace tf_dgc {
 namespace {
 
-constexpr int kDigit = 11;  // bits of a magnitude that are looked at in one round
-constexpr int64_t kBuckets = 1 << kDigit;
-using Histogram = std::array<int64_t, kBuckets>;
-
-// Splits `num_parts` among the threads, and not at all if there is little to do.
-void ForEachRange(Threads& threads, int64_t num_parts, int64_t entries,
-                  const std::function<void(int64_t, int64_t)>& work) {
-  const int64_t jobs =
-      entries < (1 << 14) ? 1 : std::min<int64_t>(num_parts, 2 * threads.count());
-  ForEachJob(threads, jobs, [&](int64_t j) {
-    work(j * num_parts / jobs, (j + 1) * num_parts / jobs);
-  });
-}
-
-// Counts the entries of all parts by bucket: count(part, histogram) adds those of a part.
-template <class Count>
-Histogram CountBuckets(Threads& threads, int64_t num_parts, int64_t entries, Count count) {
-  Histogram total{};
-  std::mutex mutex;
-  ForEachRange(threads, num_parts, entries, [&](int64_t begin, int64_t end) {
-    Histogram local{};
-    for (int64_t part = begin; part < end; ++part) count(part, local);
-    const std::lock_guard<std::mutex> lock(mutex);
-    for (int64_t i = 0; i < kBuckets; ++i) total[i] += local[i];
-  });
-  return total;
-}
-
-// Returns the bucket that holds the k-th largest entry, and lowers k by those above it.
-int64_t FindBucket(const Histogram& histogram, int64_t& k) {
-  int64_t bucket = kBuckets - 1;
-  while (histogram[bucket] < k) k -= histogram[bucket--];
-  return bucket;
-}
-
-template <class Bits>
-struct KthLargest {
-  Bits magnitude;
-  int64_t ties_taken;  // entries of just this magnitude that are among the k
-};
-
-// Finds the k-th largest magnitude of the whole tensor, digit by digit from the top.
+// The question about the rest, where some are found.
 template <class A>
-KthLargest<typename Magnitude<A>::Bits> FindKth(const Question<A>& question,
-                                                Threads& threads) {
-  using Bits = typename Magnitude<A>::Bits;
-  int64_t k = question.k;
-  Bits prefix = 0;
-  for (int shift = 8 * sizeof(Bits) - 1; shift > 0;) {
-    const int width = std::min(kDigit, shift);
-    shift -= width;
-    const Bits digits = (Bits{1} << width) - 1;
-    const auto count = [&](int64_t part, Histogram& histogram) {
-      const int64_t end = std::min(question.size, (part + 1) * kPart);
-      for (int64_t i = part * kPart; i < end; ++i) {
-        const Bits m = MagnitudeOf(question.residual[i]);
-        if ((m ^ prefix) >> shift >> width == 0) ++histogram[m >> shift & digits];
-      }
-    };
-    const Histogram histogram =
-        CountBuckets(threads, NumParts(question.size), question.size, count);
-    prefix |= static_cast<Bits>(FindBucket(histogram, k)) << shift;
-  }
-  return {prefix, k};
-}
-
-// The magnitude that half as many again as k entries reached, or a guess at it.
-template <class A>
-typename Magnitude<A>::Bits NextThreshold(const Histogram& histogram, int64_t k,
-                                          int64_t entries,
-                                          typename Magnitude<A>::Bits threshold, int shift) {
-  int64_t rank = k + k / 2 + 1;
-  using Bits = typename Magnitude<A>::Bits;
-  if (entries >= rank) return threshold + (static_cast<Bits>(FindBucket(histogram, rank)) << shift);
-  return MagnitudeOf(static_cast<A>(0.95) * BitCast<A>(threshold));
-}
-
-// The cut among candidates, all of which are of at least `threshold`. Few are of more than
-// sixteen times that (four exponents), so buckets above it tell most of them apart.
-template <class A>
-Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& parts,
-                     typename Magnitude<A>::Bits threshold, int64_t entries,
-                     Threads& threads, typename Magnitude<A>::Bits* next) {
-  const int shift = std::numeric_limits<A>::digits - 1 + 2 - kDigit;
-  const auto bucket_of = [&](const Candidate<A>& candidate) {
-    return std::min<int64_t>((candidate.magnitude - threshold) >> shift, kBuckets - 1);
-  };
-  const auto count = [&](int64_t part, Histogram& histogram) {
-    const Found<A>& found = parts[part];
-    for (int64_t i = 0; i < found.count; ++i) ++histogram[bucket_of(found.candidates[i])];
-  };
-  const Histogram histogram = CountBuckets(threads, parts.size(), entries, count);
-  int64_t k = question.k;
-  const int64_t bucket = FindBucket(histogram, k);
-  *next = NextThreshold<A>(histogram, question.k, entries, threshold, shift);
-  std::vector<Candidate<A>> inside;  // the bucket, ascending by position
-  for (const Found<A>& found : parts) {
-    for (int64_t i = 0; i < found.count; ++i) {
-      if (bucket_of(found.candidates[i]) == bucket) inside.push_back(found.candidates[i]);
-    }
-  }
-  std::vector<typename Magnitude<A>::Bits> magnitudes;
-  for (const Candidate<A>& candidate : inside) magnitudes.push_back(candidate.magnitude);
-  std::nth_element(magnitudes.begin(), magnitudes.begin() + k - 1, magnitudes.end(),
-                   std::greater<>());
-  const auto magnitude = magnitudes[k - 1];
-  std::vector<int64_t> ties;
-  for (const Candidate<A>& candidate : inside) {
-    k -= candidate.magnitude > magnitude;
-    if (candidate.magnitude == magnitude) ties.push_back(candidate.position);
-  }
-  const auto start = std::lower_bound(ties.begin(), ties.end(), question.offset);
-  const size_t last = (start - ties.begin()) + k - 1;
-  return {magnitude, question.offset, ties[last % ties.size()]};
-}
-
-// The cut where `count` entries of a magnitude are taken, from the offset on.
-template <class A>
-Cut<A> CutResidual(const Question<A>& question, typename Magnitude<A>::Bits magnitude,
-                   int64_t count) {
-  int64_t position = question.offset;
-  for (;; position = position + 1 == question.size ? 0 : position + 1) {
-    if (MagnitudeOf(question.residual[position]) == magnitude && --count == 0) break;
-  }
-  return {magnitude, question.offset, position};
+Question<A> Less(Question<A> question, int64_t found) {
+  question.k -= found;
+  return question;
 }
 
 template <class A>
@@ -146,6 +23,14 @@ void Keep(const Cut<A>& cut, Found<A>& found) {
     kept += cut.Takes(candidate.magnitude, candidate.position);
   }
   found.count = kept;
+}
+
+// Whether a part may hold zeros that are sent; if not, its candidates are all that is.
+template <class A>
+bool HasZeros(const Cut<A>& cut, int64_t part) {
+  const int64_t begin = part * kPart, last = begin + kPart - 1;
+  if (cut.first <= cut.last) return begin <= cut.last && cut.first <= last;
+  return begin <= cut.last || cut.first <= last;
 }
 
 template <class A>
@@ -161,23 +46,106 @@ void Collect(const Cut<A>& cut, const Question<A>& question, int64_t part, Found
   found.count = found.candidates.size();
 }
 
+// Sets the bits of `count` entries that are not taken yet, from the offset on, around the end.
+void TakeFrom(int64_t offset, int64_t size, int64_t count, std::vector<uint64_t>& taken) {
+  const auto take = [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end && count > 0;) {
+      const int64_t next = std::min(end, (at / kBlock + 1) * kBlock);
+      const uint64_t range = (~uint64_t{0} >> (kBlock - (next - at))) << (at % kBlock);
+      uint64_t bits = ~taken[at / kBlock] & range;
+      for (int64_t extra = __builtin_popcountll(bits) - count; extra > 0; --extra) {
+        bits ^= uint64_t{1} << (63 - __builtin_clzll(bits));
+      }
+      taken[at / kBlock] |= bits;
+      count -= __builtin_popcountll(bits);
+      at = next;
+    }
+  };
+  take(offset, size);
+  take(0, offset);
+}
+
+template <class A>
+void SetBits(const std::vector<Found<A>>& parts, std::vector<uint64_t>& taken) {
+  for (const Found<A>& found : parts) {
+    for (int64_t i = 0; i < found.count; ++i) {
+      const int64_t position = found.candidates[i].position;
+      taken[position / kBlock] |= uint64_t{1} << (position % kBlock);
+    }
+  }
+}
+
+// Sets all bits anew, by a cut of the whole residual.
+template <class A>
+void TakeAbove(const Question<A>& question, const Cut<A>& cut, Threads& threads,
+               std::vector<uint64_t>& taken) {
+  ForEachRange(threads, taken.size(), question.size, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      uint64_t bits = 0;
+      const int64_t n = std::min(kBlock, question.size - block * kBlock);
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t at = block * kBlock + i;
+        bits |= uint64_t{cut.Takes(MagnitudeOf(question.residual[at]), at)} << i;
+      }
+      taken[block] = bits;
+    }
+  });
+}
+
 }  // namespace
 
 template <class A>
-typename Magnitude<A>::Bits PredictThreshold(
-    int64_t size, int64_t k, std::vector<typename Magnitude<A>::Bits>& sample) {
+Bracket<A> Predict(int64_t size, int64_t k,
+                   std::vector<typename Magnitude<A>::Bits>& sample) {
   // As many of the sample reach the k-th largest magnitude as a Poisson variable of this
   // mean; four standard deviations more make fewer than k candidates rare.
   const double mean = static_cast<double>(sample.size()) * k / size;
-  const double rank = std::ceil(mean + 4 * std::sqrt(mean) + 4);
-  if (rank >= sample.size()) return 0;
-  const auto at = sample.begin() + static_cast<int64_t>(rank) - 1;
-  std::nth_element(sample.begin(), at, sample.end(), std::greater<>());
+  const double margin = 4 * std::sqrt(mean) + 4;
+  const int64_t low = std::min<int64_t>(std::ceil(mean + margin), sample.size()) - 1;
+  std::nth_element(sample.begin(), sample.begin() + low, sample.end(), std::greater<>());
   // Zeros need no collecting: if there are too few others, all others are sent.
-  return std::max<typename Magnitude<A>::Bits>(*at, 1);
+  const bool is_below = low + 1 < static_cast<int64_t>(sample.size());
+  const auto lower = std::max<typename Magnitude<A>::Bits>(is_below ? sample[low] : 0, 1);
+  const auto high = static_cast<int64_t>(mean - margin);
+  if (high <= 0) return {lower};
+  std::nth_element(sample.begin(), sample.begin() + high, sample.begin() + low,
+                   std::greater<>());
+  return {lower, sample[high] + 1};
 }
 
-int64_t CandidateLimit(int64_t size, int64_t k) { return std::min(size, 8 * k + (1 << 14)); }
+template <class A>
+typename Magnitude<A>::Bits CollectSmall(const Question<A>& question, Found<A>& found) {
+  // As many groups as there are entries to send have one that reaches the k-th largest of
+  // the groups' largest, so at least k entries do.
+  const int64_t step = std::clamp<int64_t>(question.size / (2 * question.k), 1, kBlock);
+  std::vector<typename Magnitude<A>::Bits> largest;
+  for (int64_t begin = 0; begin < question.size; begin += step) {
+    typename Magnitude<A>::Bits most = 0;
+    const int64_t end = std::min(question.size, begin + step);
+    for (int64_t i = begin; i < end; ++i) most = std::max(most, MagnitudeOf(question.residual[i]));
+    largest.push_back(most);
+  }
+  auto sorted = largest;
+  std::nth_element(sorted.begin(), sorted.begin() + question.k - 1, sorted.end(),
+                   std::greater<>());
+  const auto threshold = sorted[question.k - 1];
+  found.candidates.clear();
+  for (int64_t i = 0; i < question.size; ++i) {
+    if (largest[i / step] < threshold) {
+      i += step - 1;  // no entry of the group
+      continue;
+    }
+    const auto magnitude = MagnitudeOf(question.residual[i]);
+    if (magnitude >= threshold) found.candidates.push_back({magnitude, static_cast<int32_t>(i)});
+  }
+  found.count = found.candidates.size();
+  return threshold;
+}
+
+int64_t CandidateLimit(int64_t size, int64_t k, int64_t sample) {
+  const int64_t expected = sample == 0 ? 0 : 16 * (size / sample);  // of one in 16 sampled
+  return std::min(size, 8 * k + (1 << 14) + expected);
+}
 
 template <class A>
 typename Magnitude<A>::Bits Choose(const Question<A>& question,
@@ -188,28 +156,57 @@ typename Magnitude<A>::Bits Choose(const Question<A>& question,
   for (const Found<A>& found : parts) candidates += found.count;
   if (complete && candidates >= question.k) {
     Bits next;
-    const auto cut = CutCandidates(question, parts, threshold, candidates, threads, &next);
+    const auto cut = CutCandidates(question, parts, candidates, threshold,
+                                   Magnitude<A>::kInfinity, threads, &next);
     ForEachRange(threads, parts.size(), candidates, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) Keep(cut, parts[part]);
     });
     return next;
   }
   const bool lacks_zeros = complete && threshold == 1;
-  const auto kth = lacks_zeros ? KthLargest<Bits>{0, question.k - candidates}
-                               : FindKth(question, threads);
-  const auto cut = CutResidual(question, kth.magnitude, kth.ties_taken);
+  const auto cut = lacks_zeros ? CutZeros(Less(question, candidates))
+                               : CutResidual(question, threads);
   ForEachRange(threads, parts.size(), question.size, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) Collect(cut, question, part, parts[part]);
+    for (int64_t part = begin; part < end; ++part) {
+      if (!lacks_zeros || HasZeros(cut, part)) Collect(cut, question, part, parts[part]);
+    }
   });
   return 0;
 }
 
+template <class A>
+void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool complete,
+                std::vector<Found<A>>& parts, std::vector<uint64_t>& taken,
+                Threads& threads) {
+  int64_t missing = question.k;
+  for (const uint64_t bits : taken) missing -= __builtin_popcountll(bits);
+  int64_t candidates = 0;
+  for (const Found<A>& found : parts) candidates += found.count;
+  if (complete && 0 <= missing && missing < candidates) {
+    if (missing > 0) {
+      typename Magnitude<A>::Bits next;
+      const auto cut = CutCandidates(Less(question, question.k - missing), parts, candidates,
+                                     bracket.lower, bracket.upper, threads, &next);
+      for (Found<A>& found : parts) Keep(cut, found);
+      SetBits(parts, taken);
+    }
+  } else if (complete && missing >= candidates && (missing == candidates || bracket.lower == 1)) {
+    SetBits(parts, taken);
+    TakeFrom(question.offset, question.size, missing - candidates, taken);
+  } else {
+    TakeAbove(question, CutResidual(question, threads), threads, taken);
+  }
+}
+
 #define TF_DGC_INSTANTIATE(A)                                                                \
-  template typename Magnitude<A>::Bits PredictThreshold<A>(                                  \
-      int64_t, int64_t, std::vector<typename Magnitude<A>::Bits>&);                          \
+  template Bracket<A> Predict<A>(int64_t, int64_t,                                           \
+                                 std::vector<typename Magnitude<A>::Bits>&);                 \
+  template typename Magnitude<A>::Bits CollectSmall(const Question<A>&, Found<A>&);          \
   template typename Magnitude<A>::Bits Choose(const Question<A>&,                            \
                                               typename Magnitude<A>::Bits, bool,             \
-                                              std::vector<Found<A>>&, Threads&);
+                                              std::vector<Found<A>>&, Threads&);             \
+  template void ChooseMany(const Question<A>&, const Bracket<A>&, bool,                      \
+                           std::vector<Found<A>>&, std::vector<uint64_t>&, Threads&);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)
 

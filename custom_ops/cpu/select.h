@@ -5,58 +5,50 @@
 #include <cstdint>
 #include <vector>
 
-#include "loops.h"
-#include "parallel.h"
+#include "cut.h"
 
 namespace tf_dgc {
 
-// Parts of this size are the unit of work. What a part finds, and so every result, does
-// not depend on the number of threads.
-constexpr int64_t kPart = 1 << 16;
+constexpr int64_t kSmall = 4096;  // entries below which no sample is taken
 
-inline int64_t NumParts(int64_t size) { return (size + kPart - 1) / kPart; }
-
-// Which entries of a tensor are sent: those above a magnitude, and of those that have
-// just this magnitude the ones from `first` to `last`, around the end if first > last.
+// Between which magnitudes the k-th largest is likely to be.
 template <class A>
-struct Cut {
-  typename Magnitude<A>::Bits magnitude;
-  int64_t first;
-  int64_t last;
-
-  bool Takes(typename Magnitude<A>::Bits m, int64_t position) const {
-    if (m != magnitude) return m > magnitude;
-    return first <= last ? first <= position && position <= last
-                         : first <= position || position <= last;
-  }
+struct Bracket {
+  typename Magnitude<A>::Bits lower = 0;  // a few more than k entries reach it; 0 for all
+  typename Magnitude<A>::Bits upper = Magnitude<A>::kInfinity;  // a few less than k reach it
 };
 
-// Which are the k largest of a tensor. Ties go to the positions that come first in
-// cyclic order from `offset`.
+// Returns the bracket; `sample` holds magnitudes of entries drawn evenly, and its order is
+// changed.
 template <class A>
-struct Question {
-  const A* residual;
-  int64_t size;
-  int64_t k;       // 1 <= k <= size
-  int64_t offset;  // 0 <= offset < size
-};
+Bracket<A> Predict(int64_t size, int64_t k,
+                   std::vector<typename Magnitude<A>::Bits>& sample);
 
-// Returns a magnitude that a few more than k entries are likely to reach; 0 for all.
-// `sample` holds magnitudes of entries drawn evenly; its order is changed.
+// Collects at least the k largest of a tensor of fewer than kSmall entries; returns what
+// all of the candidates reach, and nothing else does.
 template <class A>
-typename Magnitude<A>::Bits PredictThreshold(int64_t size, int64_t k,
-                                             std::vector<typename Magnitude<A>::Bits>& sample);
+typename Magnitude<A>::Bits CollectSmall(const Question<A>& question, Found<A>& found);
 
-// How many candidates are collected before the prediction counts as bad.
-int64_t CandidateLimit(int64_t size, int64_t k);
+// How many candidates are collected before a prediction counts as bad, of one from a
+// sample of some size (0 for none).
+int64_t CandidateLimit(int64_t size, int64_t k, int64_t sample);
 
 // Leaves in `parts`, for each part of the tensor, the entries that are sent, ascending.
 // On entry it holds the candidates: all entries of at least `threshold`, unless there are
 // fewer than k, or `complete` is false. In those cases the residual itself is read.
 // Returns a threshold for the next step if the residual changes little, 0 if unknown.
 template <class A>
-typename Magnitude<A>::Bits Choose(const Question<A>& question, typename Magnitude<A>::Bits threshold, bool complete,
-            std::vector<Found<A>>& parts, Threads& threads);
+typename Magnitude<A>::Bits Choose(const Question<A>& question,
+                                   typename Magnitude<A>::Bits threshold, bool complete,
+                                   std::vector<Found<A>>& parts, Threads& threads);
+
+// The same for many entries, as bits: on entry those of at least the upper end of the
+// bracket are set in `taken`, a word per block, and the other ones of at least the lower
+// end are in `parts`. Leaves in `taken` all that are sent.
+template <class A>
+void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool complete,
+                std::vector<Found<A>>& parts, std::vector<uint64_t>& taken,
+                Threads& threads);
 
 }  // namespace tf_dgc
 

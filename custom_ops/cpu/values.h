@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "formats.h"
 #include "wire.h"
 
 namespace tf_dgc {
@@ -19,6 +20,22 @@ inline uint32_t Padding(const uint32_t* words, int64_t bits) {
 
 // Words of a tensor's k values.
 int64_t ValueWords(const Layout& layout);
+
+// What a decoder will see of a value of a type; and what stays of it in the residual. All
+// of it for signs: their magnitude is known later, as it is the mean.
+template <class A, ValueType kType>
+struct Coding {
+  static inline __attribute__((always_inline)) A Coded(A value) {
+    if (kType == ValueType::kBFloat16) return ToFloat(ToBFloat16(Narrow(value)));
+    if (kType == ValueType::kFloat16) return ToFloat(ToFloat16(Narrow(value)));
+    if (kType == ValueType::kFloat32) return Narrow(value);
+    return value;
+  }
+
+  static inline __attribute__((always_inline)) A Kept(A value, A coded) {
+    return kType == ValueType::kSign ? value : value - coded;
+  }
+};
 
 // Codes k values into their words; `values` becomes what a decoder will see.
 template <class A>

@@ -41,8 +41,42 @@ std::string CheckLayout(const Layout& layout);
 
 void WriteHeader(uint32_t fingerprint, bool finite, uint32_t* words, int64_t num_words);
 
-// Codes ascending positions, and the values at them. The streams' words are overwritten.
-// After it `values` holds what a decoder will see.
+// Codes ascending positions from the `first`-th on. Several may do so at once, each those
+// of a part of the tensor, into words that were cleared before.
+class PositionWriter {
+ public:
+  PositionWriter(const Layout& layout, int64_t first, uint32_t* words);
+  ~PositionWriter();
+
+  void Add(uint32_t position) {
+    const int64_t bit = (position >> low_bits_) + rank_++;
+    if (bit / 32 != high_at_) FlushHigh(bit / 32);
+    high_ |= uint32_t{1} << (bit % 32);
+    low_ |= uint64_t{position & mask_} << count_;
+    count_ += low_bits_;
+    if (count_ >= 32) FlushLow();
+  }
+
+ private:
+  void FlushHigh(int64_t next);
+  void FlushLow();
+
+  const int low_bits_;
+  const uint32_t mask_;
+  int64_t rank_;
+  uint32_t* low_words_;  // where the bits of low_ go
+  uint64_t low_ = 0;     // `count_` bits that are not yet written
+  int count_;
+  uint32_t* const high_words_;
+  int64_t high_at_ = 0;  // the word that the bits of high_ go to
+  uint32_t high_ = 0;
+};
+
+// Clears the words of a tensor's positions.
+void ClearPositions(const Layout& layout, uint32_t* words);
+
+// Codes all positions, ascending, and the values at them. The streams' words are
+// overwritten. After it `values` holds what a decoder will see.
 void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* words);
 template <class A>
 void WriteValues(const Layout& layout, A* values, uint32_t* words);

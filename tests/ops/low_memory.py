@@ -28,7 +28,7 @@ def memory_left(num_bytes):
 
 
 def main():
-    """Candidates do not fit; an exception within a thread would end the process."""
+    """What is sent does not fit; an exception within a thread would end the process."""
     size, k = 20_000_000, 5_000_000
     layout = [Tensor("", (size,), tf.float32, False, "float32")]
     state = [tf.Variable(tf.zeros([size])) for _ in range(2)]
@@ -49,7 +49,7 @@ def main():
     )
     compress = loader.native().library.tf_dgc_compress
     try:
-        with memory_left(50_000_000):  # the buffer takes 22 MB
+        with memory_left(22_000_000):  # beside what is free; the buffer takes 22 MB
             compress(**arguments)
     except tf.errors.ResourceExhaustedError as error:
         assert "out of memory" in error.message
