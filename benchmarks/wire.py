@@ -90,7 +90,8 @@ def measure(library, n, sparsity):
     k = num_sent(n, sparsity)
     coding = {v: make_coding(library, n, k, v) for v in VALUE_TYPES}
     times = max(1, 20_000_000 // n)
-    step = paths.make(["native"], n, sparsity, "float32", os.cpu_count(), times)
+    work = paths.Work(n, sparsity, threads=os.cpu_count())
+    step = paths.make(["native"], work, times)
     timed = {("step", "ms"): step["native"]}
     for value_dtype, (_, functions) in coding.items():
         timed |= {(value_dtype, name): f for name, f in functions.items()}

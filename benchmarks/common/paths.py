@@ -8,6 +8,7 @@ writes two.
 
 import ctypes
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +20,43 @@ from tf_dgc.steps import native, operations
 from tf_dgc.steps.plan import LocalStep, Plan
 
 NAMES = ("floor", "native", "tensorflow", "top_k")
+
+
+class Work(NamedTuple):
+    """What is compressed.
+
+    Attributes:
+        n: number of entries of a tensor.
+        sparsity: share of entries not sent, in [0, 1).
+        dtype: type of the gradients, by name.
+        threads: number of threads.
+        content: "noise", "mostly zeros" (90 %), "zeros", or "left out", for a step
+            whose gradients are not finite.
+        tensors: number of tensors of n entries each.
+    """
+
+    n: int
+    sparsity: float
+    dtype: str = "float32"
+    threads: int = 2
+    content: str = "noise"
+    tensors: int = 1
+
+    @property
+    def entries(self):
+        """Entries of all tensors."""
+        return self.n * self.tensors
+
+    def gradient(self, seed):
+        """Return the gradient of a tensor."""
+        values = kernels.floats(self.n, seed)
+        if self.content == "zeros":
+            values[:] = 0
+        if self.content == "mostly zeros":
+            values[np.random.default_rng(seed).random(self.n) < 0.9] = 0
+        if self.content == "left out":
+            values[0] = np.nan
+        return tf.cast(values, self.dtype)
 
 
 class Variable:
@@ -34,61 +72,61 @@ class Variable:
         return self.value
 
 
-def make(names, n, sparsity, dtype, threads, times):
+def make(names, work, times):
     """Return what is timed, by name: functions that do the same `times` in a row.
 
     Args:
         names: names of the paths wanted, of `NAMES`.
-        n: number of entries of the gradient.
-        sparsity: share of entries not sent, in [0, 1).
-        dtype: type of the gradient, by name.
-        threads: number of threads of the floor.
+        work: a `Work`.
         times: number of steps in a row.
     """
-    accumulators = tf.float64 if dtype == "float64" else tf.float32
-    gradient = tf.cast(kernels.floats(n, 0), dtype)
-    layout = [Tensor("", (n,), accumulators, False, accumulators.name)]
-    plan = Plan(layout, [num_sent(n, sparsity)], False)
+    accumulators = tf.float64 if work.dtype == "float64" else tf.float32
+    gradients = [work.gradient(seed) for seed in range(work.tensors)]
+    layout = [Tensor("", (work.n,), accumulators, False, accumulators.name)]
+    counts = [num_sent(work.n, work.sparsity)]
+    plan = Plan(layout * work.tensors, counts * work.tensors, False)
 
     def steps(path):
-        velocity, residual = Variable(n, accumulators), Variable(n, accumulators)
+        velocity, residual = (
+            [Variable(work.n, accumulators) for _ in gradients] for _ in range(2)
+        )
 
         @tf.function
-        def run(gradient, offset):
+        def run(gradients, offset):
             total = 0
             for _ in tf.range(times):
-                total += compress(gradient, offset)
+                total += compress(gradients, offset)
             return total
 
-        def compress(gradient, offset):
+        def compress(gradients, offset):
             step = LocalStep(
                 plan,
-                [gradient],
-                [1.0],
-                [velocity],
-                [residual],
-                [offset],
+                gradients,
+                [1.0] * work.tensors,
+                velocity,
+                residual,
+                [offset] * work.tensors,
                 0.9,
                 False,
                 True,
             )
             return path.compress(step)[1][0]
 
-        return functools.partial(run, gradient, tf.constant(0))
+        return functools.partial(run, gradients, tf.constant(0))
 
     @tf.function
     def top_k(gradient):
         total = 0
         for _ in tf.range(times):
-            indices = tf.math.top_k(tf.abs(gradient), plan.counts[0]).indices
+            indices = tf.math.top_k(tf.abs(gradient), counts[0]).indices
             total += indices[0]
         return total
 
     made = {
-        "floor": lambda: floor(n, threads, times),
+        "floor": lambda: floor(work.entries, work.threads, times),
         "native": lambda: steps(native),
         "tensorflow": lambda: steps(operations),
-        "top_k": lambda: functools.partial(top_k, gradient),
+        "top_k": lambda: functools.partial(top_k, gradients[0]),
     }
     return {name: made[name]() for name in NAMES if name in names}
 
