@@ -159,6 +159,13 @@ def replace_all_reduce(
     optimizer._all_reduce_sum_gradients = function
 
 
+def replace_update_step(
+    optimizer: keras.optimizers.Optimizer, function: Callable[..., None]
+) -> None:
+    """Replace how this instance updates a variable: `update_step` of its class."""
+    optimizer.update_step = function
+
+
 def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Return the variables the optimizer itself tracks, not its inner ones."""
     return [v for v in optimizer._variables if v is not optimizer._unused_iterations]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.choice import Choice
 from tf_dgc.cluster import meeting, tf_config
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
@@ -18,6 +19,7 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import inputs, overwriting, takeover, tensors, validation
+from tf_dgc.optimizers.adam import AdamCorrection
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.updating import have_operations, update
@@ -37,9 +39,10 @@ class CompressedOptimizer(OptimizerWrapper):
     >>> qsgd = tf_dgc.compressors.QSGD(levels=127)
     >>> model.compile(optimizer=tf_dgc.CompressedOptimizer(sgd, qsgd), loss="mse")
 
-    The inner optimizer applies its rule, momentum included, to the sum over workers.
-    Its clipping becomes local gradient clipping. `DGCOptimizer` is the ready-made case
-    of `TopK` with momentum correction, and faster.
+    The inner optimizer applies its rule, momentum included, to the sum over workers; an
+    Adam is corrected for what waits. Its clipping becomes local gradient clipping.
+    `DGCOptimizer` is the ready-made case of `TopK` with momentum correction, and
+    faster.
 
     Args:
         inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
@@ -51,7 +54,13 @@ class CompressedOptimizer(OptimizerWrapper):
         momentum_correction: whether to accumulate the local velocity of an `SGD`
             instead of the gradient (Lin et al., section 3.2); needs error feedback.
         factor_masking: whether to clear that velocity where entries were sent (section
-            3.3), with methods that send some entries and not others.
+            3.3), with methods that send some entries and not others. None: that of an
+            `SGD`, not that of an Adam, which loses more by it than it wins.
+        adam_correction: whether an inner `Adam` or `AdamW` (without AMSGrad) divides by
+            its second moment before the exchange, and accumulates its momentum as
+            momentum correction does, wherever there is error feedback. Else its rule is
+            applied to the sum, and an entry that comes every T steps moves `T**0.5`
+            times too little.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole and without loss.
         seed: seed of all random choices. TensorFlow's global seed is neither used nor
@@ -68,9 +77,11 @@ class CompressedOptimizer(OptimizerWrapper):
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
         velocity: variables, one per model variable and worker; empty without momentum
-            correction.
+            or Adam correction.
         residual: variables, one per model variable and worker, accumulated and not yet
-            sent; empty without error feedback. Both are float64 for float64 variables,
+            sent; empty without error feedback.
+        second_moment: variables, one per model variable and worker, of its gradients;
+            empty without Adam correction. All three are float64 for float64 variables,
             else float32.
         compressor_state: variables of the method's own state by name, for each model
             variable.
@@ -89,7 +100,8 @@ class CompressedOptimizer(OptimizerWrapper):
         *,
         error_feedback: bool | None = None,
         momentum_correction: bool = False,
-        factor_masking: bool = True,
+        factor_masking: bool | None = None,
+        adam_correction: bool = True,
         min_compress_size: int = 1024,
         seed: int = 0,
         name: str = "compressed_optimizer",
@@ -104,12 +116,15 @@ class CompressedOptimizer(OptimizerWrapper):
         divergence.check_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         inner = takeover.get_inner(inner)
-        rule, took = takeover.take_over(inner, bool(momentum_correction))
+        rule, took = takeover.take_over(
+            inner, bool(momentum_correction), bool(adam_correction) and feedback
+        )
         super().__init__(rule, took, name, strategy)
         self.compressor = compressor
         self.error_feedback = error_feedback
         self.momentum_correction = bool(momentum_correction)
-        self.factor_masking = bool(factor_masking)
+        self.factor_masking = factor_masking
+        self.adam_correction = bool(adam_correction)
         self.min_compress_size = int(min_compress_size)
         self.seed = int(seed)
         self.track_staleness = bool(track_staleness)
@@ -118,10 +133,13 @@ class CompressedOptimizer(OptimizerWrapper):
         self.communicator = Communicator(strategy)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
+        self.second_moment: list[PerWorkerVariable] = []
         self.compressor_state: list[State] = []
         self._keeps_residual = feedback
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
+        self._adam: AdamCorrection | None = None
+        self._begun: keras.Variable | None = None
 
     # --- before the first step ------------------------------------------------------
 
@@ -178,13 +196,23 @@ class CompressedOptimizer(OptimizerWrapper):
             self.compressor,
             keeps_residual=self._keeps_residual,
             keeps_velocity=bool(self._took.momentum),
+            keeps_second_moment=self._took.adam,
             tracks_staleness=self.track_staleness,
         )
         # Keras saves what is an attribute of the optimizer.
         self._counters = self._memory.counters
         self.residual = list(self._memory.residual)
         self.velocity = list(self._memory.velocity)
+        self.second_moment = list(self._memory.second_moment)
         self.compressor_state = list(self._memory.states)
+        if self._took.adam:
+            self._adam = AdamCorrection(
+                self.inner_optimizer,
+                self._memory.tensors,
+                self.compressor,
+                self.num_workers,
+            )
+            self._begun = self._adam.begun
 
     def _describe(self, variable: keras.Variable) -> Tensor:
         small = tensors.is_small(variable, self.min_compress_size)
@@ -214,11 +242,14 @@ class CompressedOptimizer(OptimizerWrapper):
         extra = overwriting.overwrite(self.communicator, overwritten)
         grads, variables = map(list, zip(*trained, strict=True))
         with tf.name_scope(self.name):
-            step = kinds.begin(self._inputs(grads, variables))
+            stock = self._adam.is_stock() if self._adam else True
+            step = kinds.begin(self._inputs(grads, variables, stock))
             asks = self.iterations.value, self.check_every, self.on_divergence
             check = divergence.make_check(self._strategy, variables, *asks)
             outcome, asked = self.communicator.run(step, check)
             nonfinite = update(self.inner_optimizer, outcome, variables, self._natively)
+            if self._adam:
+                self._adam.count_step(stock)
             counting.count_step(
                 self._memory.counters,
                 entries=outcome.entries,
@@ -227,22 +258,25 @@ class CompressedOptimizer(OptimizerWrapper):
                 nonfinite=nonfinite,
             )
 
-    def _inputs(self, grads: list, variables: list) -> Inputs:
+    def _inputs(self, grads: list, variables: list, stock: Choice) -> Inputs:
         """Collect what goes into the step."""
         indices = [keras_optimizers.variable_index(self, v) for v in variables]
         memory = self._memory.of(indices)
         # Where nothing is left out, clipping is Keras's own, whatever the workers.
         sharing = 1 if self.compressor.lossless else self.num_workers
         scale, took = self.loss_scale_factor, self._took
+        given = inputs.clip(grads, variables, sharing, scale, took.clipping)
+        if self._adam:
+            given = self._adam.precondition(stock, memory, variables, *given)
         return Inputs(
             self.compressor,
             memory.tensors,
             indices,
-            *inputs.clip(grads, variables, sharing, scale, took.clipping),
+            *given,
             memory,
             took.momentum,
             took.nesterov,
-            self.factor_masking,
+            not took.adam if self.factor_masking is None else self.factor_masking,
             self.seed,
             self.iterations.value,
             tf.distribute.get_replica_context().replica_id_in_sync_group,

@@ -12,6 +12,7 @@ _SETTINGS = (
     "error_feedback",
     "momentum_correction",
     "factor_masking",
+    "adam_correction",
     "min_compress_size",
     "seed",
     "track_staleness",

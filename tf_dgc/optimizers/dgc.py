@@ -28,8 +28,9 @@ class DGCOptimizer(CompressedOptimizer):
     ...     model.compile(optimizer=tf_dgc.DGCOptimizer(sgd), loss="mse")
     >>> model.fit(dataset)
 
-    Momentum of an SGD (plain or Nesterov) becomes momentum correction; other
-    optimizers get error feedback and apply their own rule to the sum. Clipping of the
+    Momentum of an SGD (plain or Nesterov) becomes momentum correction, and an `Adam` or
+    `AdamW` is corrected too; other optimizers get error feedback and apply their own
+    rule to the sum. Clipping of the
     inner optimizer becomes local gradient clipping. With `sparsity=0` every step is
     what the inner optimizer does alone.
 
@@ -41,7 +42,9 @@ class DGCOptimizer(CompressedOptimizer):
         momentum_correction: whether to accumulate the local velocity instead of the
             gradient (section 3.2 of the paper). If False, momentum stays after the sum.
         factor_masking: whether to clear the velocity where entries were sent (section
-            3.3).
+            3.3); None: that of an `SGD`, not that of an Adam.
+        adam_correction: whether to divide by Adam's second moment before the exchange,
+            as in `CompressedOptimizer`.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole, with momentum and without loss.
         value_dtype: type in which values are sent, beside some 12 bits for each
@@ -60,7 +63,7 @@ class DGCOptimizer(CompressedOptimizer):
         inner_optimizer: copy of `inner` that applies the update, without what was taken
             over. It owns the learning rate and the iterations.
         velocity: variables, one per model variable and worker, the local momentum;
-            empty without momentum correction.
+            empty without momentum or Adam correction.
         residual: variables, one per model variable and worker, accumulated and not yet
             sent; empty with `sparsity=0`. Both are float64 for float64 variables and
             float32 for all others: in 8 bits of mantissa an accumulator stands still.
@@ -77,7 +80,8 @@ class DGCOptimizer(CompressedOptimizer):
         sparsity: float | Callable = 0.999,
         *,
         momentum_correction: bool = True,
-        factor_masking: bool = True,
+        factor_masking: bool | None = None,
+        adam_correction: bool = True,
         min_compress_size: int = 1024,
         value_dtype: str | None = None,
         seed: int = 0,
@@ -94,6 +98,7 @@ class DGCOptimizer(CompressedOptimizer):
             TopK(sparsity, value_dtype) if compresses else NoCompression(),
             momentum_correction=momentum_correction and compresses,
             factor_masking=factor_masking,
+            adam_correction=adam_correction,
             min_compress_size=min_compress_size,
             seed=seed,
             name=name,

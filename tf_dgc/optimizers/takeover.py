@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.optimizers import settings
+from tf_dgc.optimizers import adam, settings
 from tf_dgc.optimizers.settings import CLIPPING
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 
@@ -20,14 +20,18 @@ class TakeOver:
         taken: config entries that were changed in the copy, with the values that the
             inner optimizer had, or that the user has set since; `get_config` gives them
             back.
+        adam: whether what an Adam divides by is taken over too.
+        beta_1: coefficient of its momentum then, else 0.
     """
 
     taken: dict[str, Any]
+    adam: bool = False
+    beta_1: float = 0.0
 
     @property
     def momentum(self) -> float:
         """Coefficient of the momentum correction; 0 for error feedback only."""
-        return self.taken.get("momentum", 0.0)
+        return self.taken.get("momentum", self.beta_1)
 
     @property
     def nesterov(self) -> bool:
@@ -106,7 +110,9 @@ def check_inner(inner: Any) -> None:
 
 
 def take_over(
-    inner: keras.optimizers.Optimizer, momentum_correction: bool
+    inner: keras.optimizers.Optimizer,
+    momentum_correction: bool,
+    adam_correction: bool = False,
 ) -> tuple[keras.optimizers.Optimizer, TakeOver]:
     """Copy `inner` without the settings that DGC applies itself.
 
@@ -118,6 +124,7 @@ def take_over(
     Args:
         inner: the user's optimizer; it is not changed.
         momentum_correction: whether to take the momentum of an SGD.
+        adam_correction: whether to take momentum and second moment of an Adam.
 
     Returns:
         The copy, which applies the update, and what was taken.
@@ -136,7 +143,8 @@ def take_over(
     stated = {name: value for name, value in changes.items() if name in config}
     rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
     _check_nothing_lost(inner, rule)
-    return rule, TakeOver(taken)
+    corrected = adam_correction and adam.is_adam(inner)
+    return rule, TakeOver(taken, corrected, float(inner.beta_1) if corrected else 0.0)
 
 
 def _check_nothing_lost(inner: Any, rule: Any) -> None:

@@ -27,6 +27,8 @@ class Memory:
         velocity: variable of each tensor; empty without momentum correction.
         residual: variable of each tensor, accumulated and not yet sent; empty if
             nothing is ever kept back.
+        second_moment: variable of each tensor, of gradients that are divided by its
+            root; empty if none are.
         states: variables of the method's own state by name, for each tensor.
         counters: variable of what all tensors sent, equal on all workers.
         last_sent: record of when each entry was sent; None unless it is to be
@@ -36,6 +38,7 @@ class Memory:
     tensors: Sequence[Tensor]
     velocity: Sequence[PerWorkerVariable]
     residual: Sequence[PerWorkerVariable]
+    second_moment: Sequence[PerWorkerVariable]
     states: Sequence[State]
     counters: keras.Variable
     last_sent: LastSent | None
@@ -51,6 +54,7 @@ class Memory:
             tensors=pick(self.tensors),
             velocity=pick(self.velocity),
             residual=pick(self.residual),
+            second_moment=pick(self.second_moment),
             states=pick(self.states),
         )
 
@@ -99,6 +103,7 @@ def make_memory(
     *,
     keeps_residual: bool,
     keeps_velocity: bool,
+    keeps_second_moment: bool,
     tracks_staleness: bool,
 ) -> Memory:
     """Create all variables, at zero; call it on every worker, in the strategy's scope.
@@ -108,6 +113,7 @@ def make_memory(
         compressor: method, with a state of its own for tensors that are not exempt.
         keeps_residual: whether what is not sent is kept.
         keeps_velocity: whether momentum is accumulated locally.
+        keeps_second_moment: whether gradients are divided by its root before.
         tracks_staleness: whether to remember when entries were sent, where something
             is kept back.
     """
@@ -115,16 +121,30 @@ def make_memory(
     residual = _accumulators(tensors, "residual") if keeps_residual else []
     last_sent = LastSent(tensors) if keeps_residual and tracks_staleness else None
     velocity = _accumulators(tensors, "velocity") if keeps_velocity else []
+    moment = (
+        _accumulators(tensors, "second_moment", "mean") if keeps_second_moment else []
+    )
     states = [
         _make_state({} if t.exempt else compressor.state(t.shape), t, i)
         for i, t in enumerate(tensors)
     ]
-    return Memory(tensors, velocity, residual, states, counters, last_sent)
+    return Memory(
+        tensors,
+        velocity,
+        residual,
+        moment,
+        states,
+        counters,
+        last_sent,
+    )
 
 
-def _accumulators(tensors: Sequence[Tensor], name: str) -> list[PerWorkerVariable]:
+def _accumulators(
+    tensors: Sequence[Tensor], name: str, rule: str = "sum"
+) -> list[PerWorkerVariable]:
     return [
-        PerWorkerVariable(t.shape, t.dtype.name, f"{_stem(t)}_{name}") for t in tensors
+        PerWorkerVariable(t.shape, t.dtype.name, f"{_stem(t)}_{name}", rule)
+        for t in tensors
     ]
 
 

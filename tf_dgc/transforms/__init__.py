@@ -6,4 +6,5 @@ Clipping, correction and masking, on tensors alone. May import `_internals`.
 __all__ = [
     "clipping",
     "correction",
+    "preconditioning",
 ]

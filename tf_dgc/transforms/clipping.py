@@ -53,7 +53,7 @@ def clip(
     if clipvalue:
         # An infinite entry would be clipped to an ordinary one.
         gradients, finite = multiply(gradients, [unit] * len(gradients))
-        kept = 1.0 + _nan_unless(finite)
+        kept = 1.0 + nan_unless(finite)
         clipped = [tf.clip_by_value(g, -clipvalue, clipvalue) for g in gradients]
         return clipped, [kept] * len(clipped)
     return list(gradients), [unit] * len(gradients)
@@ -104,13 +104,13 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> tf.Tensor:
         for g, s in pairs
         if isinstance(s, float)
     ]
-    missing = _nan_unless(tf.reduce_all([*seen, all_finite(unseen)]))
+    missing = nan_unless(tf.reduce_all([*seen, all_finite(unseen)]))
     if not seen:
         return tf.constant(scales, tf.float64) + missing
     return tf.stack([tf.cast(s, tf.float64) for s in scales]) + missing
 
 
-def _nan_unless(kept: tf.Tensor) -> tf.Tensor:
+def nan_unless(kept: tf.Tensor) -> tf.Tensor:
     """Return 0, or NaN for what is left out, scalar float64.
 
     No constant NaN: `tf.debugging.enable_check_numerics` would find it in every step.
