@@ -75,8 +75,17 @@ CASES = {
     "no masking": Case(1, settings={"factor_masking": False}),
     "all compressed": Case(1, settings={"min_compress_size": 0}),
     "missing gradients": Case(1, missing=(0, 2)),
-    "adam": Case(1, lambda: keras.optimizers.Adam(0.125), value_dtype="bfloat16"),
-    "adamw": Case(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+    "adam": Case(
+        *(1, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"),
+        settings={"adam_correction": False},
+    ),
+    "adamw": Case(
+        *(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+        settings={"adam_correction": False},
+    ),
+    "adam, corrected": Case(
+        *(2, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"), exact=True
+    ),
     "amsgrad": Case(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
     "momentum after the sum": Case(
         *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),
@@ -87,6 +96,7 @@ CASES = {
         exact=True,
         apart=True,
         paths=("composed", "native"),
+        settings={"adam_correction": False},
     ),
     "clipnorm": Case(1, lambda: SGD(0.125, momentum=0.9, clipnorm=3.0)),
     "clipvalue": Case(1, lambda: SGD(0.125, momentum=0.9, clipvalue=0.5)),

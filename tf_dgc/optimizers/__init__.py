@@ -5,6 +5,7 @@ May import every room but `launch`, `cli` and `testing`.
 
 __all__ = [
     "adam",
+    "agreement",
     "compressed",
     "configuration",
     "dgc",

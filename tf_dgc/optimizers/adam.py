@@ -1,7 +1,7 @@
 """Adam behind a compressed exchange: what its rule divides by comes before it."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -10,9 +10,10 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, keras_rules
 from tf_dgc.choice import Choice, choose
-from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.optimizers.agreement import Agreement
 from tf_dgc.steps.accumulation import Gradient, flatten
+from tf_dgc.steps.base import Outcome
 from tf_dgc.steps.memory import Memory
 from tf_dgc.transforms import clipping, preconditioning
 from tf_dgc.transforms.clipping import Scale
@@ -36,9 +37,12 @@ class AdamCorrection:
 
     Args:
         optimizer: inner optimizer, built, an `Adam`; its `update_step` is replaced.
-        tensors: descriptions of all tensors, in the order of the variables.
-        compressor: method of those that are not exempt.
-        num_workers: number of workers, N.
+        memory: what this worker remembers of all tensors, in the order of the
+            variables; behind them of the sample of `agreement`.
+        compressor: method of the tensors that are not exempt.
+        agreement: how much adds up of the tensors that are not exempt; None for one
+            worker.
+        index_of: function of a variable that returns its place among the tensors.
 
     Attributes:
         begun: variable, 1 when a step has left out entries, else 0; None unless a
@@ -48,16 +52,30 @@ class AdamCorrection:
     def __init__(
         self,
         optimizer: Any,
-        tensors: Sequence[Tensor],
+        memory: Memory,
         compressor: Compressor,
-        num_workers: int,
+        agreement: Agreement | None,
+        index_of: Callable[[Any], int],
     ):
         self._optimizer = optimizer
-        self._tensors = tensors
+        self._memory = memory
         self._sparsity = compressor.sparsity if isinstance(compressor, TopK) else None
-        self._num_workers = num_workers
+        self._agreement = agreement
+        self._index_of = index_of
+        self._betas = float(optimizer.beta_1), float(optimizer.beta_2)
+        self._divided = [i for i, t in enumerate(memory.tensors) if not t.exempt]
         self.begun = _make_flag() if callable(self._sparsity) else None
         keras_optimizers.replace_update_step(optimizer, self.update_step)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """What is remembered of no tensor of the model."""
+        found = [] if self.begun is None else [self.begun]
+        if self._agreement is None:
+            return found
+        memory = self._memory
+        kept = (memory.residual, memory.velocity, memory.second_moment)
+        return [*found, self._agreement.seen, *(some[-1] for some in kept if some)]
 
     def is_stock(self) -> Choice:
         """Return whether this step is the optimizer's own, on all tensors."""
@@ -69,35 +87,58 @@ class AdamCorrection:
     def precondition(
         self,
         stock: Choice,
-        memory: Memory,
+        indices: Sequence[int],
         variables: Sequence[keras.Variable],
         gradients: Sequence[Gradient],
         scales: Sequence[Scale],
-    ) -> tuple[list[tf.Tensor], list[Scale]]:
+    ) -> tuple[list[int], list[tf.Tensor], list[Scale]]:
         """Return what takes the place of gradients, where momentum is `beta_1`.
 
         Args:
             stock: result of `is_stock`.
-            memory: what this worker remembers of the tensors of the step; their second
-                moment is updated.
+            indices: place of each tensor of the step.
             variables: variables of the model.
             gradients: gradient of each, not yet multiplied by `scales`.
             scales: factor of each, as `clipping.clip` returns it.
 
         Returns:
-            Tensors `[n]`, and scales again.
+            Places, tensors `[n]` and scales; with those of the sample.
         """
-        flat = [flatten(g, t) for g, t in zip(gradients, memory.tensors, strict=True)]
+        tensors = [self._memory.tensors[i] for i in indices]
+        flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
         products, finite = clipping.multiply(flat, scales)
+        factors = self._factors()
         given = [
             choose(
-                True if tensor.exempt else stock,
-                functools.partial(self._as_it_is, memory, i, products[i]),
-                functools.partial(self._divided, memory, i, products[i], variables[i]),
+                True if t.exempt else stock,
+                functools.partial(self._make_velocity, i, product),
+                functools.partial(self._divide, i, product, variable, factors),
             )
-            for i, tensor in enumerate(memory.tensors)
+            for i, t, product, variable in zip(
+                indices, tensors, products, variables, strict=True
+            )
         ]
-        return given, [1.0 + clipping.nan_unless(finite)] * len(given)
+        places = list(indices)
+        if self._agreement:
+            by_place = dict(zip(indices, given, strict=True))
+            values = [by_place.get(i) for i in self._divided]
+            sample = self._agreement.sample(values, self._optimizer.iterations.value)
+            places.append(len(self._memory.tensors) - 1)
+            seen = tf.where(stock, tf.zeros_like(sample), sample)
+            given.append(self._make_velocity(places[-1], seen))
+        return places, given, [1.0 + clipping.nan_unless(finite)] * len(given)
+
+    def receive(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of a step without its sample, and learn from that."""
+        if self._agreement is None:
+            return outcome
+        sums, nonfinite = outcome.decode()
+        self._agreement.learn(sums[-1])
+        return outcome._replace(
+            decode=lambda: (sums[:-1], nonfinite),
+            entries=outcome.entries - self._agreement.tensor.size,
+            apply=None,
+        )
 
     def count_step(self, stock: Choice) -> None:
         """Remember after a step whether it left out entries.
@@ -113,9 +154,7 @@ class AdamCorrection:
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Do what Keras's `update_step` does, with the sum of a step."""
         optimizer = self._optimizer
-        exempt = self._tensors[
-            keras_optimizers.variable_index(optimizer, variable)
-        ].exempt
+        exempt = self._memory.tensors[self._index_of(variable)].exempt
 
         def by_rule() -> tf.Tensor:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
@@ -123,55 +162,70 @@ class AdamCorrection:
 
         def by_sum() -> tf.Tensor:
             # Velocities began at zero, so they lack what Adam's momentum does.
-            known = 1.0 - tf.pow(
-                tf.constant(optimizer.beta_1, tf.float64), self._step()
-            )
+            known = 1.0 - tf.pow(tf.constant(self._betas[0], tf.float64), self._step())
             rate = tf.cast(learning_rate, tf.float64) / known
             optimizer.assign_sub(variable, gradient * tf.cast(rate, gradient.dtype))
             return tf.constant(True)
 
         choose(True if exempt else self.is_stock(), by_rule, by_sum)
 
-    def _as_it_is(self, memory: Memory, i: int, gradient: tf.Tensor) -> tf.Tensor:
-        """Return what makes a velocity the gradient itself."""
-        if not memory.velocity:
-            return gradient
-        velocity = tf.reshape(memory.velocity[i].local(), [-1])
-        return gradient - self._optimizer.beta_1 * velocity
+    def _make_velocity(self, i: int, value: tf.Tensor) -> tf.Tensor:
+        """Return what makes of a tensor's velocity the value."""
+        if not self._memory.velocity:
+            return value
+        velocity = tf.reshape(self._memory.velocity[i].local(), [-1])
+        return value - self._betas[0] * velocity
 
-    def _divided(
-        self, memory: Memory, i: int, gradient: tf.Tensor, variable: keras.Variable
+    def _divide(
+        self,
+        i: int,
+        gradient: tf.Tensor,
+        variable: keras.Variable,
+        factors: dict[int, tf.Tensor],
     ) -> tf.Tensor:
-        optimizer, moment = self._optimizer, memory.second_moment[i]
+        optimizer, moment = self._optimizer, self._memory.second_moment[i]
         before = tf.reshape(moment.local(), [-1])
         if self.begun is not None:
             _, own = keras_rules.rule_slots(optimizer, _RULE, variable)
             first = tf.equal(self.begun.value, 0)
             before = tf.where(first, _flat(own, before.dtype), before)
-        now = preconditioning.follow(
-            before, gradient, self._num_workers, optimizer.beta_2
-        )
+        factor = factors[i]
+        now = preconditioning.follow(before, gradient, factor, self._betas[1])
         moment.assign(tf.reshape(now, moment.shape))
         divisor = preconditioning.denominator(
-            now, self._step(), optimizer.beta_2, optimizer.epsilon
+            now, self._step(), self._betas[1], optimizer.epsilon
         )
         if self.begun is not None:
             tf.cond(
                 first,
-                lambda: self._take_over(memory, i, variable, divisor),
+                lambda: self._take_over(i, variable, divisor),
                 lambda: tf.constant(True),
             )
-        return (1.0 - optimizer.beta_1) * gradient / divisor
+        quotient = preconditioning.divide(
+            gradient, divisor, self._step(), factor, self._betas[1]
+        )
+        return (1.0 - self._betas[0]) * quotient
+
+    def _factors(self) -> dict[int, tf.Tensor]:
+        """Return what `preconditioning.follow` multiplies by, by tensor."""
+        dtypes = [self._memory.tensors[i].dtype for i in self._divided]
+        if self._agreement is None:
+            found = [tf.constant(1.0, dtype) for dtype in dtypes]
+        else:
+            given = zip(self._agreement.factors(), dtypes, strict=True)
+            found = [tf.cast(factor, dtype) for factor, dtype in given]
+        return dict(zip(self._divided, found, strict=True))
 
     def _take_over(
-        self, memory: Memory, i: int, variable: keras.Variable, divisor: tf.Tensor
+        self, i: int, variable: keras.Variable, divisor: tf.Tensor
     ) -> tf.Tensor:
         """Make of the optimizer's momentum, and of what is kept, what it comes to."""
         own, _ = keras_rules.rule_slots(self._optimizer, _RULE, variable)
-        kept = memory.residual[i]
+        memory, kept = self._memory, self._memory.residual[i]
         kept.assign(tf.reshape(_flat(kept, divisor.dtype) / divisor, kept.shape))
         if memory.velocity:
-            share = _flat(own, divisor.dtype) / self._num_workers
+            workers = tf.distribute.get_replica_context().num_replicas_in_sync
+            share = _flat(own, divisor.dtype) / workers
             memory.velocity[i].assign(tf.reshape(share / divisor, kept.shape))
         return tf.constant(True)
 

@@ -1,5 +1,6 @@
 """Any compression method as a Keras optimizer."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import inputs, overwriting, takeover, tensors, validation
 from tf_dgc.optimizers.adam import AdamCorrection
+from tf_dgc.optimizers.agreement import make_agreement
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.updating import have_operations, update
@@ -139,7 +141,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
         self._adam: AdamCorrection | None = None
-        self._begun: keras.Variable | None = None
+        self._tensors: list[Tensor] = []
+        self._of_adam: list[keras.Variable] = []
 
     # --- before the first step ------------------------------------------------------
 
@@ -191,8 +194,12 @@ class CompressedOptimizer(OptimizerWrapper):
         self.inner_optimizer.build(variables)
         keras_optimizers.remember_variables(self, variables)
         trained, _ = overwriting.split(variables, variables)
+        self._tensors = [self._describe(v) for v, _ in trained]
+        agreement = None
+        if self._took.adam:
+            agreement = make_agreement(self._tensors, self.num_workers, self.seed)
         self._memory: Memory = make_memory(
-            [self._describe(v) for v, _ in trained],
+            [*self._tensors, *([agreement.tensor] if agreement else [])],
             self.compressor,
             keeps_residual=self._keeps_residual,
             keeps_velocity=bool(self._took.momentum),
@@ -201,18 +208,20 @@ class CompressedOptimizer(OptimizerWrapper):
         )
         # Keras saves what is an attribute of the optimizer.
         self._counters = self._memory.counters
-        self.residual = list(self._memory.residual)
-        self.velocity = list(self._memory.velocity)
-        self.second_moment = list(self._memory.second_moment)
-        self.compressor_state = list(self._memory.states)
+        of_model = slice(len(self._tensors))
+        self.residual = list(self._memory.residual[of_model])
+        self.velocity = list(self._memory.velocity[of_model])
+        self.second_moment = list(self._memory.second_moment[of_model])
+        self.compressor_state = list(self._memory.states[of_model])
         if self._took.adam:
             self._adam = AdamCorrection(
                 self.inner_optimizer,
-                self._memory.tensors,
+                self._memory,
                 self.compressor,
-                self.num_workers,
+                agreement,
+                functools.partial(keras_optimizers.variable_index, self),
             )
-            self._begun = self._adam.begun
+            self._of_adam = list(self._adam.variables)
 
     def _describe(self, variable: keras.Variable) -> Tensor:
         small = tensors.is_small(variable, self.min_compress_size)
@@ -247,6 +256,7 @@ class CompressedOptimizer(OptimizerWrapper):
             asks = self.iterations.value, self.check_every, self.on_divergence
             check = divergence.make_check(self._strategy, variables, *asks)
             outcome, asked = self.communicator.run(step, check)
+            outcome = self._adam.receive(outcome) if self._adam else outcome
             nonfinite = update(self.inner_optimizer, outcome, variables, self._natively)
             if self._adam:
                 self._adam.count_step(stock)
@@ -261,18 +271,21 @@ class CompressedOptimizer(OptimizerWrapper):
     def _inputs(self, grads: list, variables: list, stock: Choice) -> Inputs:
         """Collect what goes into the step."""
         indices = [keras_optimizers.variable_index(self, v) for v in variables]
-        memory = self._memory.of(indices)
         # Where nothing is left out, clipping is Keras's own, whatever the workers.
         sharing = 1 if self.compressor.lossless else self.num_workers
         scale, took = self.loss_scale_factor, self._took
-        given = inputs.clip(grads, variables, sharing, scale, took.clipping)
+        given, scales = inputs.clip(grads, variables, sharing, scale, took.clipping)
         if self._adam:
-            given = self._adam.precondition(stock, memory, variables, *given)
+            indices, given, scales = self._adam.precondition(
+                stock, indices, variables, given, scales
+            )
+        memory = self._memory.of(indices)
         return Inputs(
             self.compressor,
             memory.tensors,
             indices,
-            *given,
+            given,
+            scales,
             memory,
             took.momentum,
             took.nesterov,
@@ -295,12 +308,12 @@ class CompressedOptimizer(OptimizerWrapper):
     @property
     def num_entries(self) -> int:
         """Entries of all variables; 0 before the optimizer is built."""
-        return sum(t.size for t in self._memory.tensors) if self.built else 0
+        return sum(t.size for t in self._tensors)
 
     @property
     def num_compressed(self) -> int:
         """Variables that are not exempt; 0 before the optimizer is built."""
-        return sum(not t.exempt for t in self._memory.tensors) if self.built else 0
+        return sum(not t.exempt for t in self._tensors)
 
     @property
     def stats(self) -> counting.CompressionStats:
