@@ -204,11 +204,14 @@ def test_goes_on_from_what_was_saved(strategies, case, taken):
         np.testing.assert_array_equal(mine, others)
 
 
-def test_another_number_of_workers_has_the_mean_of_the_second_moments(strategies):
-    two, three = (make_trainer(strategies[n], "adam", "float32") for n in (2, 3))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_has_the_mean_of_the_second_moments(
+    strategies, workers
+):
+    two, others = (make_trainer(strategies[n], "adam", "float32") for n in (2, workers))
     for gradients in make_gradients(2, 4, "float32"):
         two.step(gradients)
-    three.load(two.save())
+    others.load(two.save())
     mean = np.mean(two.optimizer.second_moment[0].gather(), axis=0)
-    for local in three.local(three.optimizer.second_moment):
+    for local in others.local(others.optimizer.second_moment):
         np.testing.assert_allclose(local[0], mean, rtol=1e-6)

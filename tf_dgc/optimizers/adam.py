@@ -40,8 +40,8 @@ class AdamCorrection:
         memory: what this worker remembers of all tensors, in the order of the
             variables; behind them of the sample of `agreement`.
         compressor: method of the tensors that are not exempt.
-        agreement: how much adds up of the tensors that are not exempt; None for one
-            worker.
+        agreement: how much adds up of the tensors that are not exempt; None if all
+            are.
         index_of: function of a variable that returns its place among the tensors.
 
     Attributes:

@@ -92,12 +92,9 @@ def draw_positions(
 def make_agreement(
     tensors: Sequence[Tensor], num_workers: int, seed: int
 ) -> Agreement | None:
-    """Return what is to be known of the tensors that are not exempt.
+    """Return what is known of the tensors that are not exempt; None if all are.
 
-    Returns:
-        None where there is nothing to be known: of one worker, or no such tensor.
+    Also of one worker, so that another number can go on with what it saved.
     """
     sampled = [t for t in tensors if not t.exempt]
-    return (
-        Agreement(sampled, num_workers, seed) if sampled and num_workers > 1 else None
-    )
+    return Agreement(sampled, num_workers, seed) if sampled else None
