@@ -177,7 +177,9 @@ class _Call:
 
     def agree(self, sent: _Sent, replies: list[Reply]) -> None:
         """Make the numbers of the second round of what was gathered in the first."""
-        own = sent.requests[-1][0][header.NUM_WORDS :]
+        gathered = sent.requests[-1]  # after the sums
+        assert isinstance(gathered, Gather)
+        own = gathered.words[header.NUM_WORDS :]
         length = header.NUM_WORDS + own.shape[0]
         agreed = self._agreed["fingerprints"][0]
         everyone, _ = header.unseal(replies[-1], agreed, length)
