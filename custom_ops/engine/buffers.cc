@@ -100,6 +100,14 @@ std::string Buffers::OpenWords(Threads& threads) {
   return "";
 }
 
+std::vector<float> Buffers::Norms(const std::vector<const Method*>& methods) const {
+  std::vector<float> norms;
+  for (size_t t = 0; t < methods.size(); ++t) {
+    if (methods[t]->notes_total) norms.push_back(decoders_[t]->norm());
+  }
+  return norms;
+}
+
 void Buffers::ForEachPart(Threads& threads, const Work& work) const {
   ForEachPartOf(std::vector<char>(sizes_.size(), true), true, threads, work);
 }

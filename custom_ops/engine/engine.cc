@@ -45,7 +45,7 @@ Encoded Encode(const std::vector<Coded>& tensors, const std::vector<Source>& sou
                uint32_t fingerprint, Level level, Threads& threads, uint32_t* words,
                const std::vector<Vector>& vectors, int round) {
   Encoders encoders;
-  Encoded encoded{true, 0};
+  Encoded encoded{true, 0, {}};
   Places places(round, words, vectors);
   for (size_t t = 0; t < tensors.size(); ++t) {
     const Method* method = MethodOf(tensors[t], round);
@@ -65,6 +65,7 @@ Encoded Encode(const std::vector<Coded>& tensors, const std::vector<Source>& sou
   for (const auto& encoder : encoders) {
     if (encoder->left_out()) encoded.all_taken = false;
     encoded.entries += encoder->num_sent();
+    for (const float note : encoder->notes()) encoded.notes.push_back(note);
   }
   const auto joins = [](const Encoder& e) { return e.joins(); };
   ForEachJobOf(encoders, threads, joins, [](Encoder& e, int64_t i) { e.Join(i); });

@@ -42,6 +42,7 @@ struct Gathered {
 struct Encoded {
   bool all_taken;
   int64_t entries;  // that were sent
+  std::vector<float> notes;  // of all methods that leave some, one after the other
 };
 
 // Words of a worker's buffer of a round, header included; 0 if no tensor is gathered.
@@ -71,6 +72,8 @@ class Buffers {
 
   // Workers whose gradient was not finite; 0 if no tensor is gathered.
   int32_t num_nonfinite() const { return num_nonfinite_; }
+  // The norms of the sums of those methods that note them, when all parts were handed out.
+  std::vector<float> Norms(const std::vector<const Method*>& methods) const;
 
   // Calls work(tensor, begin, end, sums) with the sums over workers, in their order, of all
   // parts of all tensors, on all threads; sums[0] is of entry `begin`. What all workers

@@ -48,6 +48,7 @@ class Encoder {
   virtual bool left_out() const = 0;
   // Entries that were sent.
   virtual int64_t num_sent() const = 0;
+  virtual std::vector<float> notes() const { return {}; }
 };
 
 // The words of all workers on their way into sums.
@@ -69,6 +70,8 @@ class Decoder {
   // Makes of these sums what is handed out, by arrays that all workers remember alike; moves
   // them on, too, if `keeps`.
   virtual void Share(int64_t, int64_t, const std::vector<float*>&, bool, float*) const {}
+  // The norm of what was handed out.
+  virtual float norm() const { return 0; }
 };
 
 struct Method {
@@ -82,6 +85,8 @@ struct Method {
   std::unique_ptr<Decoder> (*decoder)(const Setup& setup, Level level);
   int num_states;  // arrays of the tensor's size that this worker remembers
   int num_shared;  // those that all workers remember alike, as decoders see to
+  int num_notes;  // numbers that an encoder leaves for its own worker alone
+  int notes_total;  // 1 if a decoder leaves the norm of what it hands out
 };
 
 // Returns null if there is none of that name.

@@ -36,9 +36,18 @@ struct Quantizer {
   // Whether units are `columns` instead, with two numbers each: `AddAt` adds the values of
   // entries from `begin` on, and `Write` writes all numbers.
   static constexpr bool kColumns = false;
+  static constexpr bool kMeasures = false;      // whether to look at short tensors twice, too
+  static constexpr bool kKnowsNumbers = false;  // whether `Of` has them from a round before
+  static constexpr bool kKeeps = true;          // whether states change
+  // Whether `AddCoded` adds what became of values, and `Last` makes of it what travels, and
+  // notes for the worker itself.
+  static constexpr bool kLooksBack = false;
+  static constexpr bool kNotesNumbers = false;  // whether the one that travels is noted, too
+  static constexpr bool kNotesTotals = false;  // whether the norm of the total is noted
 
   Codes codes{1};
   int64_t unit;   // entries that share numbers
+  bool is_absent = false;  // whether nobody sends anything
   Stream stream;  // of the random words
 
   // The unit of an entry: its number, and the entry behind it.
@@ -58,6 +67,7 @@ struct Quantizer {
   TF_DGC_INLINE void Add(const float*, int64_t, Partial*) const {}
   static void Merge(const Partial&, Partial*) {}
   Numbers Of(const Partial&, int64_t) const { return {}; }
+  int64_t NumSent(int64_t size) const { return size; }
   // What is coded instead of a value, and what becomes of the state when it has been.
   TF_DGC_INLINE float Before(float value, float) const { return value; }
   TF_DGC_INLINE float After(float, float, float state) const { return state; }

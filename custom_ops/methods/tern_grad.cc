@@ -18,6 +18,7 @@ struct Scaler : Quantizer {
   };
   using Codes = NoCodes;
   static constexpr bool kNumbersLast = true;
+  static constexpr bool kNotesNumbers = true;
   Codes codes;
   float clip;  // of the norm; 0 for none
 

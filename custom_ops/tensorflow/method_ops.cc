@@ -40,6 +40,7 @@ REGISTER_OP("TfDgcEncode")
     .Output("finite: bool")
     .Output("entries: int64")
     .Output("words: int32")
+    .Output("notes: float")
     .Output("sent: V")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -59,8 +60,7 @@ states: float32 variables, those of every tensor's method, tensor after tensor.
 momentum: scalar.
 scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
 iteration: scalar, number of the step.
-numbers: those that each tensor's method takes from the first round, tensor after tensor;
-  none in that round.
+numbers: those that each tensor's method takes in this round, tensor after tensor.
 worker: scalar, index of this worker.
 round: 0, or 1 for what methods of two rounds send then.
 methods: name of each tensor's method.
@@ -76,6 +76,7 @@ vectors: index in `sent` of what each tensor is part of, -1 if it is in `words`.
 finite: scalar, whether all gradients were taken.
 entries: scalar, how many were sent of all tensors.
 words: the buffer (see docs/wire_format.md); empty if nothing is to be gathered.
+notes: what methods are to know of this round in the next one, tensor after tensor.
 sent: vectors to be summed, each behind a flag that is 1 if not all gradients were taken.
 )doc");
 
@@ -102,6 +103,7 @@ REGISTER_OP("TfDgcDecode")
     .Input("shared: num_shared * resource")
     .Output("nonfinite: int32")
     .Output("finite: bool")
+    .Output("norms: float")
     .Output("sums: num_tensors * float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -109,7 +111,8 @@ REGISTER_OP("TfDgcDecode")
       TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
       c->set_output(0, c->Scalar());
       c->set_output(1, c->Vector(sizes.size()));
-      for (size_t i = 0; i < sizes.size(); ++i) c->set_output(i + 2, c->Vector(sizes[i]));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      for (size_t i = 0; i < sizes.size(); ++i) c->set_output(i + 3, c->Vector(sizes[i]));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -123,6 +126,7 @@ shared: float32 variables that all workers remember alike, those of every tensor
   tensor after tensor; they move on if all sums are finite.
 nonfinite: workers whose gradient was not finite.
 finite: [tensors], whether each sum is.
+norms: of the sums of those methods that need it, if all are finite.
 sums: [n] per tensor.
 )doc");
 
@@ -153,12 +157,14 @@ REGISTER_OP("TfDgcDecodeApply")
     .Input("shared: num_shared * resource")
     .Output("nonfinite: int32")
     .Output("finite: bool")
+    .Output("norms: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> sizes;
       TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
       c->set_output(0, c->Scalar());
       c->set_output(1, c->Vector(sizes.size()));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -174,6 +180,7 @@ shared: float32 variables that all workers remember alike, those of every tensor
   tensor after tensor; they move on if all sums are finite.
 nonfinite: workers whose gradient was not finite.
 finite: [tensors], whether each sum is.
+norms: of the sums of those methods that need it, if all are finite.
 )doc");
 
 }  // namespace

@@ -21,6 +21,7 @@ struct Row {
   std::vector<float> parameters;
   bool keeps = true;  // whether it may be used with a residual
   int64_t itemsize = 0;  // of the numbers that are summed on the way; 0 if words are gathered
+  std::vector<float> numbers = {};  // from a round before
 };
 
 // What a worker has before and after a step.
@@ -105,7 +106,7 @@ void Check(Random& random, Row row) {
   const int64_t columns = size % 5 == 0 ? 5 : 1;
   const Draw draw(1, Below(random, 9), 0, 0);
   const std::vector<Coded> coded = {
-      {method, {size, columns, row.parameters, draw}, row.itemsize > 0 ? 0 : -1}};
+      {method, {size, columns, row.parameters, draw, row.numbers}, row.itemsize > 0 ? 0 : -1}};
   const Sent first = Send(row, coded, before, keeps, Level::kBaseline, 1);
   for (const Level level : {Level::kBaseline, Level::kAvx2, Level::kAvx512}) {
     if (level > CurrentLevel()) continue;
@@ -163,6 +164,12 @@ void CheckMethods(Random& random) {
       {"random_k", {0, 0, 2.5f}, false, 4},
       {"diana, fixed", {7, 512, 0, 0, 0.3f}, false},
       {"diana, elias", {7, 100, 0, words, 0.3f}, false},
+      {"tern_grad, scaler", {0.3f}, false},
+      {"tern_grad", {0}, false, 0, {0.7f, 1.3f}},
+      {"laq, news", {8}, false, 0, {0.1f, 0}},
+      {"laq", {3}, false, 0, {1, 1, 2.5f}},
+      {"laq", {8}, false, 0, {0, 1, 2.5f}},
+      {"laq", {8}, false, 0, {0, 0, 2.5f}},
       {"ecq, fixed", {7, 512, 0, 0, 0.2f, 0.9f}, false},
       {"ecq, elias", {7, 100, 0, words, 0.2f, 0.9f}, false},
   };

@@ -136,6 +136,9 @@ CASES = {
     "tern_grad, exempt apart": Case(
         *(lambda: compressors.TernGrad(1.0), 3, lambda: SGD(0.125, 0.9)), apart=True
     ),
+    "laq": Case(compressors.LAQ, 2),
+    "laq, often lazy": Case(lambda: compressors.LAQ(3, 9.0, 2, 2), 2, apart=True),
+    "laq, adam": Case(lambda: compressors.LAQ(12), 1, keras.optimizers.Adam),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
 # Every part of the engine at least once; the rest is `slow`.
@@ -153,6 +156,7 @@ ALWAYS = [
     "random_k, unbiased",
     "diana",
     "tern_grad",
+    "laq, often lazy",
 ]
 
 

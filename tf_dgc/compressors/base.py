@@ -59,7 +59,7 @@ class Native(NamedTuple):
         first: name of the native method of a round before that one, with the same
             parameters, whose words are gathered; None if there is one round.
         num_words: how many words it sends in that round.
-        num_numbers: how many numbers `Compressor.numbers` makes of them.
+        num_notes: how many numbers it leaves for the same worker's second round.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Native(NamedTuple):
     shared: Sequence[str] = ()
     first: str | None = None
     num_words: int = 0
-    num_numbers: int = 0
+    num_notes: int = 0
 
     @staticmethod
     def in_halves(number: int) -> list[float]:
@@ -269,18 +269,47 @@ class Compressor(abc.ABC):
         del shape
         return None
 
-    def numbers(self, everyone: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-        """Return what a native method of two rounds is told in the second one.
+    # --- what a native method of two rounds is told ----------------------------------
+    # Of all tensors that have two, one after the other; states are variables by name.
+
+    def told_first(self, states: Sequence[dict[str, Any]]) -> tf.Tensor:
+        """Return what it is told in the first round, float32 `[tensors, m]`."""
+        return tf.zeros([len(states), 0])
+
+    def told_then(
+        self,
+        everyone: tf.Tensor,
+        notes: tf.Tensor,
+        states: Sequence[dict[str, Any]],
+    ) -> tf.Tensor:
+        """Return what it is told in the second round, float32 `[tensors, m]`.
 
         Args:
             everyone: words of all workers in the first round, int32
                 `[tensors, num_workers, w]`.
-            own: those of this worker, int32 `[tensors, w]`.
-
-        Returns:
-            float32 `[tensors, num_numbers]`.
+            notes: numbers that the first round leaves for this worker alone, float32
+                `[tensors, m]`.
+            states: variables of each tensor's state, by name.
         """
         raise NotImplementedError
+
+    def settle(
+        self,
+        told: tf.Tensor,
+        notes: tf.Tensor,
+        norms: tf.Tensor,
+        states: Sequence[dict[str, Any]],
+    ) -> list[dict[str, tf.Tensor]]:
+        """Return new values of states that the native method does not update.
+
+        Args:
+            told: result of `told_then`.
+            notes: numbers of the first round, see there.
+            norms: norm of each tensor's sum, if the method notes it.
+            states: variables of each tensor's state, by name.
+        """
+        del told, notes, norms
+        return [{} for _ in states]
 
     def error_bound(self, size: int) -> float | None:
         """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.

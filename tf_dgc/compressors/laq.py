@@ -1,13 +1,13 @@
 """LAQ: send a quantized difference, and only if it is large enough."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import (
@@ -112,16 +112,28 @@ class LAQ(Compressor):
         gathered = yield Gather(only_if(anyone, sent))
         total = state["uploaded_sum"] + self._sum(gathered, tf.size(words), values)
         moved = tf.where(mine, uploaded + delta, uploaded)
-        left = tf.maximum(state["may_skip"] - 1, 0)
         changes = {
             "uploaded": moved,
             "uploaded_sum": total,
             "lengths": tf.concat([_length(total)[None], state["lengths"][:-1]], 0),
-            "error": tf.where(mine, error, state["error"]),
-            "may_skip": tf.where(mine, tf.cast(self.patience, left.dtype), left),
+            **self._after(mine, error, state["error"], state["may_skip"]),
         }
         entries = tf.cast(mine, tf.int32) * tf.size(values)
         return Result(total, moved, changes, entries)
+
+    def _after(
+        self,
+        mine: tf.Tensor,
+        error: tf.Tensor,
+        last_error: tf.Tensor,
+        may_skip: tf.Tensor,
+    ) -> dict[str, tf.Tensor]:
+        """Return what the rule needs in the next step."""
+        left = tf.maximum(may_skip - 1, 0)
+        return {
+            "error": tf.where(mine, error, last_error),
+            "may_skip": tf.where(mine, tf.cast(self.patience, left.dtype), left),
+        }
 
     def _decide(
         self, news: tf.Tensor, lengths: tf.Tensor
@@ -129,12 +141,16 @@ class LAQ(Compressor):
         """Return whether this worker uploads, and whether any does."""
         gathered = yield Gather(to_words(news[tf.newaxis]))
         everyone = from_words(gathered, tf.float32, [-1])
+        limit = self._limit(lengths, gathered.shape[0])
+        return news > limit, tf.reduce_any(everyone > limit)
+
+    def _limit(self, lengths: tf.Tensor, num_workers: int) -> tf.Tensor:
+        """Return what news must exceed, a scalar float32."""
         largest = tf.reduce_max(lengths)
         shares = tf.math.divide_no_nan(lengths, largest)
         mean = tf.sqrt(self.xi * tf.reduce_mean(tf.square(shares)))
-        limit = mean / gathered.shape[0] * largest
-        limit = tf.cast(tf.minimum(limit, tf.float32.max / 2), tf.float32)
-        return news > limit, tf.reduce_any(everyone > limit)
+        limit = mean / num_workers * largest
+        return tf.cast(tf.minimum(limit, tf.float32.max / 2), tf.float32)
 
     def _encode(self, difference: tf.Tensor) -> tf.Tensor:
         """Return R, then codes."""
@@ -163,6 +179,66 @@ class LAQ(Compressor):
             like.dtype,
         )
 
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method; a first one finds what is new."""
+        del shape
+        return Native(
+            self.name,
+            [self.bits],
+            ["uploaded"],
+            shared=["uploaded_sum"],
+            first=f"{self.name}, news",
+            num_words=1,
+            num_notes=3,
+        )
+
+    def told_first(self, states: Sequence[dict[str, Any]]) -> tf.Tensor:
+        """Return the error at the last upload, and whether to upload in any case."""
+        error = tf.stack([s["error"].local() for s in states])
+        left = tf.stack([s["may_skip"].local() for s in states])
+        return tf.stack([error, tf.cast(left < 0.5, tf.float32)], axis=1)
+
+    def told_then(
+        self,
+        everyone: tf.Tensor,
+        notes: tf.Tensor,
+        states: Sequence[dict[str, Any]],
+    ) -> tf.Tensor:
+        """Return whether this worker uploads, whether any does, and its radius."""
+        num_workers = everyone.shape[1]
+        limits = tf.stack(
+            [self._limit(s["lengths"].local(), num_workers) for s in states]
+        )
+        news = tf.bitcast(everyone[:, :, 0], tf.float32)
+        mine = tf.cast(notes[:, 2] > limits, tf.float32)
+        anyone = tf.reduce_any(news > limits[:, tf.newaxis], axis=1)
+        return tf.stack([mine, tf.cast(anyone, tf.float32), notes[:, 0]], axis=1)
+
+    def settle(
+        self,
+        told: tf.Tensor,
+        notes: tf.Tensor,
+        norms: tf.Tensor,
+        states: Sequence[dict[str, Any]],
+    ) -> list[dict[str, tf.Tensor]]:
+        """Return lengths, errors and the steps that may be skipped."""
+        return [
+            {
+                "lengths": tf.concat([norm, state["lengths"].local()[:-1]], 0),
+                **self._after(
+                    uploads > 0.5,
+                    *(error, state["error"].local(), state["may_skip"].local()),
+                ),
+            }
+            for norm, uploads, error, state in zip(
+                tf.split(norms, len(states)),
+                tf.unstack(told[:, 0]),
+                tf.unstack(notes[:, 1]),
+                states,
+                strict=True,
+            )
+        ]
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {
@@ -174,14 +250,13 @@ class LAQ(Compressor):
 
 
 def _length(values: tf.Tensor) -> tf.Tensor:
-    """Return the norm, of what is scaled to 1 first: squares of large ones overflow."""
-    largest = tf.reduce_max(tf.abs(values))
-    return largest * tf.norm(tf.math.divide_no_nan(values, largest))
+    """Return the norm, or the largest number if larger."""
+    return quantize.norms(tf.reshape(values, [1, -1]))[0, 0]
 
 
 def _excess(delta: tf.Tensor, error: tf.Tensor, last_error: tf.Tensor) -> tf.Tensor:
     """Return the root of `delta^2 - 3 (error^2 + last_error^2)`, or 0; in float32."""
     of_error, of_last = (tf.math.divide_no_nan(e, delta) for e in (error, last_error))
-    share = 1 - 3 * (of_error**2 + of_last**2)
+    share = 1 - 3 * (tf.square(of_error) + tf.square(of_last))
     excess = delta * tf.sqrt(tf.maximum(share, 0))
     return tf.cast(tf.minimum(excess, tf.float32.max), tf.float32)

@@ -1,6 +1,7 @@
 """TernGrad: -s, 0 or s, by chance, with one scaler for all workers."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -79,12 +80,18 @@ class TernGrad(Compressor):
         """Return the native method; a first one finds the scaler."""
         share = self._share(math.prod(shape))
         first = f"{self.name}, scaler"
-        return Native(self.name, [share], first=first, num_words=1, num_numbers=2)
+        return Native(self.name, [share], first=first, num_words=1, num_notes=1)
 
-    def numbers(self, everyone: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+    def told_then(
+        self,
+        everyone: tf.Tensor,
+        notes: tf.Tensor,
+        states: Sequence[dict[str, Any]],
+    ) -> tf.Tensor:
         """Return this worker's scaler, and the largest of all."""
+        del states
         largest = tf.reduce_max(tf.bitcast(everyone, tf.float32), axis=1)
-        return tf.concat([tf.bitcast(own, tf.float32), largest], axis=1)
+        return tf.concat([notes, largest], axis=1)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
