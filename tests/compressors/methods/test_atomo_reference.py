@@ -26,6 +26,15 @@ def sent_by(budget, matrix, draws):
     return np.stack(simulation.sent[0])
 
 
+def sent_in_turn(budget, matrix, draws):
+    simulation = Simulation(ATOMO(budget), [matrix.shape], 1, "float64", compiled=True)
+    sent = []
+    for _ in range(draws):
+        simulation.step([[matrix]])
+        sent.append(simulation.sent[0][0])
+    return np.stack(sent)
+
+
 def with_scales(scales, rows=9, columns=8, seed=0):
     """Return a matrix of these singular values, and its components."""
     rng = np.random.default_rng(seed)
@@ -85,6 +94,32 @@ def test_variance_is_that_of_the_paper(draws):
     errors = np.sum((sent_by(2, matrix, draws) - matrix) ** 2, axis=(1, 2))
     expected = np.sum(scales**2 * (1 / algorithm_1(scales, 2) - 1))
     assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(draws)
+
+
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
+@pytest.mark.parametrize("draws", rows([300, 3000], [300]))
+def test_what_lies_beside_the_subspace_is_sent_too(shape, draws):
+    """Of 24 equal components it has 10; each arrives, by 5 deviations of its mean."""
+    scales = np.ones(24)
+    matrix, u, v = with_scales(scales, 40, 24)
+    matrix = matrix if shape == matrix.shape else matrix.T
+    sent = sent_in_turn(2, matrix, draws)
+    errors = np.sum((sent - matrix) ** 2, axis=(1, 2))
+    expected = np.sum(scales**2 * (1 / algorithm_1(scales, 2) - 1))
+    assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(draws) + 1e-9
+    left, right = (u, v) if shape == (40, 24) else (v, u)
+    weights = np.einsum("ri,drc,cj->dij", left, sent, right, optimize=True)
+    limit = 5 * weights.std(axis=0) / np.sqrt(draws) + 1e-9
+    assert np.mean(np.abs(weights.mean(axis=0) - np.eye(24)) > limit) < 0.01
+
+
+def test_variance_is_nearly_that_of_the_paper_if_the_subspace_is_small():
+    """Components fall off as those of gradients do."""
+    scales = 1 / np.arange(1, 41)
+    matrix, _, _ = with_scales(scales, 60, 40)
+    errors = np.sum((sent_in_turn(3, matrix, 300) - matrix) ** 2, axis=(1, 2))
+    expected = np.sum(scales**2 * (1 / algorithm_1(scales, 3) - 1))
+    assert 0.9 * expected < errors.mean() < 1.1 * expected
 
 
 def test_a_matrix_of_low_rank_arrives_exactly():

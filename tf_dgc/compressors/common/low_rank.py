@@ -1,6 +1,9 @@
-"""What methods of low rank have in common: which matrix a tensor is."""
+"""What methods of low rank have in common: matrices, and their subspaces."""
 
 import math
+from typing import NamedTuple
+
+import tensorflow as tf
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -8,3 +11,57 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
+
+
+class Sided(NamedTuple):
+    """A matrix with its shorter side first, without a copy.
+
+    Attributes:
+        values: tensor of the matrix, or of its transpose.
+        flipped: whether it is the transpose.
+    """
+
+    values: tf.Tensor
+    flipped: bool
+
+    @classmethod
+    def of(cls, values: tf.Tensor) -> "Sided":
+        """Return a tensor `[r, c]` or its transpose."""
+        return cls(values, values.shape[0] > values.shape[1])
+
+    @property
+    def rows(self) -> int:
+        """Length m of the shorter side."""
+        return min(self.values.shape)
+
+    @property
+    def columns(self) -> int:
+        """Length n of the longer side."""
+        return max(self.values.shape)
+
+    def times(self, right: tf.Tensor) -> tf.Tensor:
+        """Return the product with `[n, k]`, `[m, k]`."""
+        return tf.linalg.matmul(self.values, right, transpose_a=self.flipped)
+
+    def transposed_times(self, left: tf.Tensor) -> tf.Tensor:
+        """Return the transpose's product with `[m, k]`, `[n, k]`."""
+        return tf.linalg.matmul(self.values, left, transpose_a=not self.flipped)
+
+
+def leading_subspace(matrix: Sided, dimensions: int, seed: tf.Tensor) -> tf.Tensor:
+    """Return an orthonormal basis of a subspace that holds most of a matrix.
+
+    Halko et al., SIAM Review 2011, algorithm 4.4 with one power iteration.
+
+    Args:
+        matrix: matrix of m rows, scaled so that squares do not overflow.
+        dimensions: dimensions of the subspace, at most m.
+        seed: seed of a `Draw`, int32 `[2]`.
+
+    Returns:
+        Float `[m, dimensions]`.
+    """
+    shape, dtype = [matrix.columns, dimensions], matrix.values.dtype
+    start = tf.random.stateless_normal(shape, seed, dtype=dtype)
+    basis = tf.linalg.qr(matrix.times(start)).q
+    return tf.linalg.qr(matrix.times(matrix.transposed_times(basis))).q
