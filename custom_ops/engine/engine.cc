@@ -28,15 +28,17 @@ int64_t NumWords(const std::vector<Coded>& tensors, int round) {
   int64_t words = kHeaderWords;
   for (const Coded& tensor : tensors) {
     const Method* method = MethodOf(tensor, round);
-    if (tensor.vector < 0 && method != nullptr) words += method->num_words(tensor.setup);
+    if (method != nullptr && VectorOf(tensor, round) < 0) words += method->num_words(tensor.setup);
   }
   return IsGathered(tensors, round) ? words : 0;
 }
 
-int64_t NumSummed(const std::vector<Coded>& tensors, int vector) {
+int64_t NumSummed(const std::vector<Coded>& tensors, int vector, int round) {
   int64_t numbers = 1;
   for (const Coded& tensor : tensors) {
-    if (tensor.vector == vector) numbers += tensor.method->num_summed(tensor.setup);
+    const Method* method = MethodOf(tensor, round);
+    const bool is_there = method != nullptr && VectorOf(tensor, round) == vector;
+    if (is_there) numbers += method->num_summed(tensor.setup);
   }
   return numbers;
 }

@@ -19,8 +19,10 @@ struct Coded {
   Setup setup;
   // Which vector it travels in, to be summed on the way; -1 for the buffer, to be gathered.
   int vector = -1;
-  // What it sends, of itself, in a round before that of `method`; null for one round alone.
+  // What it sends, of itself, in a round before that of `method`, and in which vector; null
+  // for one round alone.
   const Method* first = nullptr;
+  int first_vector = -1;
 };
 
 // What a worker hands over: a buffer of words behind a header, of tensors that are gathered,
@@ -47,8 +49,8 @@ struct Encoded {
 
 // Words of a worker's buffer of a round, header included; 0 if no tensor is gathered.
 int64_t NumWords(const std::vector<Coded>& tensors, int round = 0);
-// Numbers of a vector, the flag included.
-int64_t NumSummed(const std::vector<Coded>& tensors, int vector);
+// Numbers of a vector in a round, the flag included.
+int64_t NumSummed(const std::vector<Coded>& tensors, int vector, int round = 0);
 
 // Codes what this worker sends of each tensor in a round into `words`, NumWords() of them, and
 // into the vectors, and updates what it remembers. The buffer's flag says whether all gradients were

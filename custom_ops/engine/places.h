@@ -23,9 +23,13 @@ inline const Method* MethodOf(const Coded& tensor, int round) {
   return methods[round];
 }
 
+inline int VectorOf(const Coded& tensor, int round) {
+  return tensor.first != nullptr && round == 0 ? tensor.first_vector : tensor.vector;
+}
+
 inline bool IsGathered(const std::vector<Coded>& tensors, int round) {
   return std::any_of(tensors.begin(), tensors.end(), [&](const Coded& tensor) {
-    return tensor.vector < 0 && MethodOf(tensor, round) != nullptr;
+    return VectorOf(tensor, round) < 0 && MethodOf(tensor, round) != nullptr;
   });
 }
 
@@ -42,12 +46,12 @@ class Places {
   void* Next(const Coded& tensor) {
     const Method* method = MethodOf(tensor, round_);
     if (method == nullptr) return nullptr;
-    if (tensor.vector < 0) {
+    if (VectorOf(tensor, round_) < 0) {
       void* at = words_;
       words_ += method->num_words(tensor.setup);
       return at;
     }
-    Vector& vector = vectors_[tensor.vector];
+    Vector& vector = vectors_[VectorOf(tensor, round_)];
     void* at = vector.data;
     vector.data += method->num_summed(tensor.setup) * vector.itemsize;
     return at;

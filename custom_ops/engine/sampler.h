@@ -4,6 +4,7 @@
 #define TF_DGC_ENGINE_SAMPLER_H_
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "measures.h"

@@ -1,8 +1,6 @@
 // One entry of each of k stretches (tf_dgc/compressors/randomk.py).
 #include "sampler.h"
 
-#include <cstring>
-
 namespace tf_dgc {
 namespace {
 

@@ -34,7 +34,12 @@ class BuffersKernel : public MethodKernel {
     }
     std::vector<Vector> vectors;
     for (int i = 0; i < totals.size(); ++i) {
-      if (totals[i].NumElements() != NumSummed(tensors, i)) {
+      // Those of a round have indices of their own.
+      int64_t length = 1;
+      for (int round = 0; round < buffers.size(); ++round) {
+        length += NumSummed(tensors, i, round) - 1;
+      }
+      if (totals[i].NumElements() != length) {
         return absl::InvalidArgumentError("A vector is not of the length of its tensors.");
       }
       vectors.push_back(VectorOf(totals[i]));

@@ -83,7 +83,7 @@ class EncodeKernel : public MethodKernel {
     std::vector<Vector> vectors;
     for (size_t i = 0; i < sent.size(); ++i) {
       const int at = static_cast<int>(i);
-      TF_RETURN_IF_ERROR(context->allocate_output(4 + at, {NumSummed(tensors, at)}, &sent[i]));
+      TF_RETURN_IF_ERROR(context->allocate_output(4 + at, {NumSummed(tensors, at, round_)}, &sent[i]));
       vectors.push_back(VectorOf(*sent[i]));
     }
     TensorFlowThreads threads(context);

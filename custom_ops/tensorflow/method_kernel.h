@@ -42,11 +42,13 @@ class MethodKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprints", &fingerprints_));
     OP_REQUIRES_OK(context, context->GetAttr("firsts", &firsts));
+    OP_REQUIRES_OK(context, context->GetAttr("first_vectors", &first_vectors_));
     OP_REQUIRES_OK(context, context->GetAttr("num_numbers", &num_numbers_));
     const size_t num = names.size();
     OP_REQUIRES(context,
                 num_parameters.size() == num && sizes_.size() == num && columns_.size() == num &&
                     vectors_.size() == num && indices_.size() == num && firsts.size() == num &&
+                    first_vectors_.size() == num &&
                     num_numbers_.size() == num && !fingerprints_.empty() &&
                     fingerprints_.size() <= 2,
                 absl::InvalidArgumentError("There must be one of each attribute per tensor."));
@@ -61,6 +63,9 @@ class MethodKernel : public OpKernel {
       OP_REQUIRES(context, firsts[i].empty() == (firsts_[i] == nullptr),
                   absl::InvalidArgumentError("There is no such method: " + firsts[i]));
       OP_REQUIRES(context, vectors_[i] >= -1 && vectors_[i] < int64_t(vector_types_.size()),
+                  absl::InvalidArgumentError("There is no such vector."));
+      OP_REQUIRES(context,
+                  first_vectors_[i] >= -1 && first_vectors_[i] < int64_t(vector_types_.size()),
                   absl::InvalidArgumentError("There is no such vector."));
       parameters_.emplace_back(next, next + num_parameters[i]);
       next += num_parameters[i];
@@ -99,7 +104,8 @@ class MethodKernel : public OpKernel {
           {methods_[i],
            {sizes_[i], columns_[i], parameters_[i], draw, std::vector<float>(next, next + count)},
            static_cast<int>(vectors_[i]),
-           firsts_[i]});
+           firsts_[i],
+           static_cast<int>(first_vectors_[i])});
       next += count;
     }
     return absl::OkStatus();
@@ -138,7 +144,7 @@ class MethodKernel : public OpKernel {
   std::vector<const Method*> methods_;
   std::vector<std::vector<float>> parameters_;
   std::vector<const Method*> firsts_;  // null where there is one round
-  std::vector<int64_t> sizes_, columns_, indices_, vectors_, num_numbers_, fingerprints_;
+  std::vector<int64_t> sizes_, columns_, indices_, vectors_, first_vectors_, num_numbers_, fingerprints_;
   tensorflow::DataTypeVector vector_types_;
   int64_t seed_;
 };

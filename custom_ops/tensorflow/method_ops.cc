@@ -25,6 +25,7 @@ REGISTER_OP("TfDgcEncode")
     .Attr("seed: int")
     .Attr("fingerprints: list(int)")
     .Attr("firsts: list(string)")
+    .Attr("first_vectors: list(int)")
     .Attr("num_numbers: list(int)")
     .Input("gradients: T")
     .Input("velocity: num_velocity * resource")
@@ -65,6 +66,7 @@ worker: scalar, index of this worker.
 round: 0, or 1 for what methods of two rounds send then.
 methods: name of each tensor's method.
 firsts: name of what it does in the first round, if it has two; else "".
+first_vectors: what `vectors` is, of that round.
 num_numbers: how many numbers it takes.
 fingerprints: those of the buffers of each round.
 num_parameters: number of parameters of each tensor's method.
@@ -92,6 +94,7 @@ REGISTER_OP("TfDgcDecode")
     .Attr("seed: int")
     .Attr("fingerprints: list(int)")
     .Attr("firsts: list(string)")
+    .Attr("first_vectors: list(int)")
     .Attr("num_numbers: list(int)")
     .Attr("V: list({float, half, bfloat16}) >= 0")
     .Attr("num_rounds: int >= 1")
@@ -119,7 +122,7 @@ REGISTER_OP("TfDgcDecode")
 Decodes the buffers of all workers and adds them, entry by entry in their order.
 
 buffers: [workers, words], of each round.
-totals: sums of the vectors.
+totals: sums of the vectors, of all rounds.
 iteration: scalar, number of the step.
 numbers: those that each tensor's method takes from the first round, tensor after tensor.
 shared: float32 variables that all workers remember alike, those of every tensor's method,
@@ -144,6 +147,7 @@ REGISTER_OP("TfDgcDecodeApply")
     .Attr("seed: int")
     .Attr("fingerprints: list(int)")
     .Attr("firsts: list(string)")
+    .Attr("first_vectors: list(int)")
     .Attr("num_numbers: list(int)")
     .Input("updated: num_updated * resource")
     .Input("hyperparameters: float64")
@@ -173,7 +177,7 @@ unless one of these is not finite.
 
 updated: variables, then all first slots, and so on; float32.
 buffers: [workers, words], of each round.
-totals: sums of the vectors.
+totals: sums of the vectors, of all rounds.
 iteration: scalar, number of the step.
 numbers: those that each tensor's method takes from the first round, tensor after tensor.
 shared: float32 variables that all workers remember alike, those of every tensor's method,

@@ -9,6 +9,7 @@
 #include "check_methods.h"
 #include "check_rules.h"
 #include "check_selectors.h"
+#include "check_sketch.h"
 #include "compress.h"
 #include "out_of_memory.h"
 #include "pool.h"
@@ -278,6 +279,7 @@ void Run(int64_t rounds) {
     for (int j = 0; j < 10; ++j) CheckElias(random);
     CheckMethods(random);
     CheckSelectors(random);
+    CheckSketch(random);
   }
   std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
               LevelName(CurrentLevel()));

@@ -139,6 +139,15 @@ CASES = {
     "laq": Case(compressors.LAQ, 2),
     "laq, often lazy": Case(lambda: compressors.LAQ(3, 9.0, 2, 2), 2, apart=True),
     "laq, adam": Case(lambda: compressors.LAQ(12), 1, keras.optimizers.Adam),
+    "count_sketch": Case(lambda: compressors.CountSketch(0.9, 3, 0.05), 2),
+    "count_sketch, momentum": Case(
+        lambda: compressors.CountSketch(0.99, 5, 0.02),
+        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+    ),
+    "count_sketch, not kept": Case(
+        *(lambda: compressors.CountSketch(0.95, 1), 3),
+        settings={"error_feedback": False},
+    ),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
 # Every part of the engine at least once; the rest is `slow`.
@@ -157,6 +166,7 @@ ALWAYS = [
     "diana",
     "tern_grad",
     "laq, often lazy",
+    "count_sketch",
 ]
 
 

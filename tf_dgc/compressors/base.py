@@ -58,6 +58,8 @@ class Native(NamedTuple):
             that it updates when it decodes, in its order.
         first: name of the native method of a round before that one, with the same
             parameters, whose words are gathered; None if there is one round.
+        first_summed: how many numbers are summed in that round instead, of which the
+            method is told the sum; what it notes is told its decoder.
         num_words: how many words it sends in that round.
         num_notes: how many numbers it leaves for the same worker's second round.
     """
@@ -69,6 +71,7 @@ class Native(NamedTuple):
     num_summed: int | None = None
     shared: Sequence[str] = ()
     first: str | None = None
+    first_summed: int = 0
     num_words: int = 0
     num_notes: int = 0
 

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.compressors.common.sketch import Sketch
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
 
 
@@ -107,10 +108,12 @@ class CountSketch(Compressor):
             return (yield from send_whole(values, self.aggregation))
         values = tf.reshape(values, [-1])
         seed = draw.shared if self.second_round else draw.fixed
-        sketch = _Sketch(
+        sketch = Sketch(
             size, self._cells(size), [seed(i + 1) for i in range(self.rows)]
         )
         total = yield Sum(sketch.of(values))
+        if self.second_round:  # cells that overflowed show nothing
+            total = tf.where(tf.math.is_finite(total), total, 0)
         k = num_sent(size, self.sparsity)
         offset = tie_offset(size, draw)
         if not self.second_round:
@@ -123,6 +126,23 @@ class CountSketch(Compressor):
         total = tf.scatter_nd(where, exact, [size])
         chosen = sparse.marks(positions, size)
         return Result(total, sent, entries=k, chosen=chosen)
+
+    def native(self, shape: tuple[int, ...]) -> Native | None:
+        """Return the native method; None without a second round."""
+        size = math.prod(shape)
+        if not self.second_round:
+            return None
+        if self._sends_whole(size):
+            return Native("whole", [math.inf], summed_as=tf.float32)
+        k, cells = num_sent(size, self.sparsity), self._cells(size)
+        return Native(
+            self.name,
+            [*Native.in_halves(k), *Native.in_halves(cells), self.rows],
+            summed_as=tf.float32,
+            num_summed=k,
+            first=f"{self.name}, table",
+            first_summed=self.rows * cells,
+        )
 
     def error_bound(self, size: int) -> float | None:
         """Return 1 with a second round: what is sent is sent exactly."""
@@ -141,7 +161,7 @@ class CountSketch(Compressor):
 
     def _fetch(
         self,
-        sketch: "_Sketch",
+        sketch: Sketch,
         total: tf.Tensor,
         state: dict[str, tf.Tensor],
         values: tf.Tensor,
@@ -169,60 +189,3 @@ class CountSketch(Compressor):
 
     def _sends_whole(self, size: int) -> bool:
         return self._numbers(size) >= size
-
-
-class _Sketch:
-    """Where each entry goes, and with which sign: one draw of a sketch.
-
-    Args:
-        size: number of entries n.
-        cells: number of cells of a row.
-        seeds: seed of each row, int32 `[2]`.
-    """
-
-    def __init__(self, size: int, cells: int, seeds: list[tf.Tensor]):
-        self._cells = cells
-        self._bits = [
-            tf.random.stateless_uniform([size], s, None, None, tf.int32) for s in seeds
-        ]
-
-    def of(self, values: tf.Tensor) -> tf.Tensor:
-        """Return the sketch, `[rows, cells]`, of float `[n]`."""
-        rows = [
-            tf.math.unsorted_segment_sum(
-                values * self._signs(bits, values.dtype), self._where(bits), self._cells
-            )
-            for bits in self._bits
-        ]
-        return tf.stack(rows)
-
-    def touched(self, values: tf.Tensor) -> tf.Tensor:
-        """Return which cells have an entry that is not 0, bool `[rows, cells]`.
-
-        Unlike a sum, it does not depend on the order, which a GPU does not fix.
-        """
-        there = tf.cast(values != 0, tf.int32)
-        rows = [
-            tf.math.unsorted_segment_max(there, self._where(bits), self._cells)
-            for bits in self._bits
-        ]
-        return tf.stack(rows) > 0
-
-    def estimates(self, table: tf.Tensor) -> tf.Tensor:
-        """Return the median over rows of every entry's cell, float `[n]`."""
-        found = [
-            tf.gather(row, self._where(bits)) * self._signs(bits, table.dtype)
-            for row, bits in zip(tf.unstack(table), self._bits, strict=True)
-        ]
-        # Sorted by exchanging neighbours: n sorts of a few numbers would take longer.
-        for turn in range(len(found)):
-            for i in range(turn % 2, len(found) - 1, 2):
-                low, high = found[i], found[i + 1]
-                found[i], found[i + 1] = tf.minimum(low, high), tf.maximum(low, high)
-        return found[len(found) // 2]
-
-    def _where(self, bits: tf.Tensor) -> tf.Tensor:
-        return tf.math.floormod(tf.bitwise.right_shift(bits, 1), self._cells)
-
-    def _signs(self, bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        return tf.cast(1 - 2 * tf.bitwise.bitwise_and(bits, 1), dtype)

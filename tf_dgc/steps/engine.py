@@ -65,6 +65,7 @@ def _step(inputs: Inputs, methods: Sequence[Native]) -> Step:
     if call.num_rounds > 1:
         call.agree(sent[0], replies[0])
         sent.append(call.encode(1))
+        call.heed(sent[1])
         replies.append((yield sent[1].requests))
     requests = [request for s in sent for request in s.requests]
     return Outcome(

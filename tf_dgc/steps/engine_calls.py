@@ -53,10 +53,13 @@ class Call:
         self._gathers = any(m.summed_as is None for m in methods)
         states = zip(inputs.memory.states, methods, strict=True)
         self._twice = [state for state, m in states if m.first]
-        self._told = inputs.compressor.told_first(self._twice)
+        self._sums_first = any(m.first_summed for m in methods)
+        self._tell(inputs.compressor.told_first(self._twice))
         self._notes = tf.zeros([len(self._twice), 0])
         self.num_rounds = 2 if self._twice else 1
         self._agreed = self._make_agreed()
+        self._gradients = list(map(flatten, inputs.gradients, inputs.tensors))
+        self._scales = clipping.drop(self._gradients, inputs.scales)
 
     def _make_agreed(self) -> dict[str, Any]:
         """Return what all workers agree upon, as attributes of the operations."""
@@ -82,19 +85,22 @@ class Call:
             "seed": inputs.seed,
             "fingerprints": [fingerprint(i, agreed) for i, agreed in enumerate(rounds)],
             "firsts": [m.first or "" for m in methods],
+            "first_vectors": [
+                self._dtypes.index(m.summed_as) if m.first_summed else -1
+                for m in methods
+            ],
         }
 
     def encode(self, number: int) -> Sent:
         """Update what this worker remembers, in a round; return what it asks for."""
         inputs, memory = self._inputs, self._inputs.memory
-        gradients = list(map(flatten, inputs.gradients, inputs.tensors))
         finite, entries, words, notes, vectors = native.library().tf_dgc_encode(
-            gradients=gradients,
+            gradients=self._gradients,
             velocity=[native.handle(v) for v in memory.velocity],
             residual=[native.handle(v) for v in memory.residual],
             states=self._states([m.states for m in self._methods]),
             momentum=tf.constant(inputs.momentum, tf.float64),
-            scales=clipping.drop(gradients, inputs.scales),
+            scales=self._scales,
             iteration=tf.cast(inputs.iteration, tf.int64),
             round=number,
             worker=tf.cast(inputs.worker, tf.int32),
@@ -105,9 +111,9 @@ class Call:
             **self._agreed,
         )
         requests: list[Message] = []
-        if number == 0:
+        if number == 0 or self._sums_first:
             requests = [
-                Sum(tf.ensure_shape(vector, [self._length(dtype)]))
+                Sum(tf.ensure_shape(vector, [1 + sum(self._summed(dtype, number))]))
                 for dtype, vector in zip(self._dtypes, vectors, strict=True)
             ]
         if self._gathers:
@@ -118,6 +124,10 @@ class Call:
 
     def agree(self, sent: Sent, replies: list[Reply]) -> None:
         """Have the second round told what the first one came to."""
+        if self._sums_first:
+            self._told = self._sums(replies)
+            self._counts = [m.first_summed for m in self._methods]
+            return
         length = header.NUM_WORDS + sum(self._num_words(0))
         agreed = self._agreed["fingerprints"][0]
         everyone, _ = header.unseal(replies[-1], agreed, length)
@@ -131,20 +141,43 @@ class Call:
         of_tensors = tf.transpose(tf.gather(everyone, places, axis=1), [1, 0, 2])
         self._notes = tf.reshape(sent.notes, [len(places), num_notes])
         compressor = self._inputs.compressor
-        self._told = compressor.told_then(of_tensors, self._notes, self._twice)
+        self._tell(compressor.told_then(of_tensors, self._notes, self._twice))
+
+    def heed(self, sent: Sent) -> None:
+        """Have decoders told what was noted in the second round, if that is needed."""
+        if self._sums_first:
+            self._told = sent.notes
+            counts = [m.num_summed or 0 if m.first else 0 for m in self._methods]
+            self._counts = counts
+
+    def _tell(self, told: tf.Tensor) -> None:
+        """Have each tensor of two rounds told a row of `[tensors, m]`."""
+        self._rows, self._told = told, tf.reshape(told, [-1])
+        self._counts = [told.shape[1] if m.first else 0 for m in self._methods]
+
+    def _sums(self, replies: list[Reply]) -> tf.Tensor:
+        """Return what was summed for the first methods, end to end."""
+        own = []
+        for dtype, total in zip(self._dtypes, replies, strict=False):
+            _, *parts = tf.split(total, [1, *self._summed(dtype, 0)])
+            pairs = zip(parts, self._methods, strict=True)
+            own += [p for p, m in pairs if m.first_summed and m.summed_as == dtype]
+        return tf.concat(own, axis=0)
 
     def _numbers(self) -> dict[str, Any]:
         """Return what methods of two rounds are told now."""
-        each = self._told.shape[1]
-        return {
-            "numbers": tf.reshape(self._told, [-1]),
-            "num_numbers": [each if m.first else 0 for m in self._methods],
-        }
+        return {"numbers": self._told, "num_numbers": self._counts}
 
-    def _length(self, dtype: tf.DType) -> int:
-        """Return the numbers of a vector, behind its flag."""
-        pairs = zip(self._inputs.tensors, self._methods, strict=True)
-        return 1 + sum(m.num_summed or t.size for t, m in pairs if m.summed_as == dtype)
+    def _summed(self, dtype: tf.DType, number: int) -> list[int]:
+        """Return how many numbers of each tensor are in a vector, in a round."""
+
+        def count(tensor: Tensor, method: Native) -> int:
+            if method.summed_as != dtype or (number and not method.first):
+                return 0
+            first = 0 if number else method.first_summed
+            return first or method.num_summed or tensor.size
+
+        return list(map(count, self._inputs.tensors, self._methods))
 
     def _num_words(self, number: int) -> list[Any]:
         """Return the words of each tensor in a round; None if decided at run time."""
@@ -180,13 +213,20 @@ class Call:
     def _arrived(self, replies: list[list[Reply]]) -> dict[str, Any]:
         """Return what both ways to decode take."""
         nothing = tf.zeros([0, 0], tf.int32)
+        num, vectors = len(self._dtypes), self._agreed["vectors"]
+        totals = replies[0][:num]
+        if self._sums_first:
+            totals = totals + replies[1][:num]
+            pairs = zip(vectors, self._methods, strict=True)
+            vectors = [v + num if m.first_summed else v for v, m in pairs]
         return {
             "buffers": [r[-1] if self._gathers else nothing for r in replies],
-            "totals": replies[0][: len(self._dtypes)],
+            "totals": totals,
             "iteration": tf.cast(self._inputs.iteration, tf.int64),
             "shared": self._states([m.shared for m in self._methods]),
             **self._numbers(),
             **self._agreed,
+            "vectors": vectors,
         }
 
     def _states(self, names: Sequence[Sequence[str]]) -> list[tf.Tensor]:
@@ -202,7 +242,7 @@ class Call:
         """Return the results, and let the method settle, unless a sum is not finite."""
         labels = [t.label for t in self._inputs.tensors]
         compressor, twice = self._inputs.compressor, self._twice
-        new = compressor.settle(self._told, self._notes, norms, twice)
+        new = compressor.settle(self._rows, self._notes, norms, twice)
         results, new = checks.gate_sums(finite, ["float32"], labels, (results, new))
         for state, values in zip(twice, new, strict=True):
             for name, value in values.items():

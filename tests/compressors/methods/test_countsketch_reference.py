@@ -6,7 +6,7 @@ import tensorflow as tf
 from selection import rows
 
 from tf_dgc.compressors import CountSketch, Draw
-from tf_dgc.compressors.countsketch import _Sketch
+from tf_dgc.compressors.common.sketch import Sketch
 from tf_dgc.testing.simulation import Simulation
 
 SIZE = 300
@@ -14,7 +14,7 @@ SIZE = 300
 
 def matrices(cells, seeds):
     """Return the rows of a sketch, `[rows, cells, SIZE]`, by sketching unit vectors."""
-    sketch = _Sketch(SIZE, cells, seeds)
+    sketch = Sketch(SIZE, cells, seeds)
     columns = [sketch.of(tf.one_hot(i, SIZE, dtype=tf.float64)) for i in range(SIZE)]
     return np.stack([c.numpy() for c in columns], axis=-1)
 
@@ -51,7 +51,7 @@ def test_estimates_are_medians(num_rows):
     drawn = seeds("shared", 0, num_rows)
     rows = matrices(12, drawn)
     values = np.random.default_rng(0).normal(size=SIZE)
-    sketch = _Sketch(SIZE, 12, drawn)
+    sketch = Sketch(SIZE, 12, drawn)
     table = sketch.of(tf.constant(values))
     np.testing.assert_allclose(table, np.einsum("rcn,n->rc", rows, values), atol=1e-12)
     np.testing.assert_allclose(sketch.estimates(table), estimate(rows, table))
