@@ -19,8 +19,8 @@ class QuantizingEncoder : public Encoder {
         part_(PartOf(method_, source.size)),
         job_(std::max(kPartsOfJob, (method_.LeastJob() + part_ - 1) / part_) * part_),
         measures_(M::kColumns || M::kMeasures ||
-                  (kNumberWords<M> > 0 && !M::kNumbersLast && !M::kKnowsNumbers && source.size > part_ &&
-                   method_.unit >= source.size && !M::kRotates)),
+                  (kNumberWords<M> > 0 && !M::kNumbersLast && !M::kKnowsNumbers &&
+                   source.size > part_ && method_.unit >= source.size && !M::kRotates)),
         numbers_(static_cast<char*>(words)),
         output_(method_.codes, numbers_ + 4 * kNumberWords<M> * NumUnits(method_, source.size),
                 NumJobs()),

@@ -40,10 +40,8 @@ struct LAQ : Innovation {
   static constexpr int kShared = 1;  // the sum of what all have uploaded
   static constexpr bool kNotesTotals = true;
 
-  Numbers Of(const Nothing&, int64_t) const { return {Uploads() ? told[2] : 0.0f}; }
-  bool Uploads() const { return told[0] != 0; }
-  int64_t NumSent(int64_t size) const { return Uploads() ? size : 0; }
-
+  Numbers Of(const Nothing&, int64_t) const { return {told[0] != 0 ? told[2] : 0.0f}; }
+  int64_t NumSent(int64_t size) const { return told[0] != 0 ? size : 0; }
   TF_DGC_INLINE int32_t Code(float value, uint32_t random, const Numbers& numbers) const {
     return told[0] != 0 ? Innovation::Code(value, random, numbers) : 0;
   }

@@ -30,7 +30,8 @@ class EncodeKernel : public MethodKernel {
     const int num = num_tensors();
     if (scales->NumElements() != num || (velocity.size() > 0 && velocity.size() != num) ||
         (residual.size() > 0 && residual.size() != num) ||
-        (velocity.size() > 0 && residual.size() == 0) || states.size() != Count(&Method::num_states)) {
+        (velocity.size() > 0 && residual.size() == 0) ||
+        states.size() != Count(&Method::num_states)) {
       return absl::InvalidArgumentError(
           "There must be one scale per tensor, one residual per tensor or none, one velocity "
           "per residual or none, and the states of each tensor's method.");
@@ -83,7 +84,8 @@ class EncodeKernel : public MethodKernel {
     std::vector<Vector> vectors;
     for (size_t i = 0; i < sent.size(); ++i) {
       const int at = static_cast<int>(i);
-      TF_RETURN_IF_ERROR(context->allocate_output(4 + at, {NumSummed(tensors, at, round_)}, &sent[i]));
+      const int64_t length = NumSummed(tensors, at, round_);
+      TF_RETURN_IF_ERROR(context->allocate_output(4 + at, {length}, &sent[i]));
       vectors.push_back(VectorOf(*sent[i]));
     }
     TensorFlowThreads threads(context);

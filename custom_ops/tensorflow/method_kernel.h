@@ -144,7 +144,8 @@ class MethodKernel : public OpKernel {
   std::vector<const Method*> methods_;
   std::vector<std::vector<float>> parameters_;
   std::vector<const Method*> firsts_;  // null where there is one round
-  std::vector<int64_t> sizes_, columns_, indices_, vectors_, first_vectors_, num_numbers_, fingerprints_;
+  std::vector<int64_t> sizes_, columns_, indices_, vectors_, first_vectors_, num_numbers_;
+  std::vector<int64_t> fingerprints_;  // of each round
   tensorflow::DataTypeVector vector_types_;
   int64_t seed_;
 };

@@ -58,7 +58,9 @@ Sent Send(Problem problem, Level level, int num_threads) {
   auto told = problem.Told(sent.notes);
   told[0].vector = 1;
   std::vector<Vector> vectors;
-  for (Floats& vector : sent.vectors) vectors.push_back({reinterpret_cast<char*>(vector.data()), 4});
+  for (Floats& vector : sent.vectors) {
+    vectors.push_back({reinterpret_cast<char*>(vector.data()), 4});
+  }
   Buffers buffers;
   const Gathered none{nullptr, 0, 0, 7};
   REQUIRE(buffers.Open(told, {none, none}, vectors, level, pool).empty());

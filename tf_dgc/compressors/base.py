@@ -272,48 +272,6 @@ class Compressor(abc.ABC):
         del shape
         return None
 
-    # --- what a native method of two rounds is told ----------------------------------
-    # Of all tensors that have two, one after the other; states are variables by name.
-
-    def told_first(self, states: Sequence[dict[str, Any]]) -> tf.Tensor:
-        """Return what it is told in the first round, float32 `[tensors, m]`."""
-        return tf.zeros([len(states), 0])
-
-    def told_then(
-        self,
-        everyone: tf.Tensor,
-        notes: tf.Tensor,
-        states: Sequence[dict[str, Any]],
-    ) -> tf.Tensor:
-        """Return what it is told in the second round, float32 `[tensors, m]`.
-
-        Args:
-            everyone: words of all workers in the first round, int32
-                `[tensors, num_workers, w]`.
-            notes: numbers that the first round leaves for this worker alone, float32
-                `[tensors, m]`.
-            states: variables of each tensor's state, by name.
-        """
-        raise NotImplementedError
-
-    def settle(
-        self,
-        told: tf.Tensor,
-        notes: tf.Tensor,
-        norms: tf.Tensor,
-        states: Sequence[dict[str, Any]],
-    ) -> list[dict[str, tf.Tensor]]:
-        """Return new values of states that the native method does not update.
-
-        Args:
-            told: result of `told_then`.
-            notes: numbers of the first round, see there.
-            norms: norm of each tensor's sum, if the method notes it.
-            states: variables of each tensor's state, by name.
-        """
-        del told, notes, norms
-        return [{} for _ in states]
-
     def error_bound(self, size: int) -> float | None:
         """Return b with `E|sent - values|^2 <= b |values|^2`; None if there is none.
 

@@ -1,13 +1,13 @@
 """LAQ: send a quantized difference, and only if it is large enough."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
+from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import (
@@ -16,10 +16,11 @@ from tf_dgc.compressors.common.one_round import (
     sum_decoded,
     to_words,
 )
+from tf_dgc.compressors.common.two_rounds import States, TwoRounds
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class LAQ(Compressor):
+class LAQ(TwoRounds):
     """Lazily aggregated quantized gradients: workers with little news send nothing.
 
     Sun et al. Each worker m remembers what it uploaded last, q_m, and all
@@ -192,17 +193,14 @@ class LAQ(Compressor):
             num_notes=3,
         )
 
-    def told_first(self, states: Sequence[dict[str, Any]]) -> tf.Tensor:
+    def told_first(self, states: States) -> tf.Tensor:
         """Return the error at the last upload, and whether to upload in any case."""
         error = tf.stack([s["error"].local() for s in states])
         left = tf.stack([s["may_skip"].local() for s in states])
         return tf.stack([error, tf.cast(left < 0.5, tf.float32)], axis=1)
 
     def told_then(
-        self,
-        everyone: tf.Tensor,
-        notes: tf.Tensor,
-        states: Sequence[dict[str, Any]],
+        self, everyone: tf.Tensor, notes: tf.Tensor, states: States
     ) -> tf.Tensor:
         """Return whether this worker uploads, whether any does, and its radius."""
         num_workers = everyone.shape[1]
@@ -219,7 +217,7 @@ class LAQ(Compressor):
         told: tf.Tensor,
         notes: tf.Tensor,
         norms: tf.Tensor,
-        states: Sequence[dict[str, Any]],
+        states: States,
     ) -> list[dict[str, tf.Tensor]]:
         """Return lengths, errors and the steps that may be skipped."""
         return [

@@ -1,7 +1,6 @@
 """TernGrad: -s, 0 or s, by chance, with one scaler for all workers."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,13 +9,14 @@ import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import maximum, sum_decoded
+from tf_dgc.compressors.common.two_rounds import States, TwoRounds
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class TernGrad(Compressor):
+class TernGrad(TwoRounds):
     """Sends `s sign(g) b`, with b 1 or 0 by chance and s the largest magnitude.
 
     Wen et al., equations 1 to 3: `P(b = 1) = |g| / s` and `s = max|g|`, of every tensor
@@ -83,10 +83,7 @@ class TernGrad(Compressor):
         return Native(self.name, [share], first=first, num_words=1, num_notes=1)
 
     def told_then(
-        self,
-        everyone: tf.Tensor,
-        notes: tf.Tensor,
-        states: Sequence[dict[str, Any]],
+        self, everyone: tf.Tensor, notes: tf.Tensor, states: States
     ) -> tf.Tensor:
         """Return this worker's scaler, and the largest of all."""
         del states

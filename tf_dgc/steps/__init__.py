@@ -8,6 +8,7 @@ __all__ = [
     "base",
     "composed",
     "engine",
+    "engine_calls",
     "fused",
     "kinds",
     "memory",

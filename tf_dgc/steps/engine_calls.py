@@ -11,6 +11,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Gather, Message, Reply, Sum
 from tf_dgc.collectives.rounds import fingerprint
 from tf_dgc.compressors.base import Native
+from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.steps import native, native_update
 from tf_dgc.steps.accumulation import flatten
 from tf_dgc.steps.base import Inputs
@@ -54,8 +55,11 @@ class Call:
         states = zip(inputs.memory.states, methods, strict=True)
         self._twice = [state for state, m in states if m.first]
         self._sums_first = any(m.first_summed for m in methods)
-        self._tell(inputs.compressor.told_first(self._twice))
-        self._notes = tf.zeros([len(self._twice), 0])
+        asked, some = inputs.compressor, bool(self._twice)
+        self._asked = asked if isinstance(asked, TwoRounds) and some else None
+        nothing = tf.zeros([len(self._twice), 0])
+        self._tell(self._asked.told_first(self._twice) if self._asked else nothing)
+        self._notes = nothing
         self.num_rounds = 2 if self._twice else 1
         self._agreed = self._make_agreed()
         self._gradients = list(map(flatten, inputs.gradients, inputs.tensors))
@@ -140,15 +144,15 @@ class Call:
         num_notes = max(m.num_notes for m in self._methods)
         of_tensors = tf.transpose(tf.gather(everyone, places, axis=1), [1, 0, 2])
         self._notes = tf.reshape(sent.notes, [len(places), num_notes])
-        compressor = self._inputs.compressor
-        self._tell(compressor.told_then(of_tensors, self._notes, self._twice))
+        if self._asked:
+            self._tell(self._asked.told_then(of_tensors, self._notes, self._twice))
 
     def heed(self, sent: Sent) -> None:
         """Have decoders told what was noted in the second round, if that is needed."""
         if self._sums_first:
             self._told = sent.notes
-            counts = [m.num_summed or 0 if m.first else 0 for m in self._methods]
-            self._counts = counts
+            pairs = [(m.first, m.num_summed or 0) for m in self._methods]
+            self._counts = [num if first else 0 for first, num in pairs]
 
     def _tell(self, told: tf.Tensor) -> None:
         """Have each tensor of two rounds told a row of `[tensors, m]`."""
@@ -241,10 +245,10 @@ class Call:
     def _if_finite(self, finite: tf.Tensor, norms: tf.Tensor, results: Any) -> Any:
         """Return the results, and let the method settle, unless a sum is not finite."""
         labels = [t.label for t in self._inputs.tensors]
-        compressor, twice = self._inputs.compressor, self._twice
-        new = compressor.settle(self._rows, self._notes, norms, twice)
+        told = self._rows, self._notes
+        new = self._asked.settle(*told, norms, self._twice) if self._asked else []
         results, new = checks.gate_sums(finite, ["float32"], labels, (results, new))
-        for state, values in zip(twice, new, strict=True):
+        for state, values in zip(self._twice, new, strict=False):
             for name, value in values.items():
                 state[name].assign(value)
         return results

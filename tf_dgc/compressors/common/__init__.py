@@ -10,5 +10,7 @@ __all__ = [
     "low_rank",
     "one_round",
     "quantize",
+    "sketch",
     "sparse",
+    "two_rounds",
 ]
