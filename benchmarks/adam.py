@@ -56,7 +56,8 @@ class Characters(tasks.Shakespeare):
             cls._CHARACTERS, WIDTH, embeddings_initializer=_normal()
         )
         places = keras.layers.Embedding(cls.length, WIDTH, _normal())
-        hidden = embed(inputs) + places(keras.ops.arange(cls.length)[None])
+        counted = keras.ops.cumsum(keras.ops.ones_like(inputs), axis=-1)
+        hidden = embed(inputs) + places(counted - 1)
         for _ in range(LAYERS):
             hidden = _layer(hidden)
         return keras.Model(inputs, embed(_normalized(hidden), reverse=True))
