@@ -53,15 +53,15 @@ class Native(NamedTuple):
         states: names of the states of the tensor's size that it updates, in its order.
         summed_as: dtype in which its values are summed on the way; None if words are
             gathered.
-        num_summed: how many are summed; None for all entries.
+        num_summed: number of those that are summed; None for all entries.
         shared: names of the states that all workers have alike, of the tensor's size,
             that it updates when it decodes, in its order.
         first: name of the native method of a round before that one, with the same
             parameters, whose words are gathered; None if there is one round.
-        first_summed: how many numbers are summed in that round instead, of which the
-            method is told the sum; what it notes is told its decoder.
-        num_words: how many words it sends in that round.
-        num_notes: how many numbers it leaves for the same worker's second round.
+        first_summed: number of those that are summed in that round instead, of which
+            the method is told the sum; what it notes is told its decoder.
+        num_words: number of words that it sends in that round.
+        num_notes: number of those that it leaves for the same worker's second round.
     """
 
     name: str
@@ -265,6 +265,8 @@ class Compressor(abc.ABC):
 
     def native(self, shape: tuple[int, ...]) -> Native | None:
         """Return how the native engine does the same, bit for bit; None if it cannot.
+
+        Classes that derive from a native method are asked only if they define it too.
 
         Args:
             shape: shape of the tensor, of float32.

@@ -18,3 +18,4 @@ class BFloat16(Float16):
     reference = "Kalamkar et al., A study of BFLOAT16 for deep learning, 2019"
     rounding = 2.0**-8
     wire_dtype = tf.bfloat16
+    native = Float16.native  # takes `wire_dtype` from here

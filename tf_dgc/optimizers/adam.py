@@ -37,10 +37,10 @@ class AdamCorrection:
 
     Args:
         optimizer: inner optimizer, built, an `Adam`; its `update_step` is replaced.
-        memory: what this worker remembers of all tensors, in the order of the
+        memory: state that this worker keeps of all tensors, in the order of the
             variables; behind them of the sample of `agreement`.
         compressor: method of the tensors that are not exempt.
-        agreement: how much adds up of the tensors that are not exempt; None if all
+        agreement: share that adds up of the tensors that are not exempt; None if all
             are.
         index_of: function of a variable that returns its place among the tensors.
 

@@ -52,7 +52,9 @@ def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | Non
         summed = apart or compressor.aggregation == "sum"
         return Native("whole", [tensor.largest], (), tf.float32 if summed else None)
     bounded = compressor.respects_largest and tensor.largest < math.inf
-    if compressor.together or bounded:
+    # What a class derives from is native; what it does otherwise is not.
+    inherits = "native" not in vars(type(compressor))
+    if compressor.together or bounded or inherits:
         return None
     return compressor.native(tensor.shape)
 

@@ -23,10 +23,10 @@ class Sent(NamedTuple):
     """What this worker does in a round.
 
     Attributes:
-        requests: what it asks for, in the order of a composed step.
+        requests: messages, in the order of a composed step.
         finite: whether its gradient was finite, a scalar bool.
         entries: number of entries that it sends, a scalar int64.
-        notes: what methods of two rounds leave for the second, float32.
+        notes: numbers that methods of two rounds leave for the second, float32.
     """
 
     requests: list[Message]
@@ -43,7 +43,7 @@ class Call:
         methods: native method of each tensor.
 
     Attributes:
-        num_rounds: how many rounds there are; the second one is of some tensors.
+        num_rounds: number of rounds; the second one is of some tensors.
     """
 
     def __init__(self, inputs: Inputs, methods: Sequence[Native]):

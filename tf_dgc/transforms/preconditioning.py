@@ -54,7 +54,7 @@ def denominator(
         moment: second moment, float `[n]`.
         step: number of steps it is of, this one included, scalar float64.
         beta_2: share of the moment before, in each.
-        epsilon: what is added to its root, so that none is 0.
+        epsilon: number that is added to its root, so that none is 0.
     """
     known = tf.cast(tf.sqrt(_known(beta_2, step)), moment.dtype)
     return (tf.sqrt(moment) + epsilon) / known
