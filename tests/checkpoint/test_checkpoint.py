@@ -118,7 +118,7 @@ def after_an_epoch(strategies):
     "kind",
     rows(
         ["keras", "weights", "checkpoint", "before built"],
-        ["keras", "checkpoint", "before built"],
+        ["keras", "before built"],
     ),
 )
 def test_goes_on_bit_for_bit(strategies, after_an_epoch, tmp_path, kind):
@@ -268,7 +268,7 @@ def undisturbed(strategies):
         pytest.param(1, 2, 7, {}, marks=pytest.mark.slow),
         pytest.param(1, 4, 8, {}, marks=pytest.mark.slow),
         pytest.param(1, 1, 1, {}, marks=pytest.mark.slow),
-        (1, 2, 3, {"steps_per_execution": 2}),
+        pytest.param(1, 2, 3, {"steps_per_execution": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_backup_and_restore(

@@ -163,12 +163,9 @@ ALWAYS = [
     "nesterov",
     "missing gradients",
     "adamw, exempt apart",
-    "float64, coded",
     "bfloat16 variables",
     "warm-up, float16 variables",
-    "never sparse",
     "mixed workers",
-    "sign on the wire",
 ]
 
 

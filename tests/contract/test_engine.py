@@ -153,18 +153,12 @@ CASES = {
 # Every part of the engine at least once; the rest is `slow`.
 ALWAYS = [
     "ef_sign_sgd, momentum",
-    "natural",
     "none, adam",
-    "two_bit, exempt apart",
     "uniform_8bit, by chance",
     "qsgd, elias, kept",
-    "rotated",
     "stc, momentum",
-    "threshold",
-    "one_bit",
     "random_k, unbiased",
     "diana",
-    "tern_grad",
     "laq, often lazy",
     "count_sketch",
 ]

@@ -135,7 +135,7 @@ def test_factor_masking_clears_what_was_sent():
 
 @pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker")
 @pytest.mark.parametrize(
-    ("name", "num_workers"), in_turn(["diana", "power_sgd"], [2, 1], ["diana"])
+    ("name", "num_workers"), in_turn(["diana", "power_sgd"], [2, 1], [])
 )
 def test_state_survives_saving(strategies, tmp_path, name, num_workers):
     rng = np.random.default_rng(0)

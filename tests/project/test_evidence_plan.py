@@ -226,6 +226,7 @@ def test_pause_status_and_collect(tmp_path, capsys):
     assert rows.read(out) == rows.read(work / "runs")
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path):
     """It has every method, what failed, and the papers' figures."""
     pytest.importorskip("matplotlib")

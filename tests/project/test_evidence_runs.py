@@ -151,6 +151,7 @@ def test_a_loss_that_is_not_finite_is_a_row(tmp_path, strategies):
     assert 1 <= row["curve"][-1]["step"] < STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_eager")
 def test_a_pause(tmp_path, strategies):
     pause = tmp_path / "PAUSE"
