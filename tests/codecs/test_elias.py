@@ -100,6 +100,7 @@ def test_damaged_words_have_the_right_shape():
         assert elias.decode(tf.constant(words), 40).shape == (40,)
 
 
+@pytest.mark.slow
 def test_in_a_graph():
     levels = vector(400, 0.3, 7)
     words = tf.function(lambda x: elias.encode(x, 60))(levels)

@@ -71,7 +71,7 @@ def test_schedules_of_dgc(schedule, value_dtype):
     assert compiled.bytes_per_step >= plain.bytes_per_step
 
 
-@pytest.mark.parametrize("schedule", rows(SCHEDULES, ["with a dense stage"]))
+@pytest.mark.parametrize("schedule", rows(SCHEDULES, []))
 def test_schedules_of_top_k(schedule):
     compare(
         lambda: tf_dgc.CompressedOptimizer(

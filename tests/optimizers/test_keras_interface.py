@@ -39,7 +39,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize(("wrapper", "num_workers"), in_turn(WRAPPERS, [2, 1], ["dgc"]))
+@pytest.mark.parametrize(("wrapper", "num_workers"), in_turn(WRAPPERS, [2, 1], []))
 def test_variables_of_tensorflow(strategies, num_workers, wrapper):
     """In a graph, by `apply_gradients` and by `apply` without variables."""
     strategy, results = strategies[num_workers], []
