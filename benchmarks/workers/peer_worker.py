@@ -14,7 +14,7 @@ import time
 
 import torch
 from common import peers
-from common.replies import reply, take_standard_output
+from common.replies import answer, reply, take_standard_output
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -38,15 +38,11 @@ def main(settings):
         torch=torch.__version__,
         torch_onednn=torch.backends.mkldnn.is_available(),
     )
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "steps":
-            cpu = time.process_time()
-            times = _times(step, request["count"])
-            reply(replies, times=times, cpu=1000 * (time.process_time() - cpu))
-        else:
-            times = _times(gradients, request["count"])
-            reply(replies, gradients_ms=statistics.median(times))
+    answer(
+        replies,
+        lambda count: _times(step, count),
+        lambda count: {"gradients_ms": statistics.median(_times(gradients, count))},
+    )
 
 
 def make_steps(settings):

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from common import breakdown, method_settings, models, peers
-from common.replies import reply, take_standard_output
+from common.replies import answer, reply, take_standard_output
 
 import tf_dgc
 from tf_dgc._internals import tracing
@@ -42,17 +42,11 @@ def main(settings):
         parameters=model.count_params(),
         onednn=tracing.uses_onednn(),
     )
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "steps":
-            cpu = time.process_time()
-            times = _times(run_steps, request["count"])
-            reply(replies, times=times, cpu=1000 * (time.process_time() - cpu))
-        else:
-            parts = breakdown.measure(
-                run_steps, gradients, request["count"], settings["rank"]
-            )
-            reply(replies, **parts)
+    answer(
+        replies,
+        lambda count: _times(run_steps, count),
+        lambda count: breakdown.measure(run_steps, gradients, count, settings["rank"]),
+    )
 
 
 def make_steps(settings):

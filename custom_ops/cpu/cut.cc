@@ -130,9 +130,10 @@ Cut<A> CutFew(const Question<A>& question, const std::vector<Found<A>>& parts, i
   for (const Found<A>& found : parts) {
     all.insert(all.end(), found.candidates.begin(), found.candidates.begin() + found.count);
   }
-  *next = NextThreshold<A>(question.k, entries, threshold, [&](int64_t rank) {
-    return MagnitudeOfRank(all, rank);
-  });
+  if (next != nullptr) {
+    *next = NextThreshold<A>(question.k, entries, threshold,
+                             [&](int64_t rank) { return MagnitudeOfRank(all, rank); });
+  }
   return CutBucket(all, question.k, question.offset);
 }
 
@@ -176,9 +177,12 @@ Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& p
   const Histogram histogram = CountBuckets(threads, parts.size(), entries, count);
   int64_t k = question.k;
   const int64_t bucket = FindBucket(histogram, k);
-  *next = NextThreshold<A>(question.k, entries, threshold, [&](int64_t rank) {
-    return threshold + (static_cast<typename Magnitude<A>::Bits>(FindBucket(histogram, rank)) << shift);
-  });
+  if (next != nullptr) {
+    using Bits = typename Magnitude<A>::Bits;
+    *next = NextThreshold<A>(question.k, entries, threshold, [&](int64_t rank) {
+      return threshold + (static_cast<Bits>(FindBucket(histogram, rank)) << shift);
+    });
+  }
   std::vector<Candidate<A>> inside;
   for (const Found<A>& found : parts) {
     for (int64_t i = 0; i < found.count; ++i) {

@@ -51,7 +51,8 @@ template <class A>
 Cut<A> CutZeros(const Question<A>& question);
 
 // Of candidates, `entries` of them (k at least), which are all entries of at least
-// `threshold`, and less than `end`. Writes a threshold for a like question, 0 if unknown.
+// `threshold`, and less than `end`. Writes a threshold for a like question, if `next` is not
+// null.
 template <class A>
 Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& parts,
                      int64_t entries, typename Magnitude<A>::Bits threshold,

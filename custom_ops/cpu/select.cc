@@ -155,9 +155,10 @@ typename Magnitude<A>::Bits Choose(const Question<A>& question,
   int64_t candidates = 0;
   for (const Found<A>& found : parts) candidates += found.count;
   if (complete && candidates >= question.k) {
-    Bits next;
-    const auto cut = CutCandidates(question, parts, candidates, threshold,
-                                   Magnitude<A>::kInfinity, threads, &next);
+    Bits next = 0;  // a small tensor needs none
+    const auto cut = CutCandidates<A>(question, parts, candidates, threshold,
+                                      Magnitude<A>::kInfinity, threads,
+                                      question.size < kSmall ? nullptr : &next);
     ForEachRange(threads, parts.size(), candidates, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) Keep(cut, parts[part]);
     });
@@ -184,9 +185,8 @@ void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool com
   for (const Found<A>& found : parts) candidates += found.count;
   if (complete && 0 <= missing && missing < candidates) {
     if (missing > 0) {
-      typename Magnitude<A>::Bits next;
-      const auto cut = CutCandidates(Less(question, question.k - missing), parts, candidates,
-                                     bracket.lower, bracket.upper, threads, &next);
+      const auto cut = CutCandidates<A>(Less(question, question.k - missing), parts, candidates,
+                                        bracket.lower, bracket.upper, threads, nullptr);
       for (Found<A>& found : parts) Keep(cut, found);
       SetBits(parts, taken);
     }

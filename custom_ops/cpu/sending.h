@@ -132,18 +132,8 @@ class Sender {
 
   // Takes values out of the residual, each by itself, and leaves there what coding loses.
   void TakeEach(const int32_t* positions, int64_t count, A* values) {
-    switch (layout_.value_type) {
-      case ValueType::kBFloat16:
-        return TakeAs<ValueType::kBFloat16>(positions, count, values);
-      case ValueType::kFloat16:
-        return TakeAs<ValueType::kFloat16>(positions, count, values);
-      case ValueType::kFloat32:
-        return TakeAs<ValueType::kFloat32>(positions, count, values);
-      case ValueType::kSign:
-        return TakeAs<ValueType::kSign>(positions, count, values);
-      default:
-        return TakeAs<ValueType::kFloat64>(positions, count, values);
-    }
+    WithType(layout_.value_type,
+             [&](auto type) { TakeAs<type.value>(positions, count, values); });
   }
 
   // Positions are far apart in memory, so it asks ahead.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "formats.h"
 #include "wire.h"
@@ -36,6 +37,24 @@ struct Coding {
     return kType == ValueType::kSign ? value : value - coded;
   }
 };
+
+// Returns work(type), where the type of values is a constant, type.value; kFloat64 is that of
+// the accumulators, whatever it is.
+template <class Work>
+auto WithType(ValueType type, Work work) {
+  switch (type) {
+    case ValueType::kBFloat16:
+      return work(std::integral_constant<ValueType, ValueType::kBFloat16>());
+    case ValueType::kFloat16:
+      return work(std::integral_constant<ValueType, ValueType::kFloat16>());
+    case ValueType::kFloat32:
+      return work(std::integral_constant<ValueType, ValueType::kFloat32>());
+    case ValueType::kSign:
+      return work(std::integral_constant<ValueType, ValueType::kSign>());
+    default:
+      return work(std::integral_constant<ValueType, ValueType::kFloat64>());
+  }
+}
 
 // Codes k values into their words; `values` becomes what a decoder will see.
 template <class A>

@@ -8,6 +8,44 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
+// What all of them are told of the tensors.
+#define TF_DGC_METHODS \
+  .Attr("methods: list(string)") \
+  .Attr("num_parameters: list(int)") \
+  .Attr("parameters: list(float)") \
+  .Attr("sizes: list(int)") \
+  .Attr("columns: list(int)") \
+  .Attr("vectors: list(int)") \
+  .Attr("indices: list(int)") \
+  .Attr("seed: int") \
+  .Attr("fingerprints: list(int)") \
+  .Attr("firsts: list(string)") \
+  .Attr("first_vectors: list(int)") \
+  .Attr("num_numbers: list(int)")
+
+// What arrives from all workers, and what is said of it before the sums.
+#define TF_DGC_ARRIVED \
+  .Attr("V: list({float, half, bfloat16}) >= 0") \
+  .Attr("num_rounds: int >= 1") \
+  .Input("buffers: num_rounds * int32") \
+  .Input("totals: V") \
+  .Attr("num_shared: int >= 0") \
+  .Input("iteration: int64") \
+  .Input("numbers: float") \
+  .Input("shared: num_shared * resource") \
+  .Output("nonfinite: int32") \
+  .Output("finite: bool") \
+  .Output("norms: float")
+
+// Of the outputs of TF_DGC_ARRIVED; returns the sizes of the tensors too.
+absl::Status SetArrivedShapes(InferenceContext* c, std::vector<int64_t>* sizes) {
+  TF_RETURN_IF_ERROR(c->GetAttr("sizes", sizes));
+  c->set_output(0, c->Scalar());
+  c->set_output(1, c->Vector(sizes->size()));
+  c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+  return absl::OkStatus();
+}
+
 REGISTER_OP("TfDgcEncode")
     .Attr("T: list({float, bfloat16, half})")
     .Attr("num_velocity: int >= 0")
@@ -15,18 +53,7 @@ REGISTER_OP("TfDgcEncode")
     .Attr("num_states: int >= 0")
     .Attr("nesterov: bool")
     .Attr("factor_masking: bool")
-    .Attr("methods: list(string)")
-    .Attr("num_parameters: list(int)")
-    .Attr("parameters: list(float)")
-    .Attr("sizes: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("vectors: list(int)")
-    .Attr("indices: list(int)")
-    .Attr("seed: int")
-    .Attr("fingerprints: list(int)")
-    .Attr("firsts: list(string)")
-    .Attr("first_vectors: list(int)")
-    .Attr("num_numbers: list(int)")
+    TF_DGC_METHODS
     .Input("gradients: T")
     .Input("velocity: num_velocity * resource")
     .Input("residual: num_residual * resource")
@@ -84,37 +111,13 @@ sent: vectors to be summed, each behind a flag that is 1 if not all gradients we
 
 REGISTER_OP("TfDgcDecode")
     .Attr("num_tensors: int >= 1")
-    .Attr("methods: list(string)")
-    .Attr("num_parameters: list(int)")
-    .Attr("parameters: list(float)")
-    .Attr("sizes: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("vectors: list(int)")
-    .Attr("indices: list(int)")
-    .Attr("seed: int")
-    .Attr("fingerprints: list(int)")
-    .Attr("firsts: list(string)")
-    .Attr("first_vectors: list(int)")
-    .Attr("num_numbers: list(int)")
-    .Attr("V: list({float, half, bfloat16}) >= 0")
-    .Attr("num_rounds: int >= 1")
-    .Input("buffers: num_rounds * int32")
-    .Input("totals: V")
-    .Attr("num_shared: int >= 0")
-    .Input("iteration: int64")
-    .Input("numbers: float")
-    .Input("shared: num_shared * resource")
-    .Output("nonfinite: int32")
-    .Output("finite: bool")
-    .Output("norms: float")
+    TF_DGC_METHODS
+    TF_DGC_ARRIVED
     .Output("sums: num_tensors * float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> sizes;
-      TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Vector(sizes.size()));
-      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      TF_RETURN_IF_ERROR(SetArrivedShapes(c, &sizes));
       for (size_t i = 0; i < sizes.size(); ++i) c->set_output(i + 3, c->Vector(sizes[i]));
       return absl::OkStatus();
     })
@@ -137,39 +140,14 @@ REGISTER_OP("TfDgcDecodeApply")
     .Attr("rule: string")
     .Attr("decays: list(bool)")
     .Attr("num_updated: int >= 1")
-    .Attr("methods: list(string)")
-    .Attr("num_parameters: list(int)")
-    .Attr("parameters: list(float)")
-    .Attr("sizes: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("vectors: list(int)")
-    .Attr("indices: list(int)")
-    .Attr("seed: int")
-    .Attr("fingerprints: list(int)")
-    .Attr("firsts: list(string)")
-    .Attr("first_vectors: list(int)")
-    .Attr("num_numbers: list(int)")
+    TF_DGC_METHODS
     .Input("updated: num_updated * resource")
     .Input("hyperparameters: float64")
-    .Attr("V: list({float, half, bfloat16}) >= 0")
-    .Attr("num_rounds: int >= 1")
-    .Input("buffers: num_rounds * int32")
-    .Input("totals: V")
-    .Attr("num_shared: int >= 0")
-    .Input("iteration: int64")
-    .Input("numbers: float")
-    .Input("shared: num_shared * resource")
-    .Output("nonfinite: int32")
-    .Output("finite: bool")
-    .Output("norms: float")
+    TF_DGC_ARRIVED
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> sizes;
-      TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Vector(sizes.size()));
-      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
+      return SetArrivedShapes(c, &sizes);
     })
     .Doc(R"doc(
 Decodes the buffers of all workers and updates variables and slots by their sums, in place,
