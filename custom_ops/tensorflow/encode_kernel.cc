@@ -42,7 +42,7 @@ class EncodeKernel : public MethodKernel {
     TF_RETURN_IF_ERROR(locked_states.Lock(context, states));
     const auto memory = [&](LockedVariables& variables, int at, int64_t size, const char* what,
                             float** data) {
-      void* found;
+      void* found = nullptr;
       TF_RETURN_IF_ERROR(variables.Writable(context, at, tensorflow::DT_FLOAT, size, what,
                                             CopyOnHost, &found));
       *data = static_cast<float*>(found);
