@@ -35,7 +35,7 @@ COMPRESS = {
     "natural": ["g -> p"],
     "none": ["g ->"],  # whether it is finite
     "one_bit": _SCALED,
-    "power_sgd": ["g r -> p", "g r -> p", "g r -> r"],  # P; Q; what is not sent
+    "power_sgd": ["g r -> r p", "r -> p", "r -> r"],  # P; Q; what is not sent
     "qsgd": ["g -> p"],
     "random_k": _SPARSE,
     "rotated_quantization": ["g -> p"],

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "check_elias.h"
+#include "check_factors.h"
 #include "check_methods.h"
 #include "check_rules.h"
 #include "check_selectors.h"
@@ -280,6 +281,7 @@ void Run(int64_t rounds) {
     CheckMethods(random);
     CheckSelectors(random);
     CheckSketch(random);
+    CheckFactors(random);
   }
   std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
               LevelName(CurrentLevel()));

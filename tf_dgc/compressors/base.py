@@ -59,9 +59,12 @@ class Native(NamedTuple):
         first: name of the native method of a round before that one, with the same
             parameters, whose words are gathered; None if there is one round.
         first_summed: number of those that are summed in that round instead, of which
-            the method is told the sum; what it notes is told its decoder.
+            the method is told the sum.
         num_words: number of words that it sends in that round.
-        num_notes: number of those that it leaves for the same worker's second round.
+        num_notes: number of those that it leaves for the same worker's second round;
+            where rounds are sums, that the second one leaves for its decoder.
+        by_all: whether all workers must have it, as its sums have other bits than those
+            of `exchange`.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Native(NamedTuple):
     first_summed: int = 0
     num_words: int = 0
     num_notes: int = 0
+    by_all: bool = False
 
     @staticmethod
     def in_halves(number: int) -> list[float]:

@@ -142,6 +142,7 @@ class CountSketch(Compressor):
             num_summed=k,
             first=f"{self.name}, table",
             first_summed=self.rows * cells,
+            num_notes=k,
         )
 
     def error_bound(self, size: int) -> float | None:

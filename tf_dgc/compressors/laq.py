@@ -16,7 +16,7 @@ from tf_dgc.compressors.common.one_round import (
     sum_decoded,
     to_words,
 )
-from tf_dgc.compressors.common.two_rounds import States, TwoRounds
+from tf_dgc.compressors.common.two_rounds import Ended, States, TwoRounds
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -212,13 +212,7 @@ class LAQ(TwoRounds):
         anyone = tf.reduce_any(news > limits[:, tf.newaxis], axis=1)
         return tf.stack([mine, tf.cast(anyone, tf.float32), notes[:, 0]], axis=1)
 
-    def settle(
-        self,
-        told: tf.Tensor,
-        notes: tf.Tensor,
-        norms: tf.Tensor,
-        states: States,
-    ) -> list[dict[str, tf.Tensor]]:
+    def settle(self, ended: Ended, states: States) -> list[dict[str, tf.Tensor]]:
         """Return lengths, errors and the steps that may be skipped."""
         return [
             {
@@ -229,9 +223,9 @@ class LAQ(TwoRounds):
                 ),
             }
             for norm, uploads, error, state in zip(
-                tf.split(norms, len(states)),
-                tf.unstack(told[:, 0]),
-                tf.unstack(notes[:, 1]),
+                tf.split(ended.norms, len(states)),
+                tf.unstack(ended.told[:, 0]),
+                tf.unstack(ended.notes[:, 1]),
                 states,
                 strict=True,
             )

@@ -1,19 +1,21 @@
 """PowerSGD: one step of a power iteration, in two rounds of all-reduce."""
 
+import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw, StateSpec
+from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.low_rank import as_matrix
 from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.compressors.common.two_rounds import Ended, States, TwoRounds
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class PowerSGD(Compressor):
+class PowerSGD(TwoRounds):
     """Sends two thin factors of every gradient matrix.
 
     Vogels et al., algorithm 1: `P = M Q`, summed over workers and orthogonalized;
@@ -73,6 +75,35 @@ class PowerSGD(Compressor):
             tf.linalg.matmul(basis, q, transpose_b=True),
             {"q": _scaled(q_sum)} if self.warm_start else None,
         )
+
+    def native(self, shape: tuple[int, ...]) -> Native | None:
+        """Return the native method; None without a warm start."""
+        rows, columns = as_matrix(shape)
+        if self._sends_whole(rows, columns):
+            return Native("whole", [math.inf], summed_as=tf.float32)
+        if not self.warm_start:
+            return None
+        return Native(
+            self.name,
+            [self.rank],
+            summed_as=tf.float32,
+            num_summed=columns * self.rank,
+            first=f"{self.name}, left",
+            first_summed=rows * self.rank,
+            num_notes=rows * self.rank,
+            by_all=True,
+        )
+
+    def told_first(self, states: States) -> list[tf.Tensor]:
+        """Return the start of each tensor's iteration."""
+        return [state["q"].local() for state in states]
+
+    def settle(self, ended: Ended, states: States) -> list[dict[str, tf.Tensor]]:
+        """Return the start of the next one."""
+        return [
+            {"q": _scaled(tf.reshape(q, state["q"].shape))}
+            for q, state in zip(ended.sums, states, strict=True)
+        ]
 
     def error_bound(self, size: int) -> float:
         """Return 1: a projection never adds."""

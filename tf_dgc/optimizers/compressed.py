@@ -296,6 +296,7 @@ class CompressedOptimizer(OptimizerWrapper):
             self.num_workers,
             [t.size for t in self._memory.tensors],
             self.communicator.drops_entries,
+            self._natively,
         )
 
     # --- what users read ------------------------------------------------------------

@@ -35,6 +35,7 @@ class Inputs(NamedTuple):
         sizes: entries of every tensor of the optimizer, also of those without a
             gradient in this step.
         drops_entries: whether the exchange may leave out entries on its way.
+        by_all: whether all workers have the native operations for these variables.
     """
 
     compressor: Compressor
@@ -52,6 +53,7 @@ class Inputs(NamedTuple):
     num_workers: int
     sizes: Sequence[int]
     drops_entries: bool = False
+    by_all: bool = False
 
     def of(self, places: Sequence[int]) -> "Inputs":
         """Return what goes into the same step of some of these tensors."""

@@ -29,7 +29,8 @@ def begin(inputs: Inputs) -> Step | None:
     apart = len(shares(inputs.tensors, inputs.num_workers)) > 1
     methods = [_method(inputs.compressor, t, apart) for t in inputs.tensors]
     known = [m for m in methods if m is not None]
-    if len(known) < len(methods):
+    by_some = any(m.by_all for m in known) and not inputs.by_all
+    if len(known) < len(methods) or by_some:
         return None
     if tracing.in_xla_context():
         native.warn_of_xla()

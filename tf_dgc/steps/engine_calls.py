@@ -11,10 +11,10 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Gather, Message, Reply, Sum
 from tf_dgc.collectives.rounds import fingerprint
 from tf_dgc.compressors.base import Native
-from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.steps import native, native_update
 from tf_dgc.steps.accumulation import flatten
 from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.between_rounds import BetweenRounds
 from tf_dgc.steps.native_update import UpdateRule
 from tf_dgc.transforms import clipping
 
@@ -52,15 +52,8 @@ class Call:
         # Those that are summed as one dtype travel in one vector.
         self._dtypes = list(dict.fromkeys(m.summed_as for m in methods if m.summed_as))
         self._gathers = any(m.summed_as is None for m in methods)
-        states = zip(inputs.memory.states, methods, strict=True)
-        self._twice = [state for state, m in states if m.first]
-        self._sums_first = any(m.first_summed for m in methods)
-        asked, some = inputs.compressor, bool(self._twice)
-        self._asked = asked if isinstance(asked, TwoRounds) and some else None
-        nothing = tf.zeros([len(self._twice), 0])
-        self._tell(self._asked.told_first(self._twice) if self._asked else nothing)
-        self._notes = nothing
-        self.num_rounds = 2 if self._twice else 1
+        self._between = BetweenRounds(inputs.compressor, methods, inputs.memory.states)
+        self.num_rounds = self._between.num_rounds
         self._agreed = self._make_agreed()
         self._gradients = list(map(flatten, inputs.gradients, inputs.tensors))
         self._scales = clipping.drop(self._gradients, inputs.scales)
@@ -111,11 +104,11 @@ class Call:
             nesterov=inputs.nesterov,
             factor_masking=inputs.factor_masking,
             V=self._dtypes,
-            **self._numbers(),
+            **self._between.operands(),
             **self._agreed,
         )
         requests: list[Message] = []
-        if number == 0 or self._sums_first:
+        if number == 0 or self._between.are_sums:
             requests = [
                 Sum(tf.ensure_shape(vector, [1 + sum(self._summed(dtype, number))]))
                 for dtype, vector in zip(self._dtypes, vectors, strict=True)
@@ -128,9 +121,8 @@ class Call:
 
     def agree(self, sent: Sent, replies: list[Reply]) -> None:
         """Have the second round told what the first one came to."""
-        if self._sums_first:
-            self._told = self._sums(replies)
-            self._counts = [m.first_summed for m in self._methods]
+        if self._between.are_sums:
+            self._between.hear_sums(self._sums(replies, 0))
             return
         length = header.NUM_WORDS + sum(self._num_words(0))
         agreed = self._agreed["fingerprints"][0]
@@ -141,36 +133,24 @@ class Call:
             for start, m in zip(starts, self._methods, strict=False)
             if m.first
         ]
-        num_notes = max(m.num_notes for m in self._methods)
         of_tensors = tf.transpose(tf.gather(everyone, places, axis=1), [1, 0, 2])
-        self._notes = tf.reshape(sent.notes, [len(places), num_notes])
-        if self._asked:
-            self._tell(self._asked.told_then(of_tensors, self._notes, self._twice))
+        self._between.hear_words(of_tensors, sent.notes)
 
     def heed(self, sent: Sent) -> None:
         """Have decoders told what was noted in the second round, if that is needed."""
-        if self._sums_first:
-            self._told = sent.notes
-            pairs = [(m.first, m.num_summed or 0) for m in self._methods]
-            self._counts = [num if first else 0 for first, num in pairs]
+        self._between.hear_notes(sent.notes)
 
-    def _tell(self, told: tf.Tensor) -> None:
-        """Have each tensor of two rounds told a row of `[tensors, m]`."""
-        self._rows, self._told = told, tf.reshape(told, [-1])
-        self._counts = [told.shape[1] if m.first else 0 for m in self._methods]
-
-    def _sums(self, replies: list[Reply]) -> tf.Tensor:
-        """Return what was summed for the first methods, end to end."""
-        own = []
+    def _sums(self, replies: list[Reply], number: int) -> list[tf.Tensor]:
+        """Return what was summed in a round of each tensor that has two, float32."""
+        own: dict[int, tf.Tensor] = {}
         for dtype, total in zip(self._dtypes, replies, strict=False):
-            _, *parts = tf.split(total, [1, *self._summed(dtype, 0)])
-            pairs = zip(parts, self._methods, strict=True)
-            own += [p for p, m in pairs if m.first_summed and m.summed_as == dtype]
-        return tf.concat(own, axis=0)
-
-    def _numbers(self) -> dict[str, Any]:
-        """Return what methods of two rounds are told now."""
-        return {"numbers": self._told, "num_numbers": self._counts}
+            _, *parts = tf.split(total, [1, *self._summed(dtype, number)])
+            own |= {
+                i: tf.cast(part, tf.float32)
+                for i, (part, m) in enumerate(zip(parts, self._methods, strict=True))
+                if m.first_summed and m.summed_as == dtype
+            }
+        return [own[i] for i in sorted(own)]
 
     def _summed(self, dtype: tf.DType, number: int) -> list[int]:
         """Return how many numbers of each tensor are in a vector, in a round."""
@@ -205,21 +185,22 @@ class Call:
             num_tensors=len(self._inputs.tensors), **self._arrived(replies)
         )
         results = sums, self._counted(nonfinite, replies)
-        return self._if_finite(finite, norms, results)
+        return self._if_finite(finite, self._settle(norms, replies), results)
 
     def apply(self, replies: list[list[Reply]], rule: UpdateRule) -> tf.Tensor:
         """Update variables and slots; return the number of non-finite gradients."""
         nonfinite, finite, norms = native.library().tf_dgc_decode_apply(
             **native_update.operands(rule), **self._arrived(replies)
         )
-        return self._if_finite(finite, norms, self._counted(nonfinite, replies))
+        results = self._counted(nonfinite, replies)
+        return self._if_finite(finite, self._settle(norms, replies), results)
 
     def _arrived(self, replies: list[list[Reply]]) -> dict[str, Any]:
         """Return what both ways to decode take."""
         nothing = tf.zeros([0, 0], tf.int32)
         num, vectors = len(self._dtypes), self._agreed["vectors"]
         totals = replies[0][:num]
-        if self._sums_first:
+        if self._between.are_sums:
             totals = totals + replies[1][:num]
             pairs = zip(vectors, self._methods, strict=True)
             vectors = [v + num if m.first_summed else v for v, m in pairs]
@@ -228,7 +209,7 @@ class Call:
             "totals": totals,
             "iteration": tf.cast(self._inputs.iteration, tf.int64),
             "shared": self._states([m.shared for m in self._methods]),
-            **self._numbers(),
+            **self._between.operands(),
             **self._agreed,
             "vectors": vectors,
         }
@@ -242,13 +223,14 @@ class Call:
         """Return how many workers' gradients were not finite, by buffers or flags."""
         return nonfinite if self._gathers else tf.cast(replies[0][0][0], tf.int32)
 
-    def _if_finite(self, finite: tf.Tensor, norms: tf.Tensor, results: Any) -> Any:
-        """Return the results, and let the method settle, unless a sum is not finite."""
+    def _settle(self, norms: tf.Tensor, replies: list[list[Reply]]) -> list[dict]:
+        """Return new values of the states of tensors that have two rounds."""
+        sums = self._sums(replies[1], 1) if self._between.are_sums else []
+        return self._between.settle(norms, sums)
+
+    def _if_finite(self, finite: tf.Tensor, new: list[dict], results: Any) -> Any:
+        """Return the results, and store states, unless a sum is not finite."""
         labels = [t.label for t in self._inputs.tensors]
-        told = self._rows, self._notes
-        new = self._asked.settle(*told, norms, self._twice) if self._asked else []
         results, new = checks.gate_sums(finite, ["float32"], labels, (results, new))
-        for state, values in zip(self._twice, new, strict=False):
-            for name, value in values.items():
-                state[name].assign(value)
+        self._between.assign(new)
         return results

@@ -1,0 +1,134 @@
+"""Methods whose native sums are rounded otherwise than those of TensorFlow's operations.
+
+All workers have one or the other; the paths agree to that rounding.
+"""
+
+import functools
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+from paths import SHAPES, Path
+
+import tf_dgc
+from tf_dgc import compressors
+from tf_dgc.ops import loader
+from tf_dgc.steps import composed, engine, kinds
+
+pytestmark = pytest.mark.skipif(
+    loader.native().library is None, reason="there are no native operations"
+)
+SGD = keras.optimizers.SGD
+CASES = {
+    "rank 2": (2, lambda: compressors.PowerSGD(2), lambda: SGD(0.125), {}),
+    "rank 1, momentum": (
+        *(1, lambda: compressors.PowerSGD(1), lambda: SGD(0.1, 0.9)),
+        {"momentum_correction": True},
+    ),
+    "not kept": (
+        *(2, compressors.PowerSGD, lambda: SGD(0.1, 0.9)),
+        {"error_feedback": False},
+    ),
+    "adam": (1, compressors.PowerSGD, keras.optimizers.Adam, {}),
+}
+
+
+def make_path(strategy, name, chosen):
+    _, method, inner, settings = CASES[name]
+
+    def make_optimizer():
+        return tf_dgc.CompressedOptimizer(inner(), method(), **settings)
+
+    with mock.patch.object(kinds, "KINDS", [chosen]):
+        return Path(strategy, functools.partial(make_optimizer))
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, strategies):
+    """Number of workers, and paths by name."""
+    workers = CASES[request.param][0]
+    kept = {"composed": composed.begin, "engine": engine.begin}
+    return workers, {
+        name: make_path(strategies[workers], request.param, kind)
+        for name, kind in kept.items()
+    }
+
+
+@pytest.fixture
+def rng():
+    """Return a generator, the same one in every test."""
+    return np.random.default_rng(11)
+
+
+def draw(rng, workers, scale=1.0):
+    return [
+        [scale * rng.normal(size=s).astype(np.float32) for s in SHAPES]
+        for _ in range(workers)
+    ]
+
+
+def restart(paths, rng, workers):
+    kept = draw(rng, workers), draw(rng, workers)
+    for path in paths.values():
+        path.restart(3, *kept)
+
+
+def test_both_take_nearly_the_same_steps(case, rng):
+    workers, paths = case
+    restart(paths, rng, workers)
+    for scale in 1.0, 1e-3, 30.0:
+        gradients = draw(rng, workers, scale)
+        composed_one, native = (path.outcome(gradients) for path in paths.values())
+        assert native.keys() == composed_one.keys()
+        for name, value in native.items():
+            expected, largest = composed_one[name], np.max(np.abs(composed_one[name]))
+            np.testing.assert_allclose(value, expected, 0, 2e-4 * largest, err_msg=name)
+
+
+def test_zeros_are_sent_as_such(case, rng):
+    workers, paths = case
+    for path in paths.values():
+        path.restart(3, *[[[np.zeros(s) for s in SHAPES]] * workers] * 2)
+        before = [v.numpy() for v in path.variables]
+        path.outcome([[np.zeros(s, np.float32) for s in SHAPES]] * workers)
+        for variable, value in zip(path.variables, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+    gradients = draw(rng, workers)  # and what comes next is taken
+    for path in paths.values():
+        assert "refused" not in path.outcome(gradients)
+        assert not np.array_equal(path.variables[0].numpy(), before[0])
+
+
+def test_what_is_not_finite_is_left_out(case, rng):
+    workers, paths = case
+    restart(paths, rng, workers)
+    gradients = draw(rng, workers)
+    gradients[0][1][2, 3] = np.nan
+    for path in paths.values():
+        assert path.outcome(gradients)["nonfinite"] == 1
+
+
+def test_a_sum_that_overflows_is_refused(case, rng):
+    workers, paths = case
+    kept = draw(rng, workers, 0.0), draw(rng, workers, 0.0)
+    for path in paths.values():
+        path.restart(3, *kept)
+        gradients = draw(rng, workers, 6e37)
+        before = [v.numpy() for v in path.variables]
+        assert path.outcome(gradients).get("refused")
+        for variable, value in zip(path.variables, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_one_worker_without_it_makes_all_do_without(strategies):
+    _, method, inner, _ = CASES["rank 2"]
+    engines = mock.Mock(wraps=engine.begin)
+    with (
+        mock.patch.object(kinds, "KINDS", [engines, composed.begin]),
+        mock.patch("tf_dgc.optimizers.compressed.have_operations", return_value=False),
+    ):
+        Path(strategies[2], lambda: tf_dgc.CompressedOptimizer(inner(), method()))
+    assert engines.call_count > 0
+    inputs = engines.call_args.args[0]
+    assert engine.begin(inputs) is None
