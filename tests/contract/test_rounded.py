@@ -1,4 +1,4 @@
-"""Methods whose native sums are rounded otherwise than those of TensorFlow's operations.
+"""Methods whose native sums are rounded otherwise than TensorFlow's.
 
 All workers have one or the other; the paths agree to that rounding.
 """

@@ -30,8 +30,8 @@ class BetweenRounds:
         self._states = [state for state, method in pairs if method.first]
         self.num_rounds = 2 if self._states else 1
         self.are_sums = any(method.first_summed for method in methods)
-        told = isinstance(compressor, TwoRounds) and self._states
-        self._asked = compressor if told else None
+        asked = compressor if isinstance(compressor, TwoRounds) else None
+        self._asked = asked if self._states else None
         self._notes = nothing = tf.zeros([len(self._states), 0])
         self._tell(self._asked.told_first(self._states) if self._asked else nothing)
 

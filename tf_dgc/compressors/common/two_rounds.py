@@ -15,14 +15,15 @@ class Ended(NamedTuple):
     """What is known at the end of a step, of all tensors that have two rounds.
 
     Attributes:
-        told: result of `told_then`; of `told_first` if the rounds are sums.
+        told: result of `told_then`, float32 `[tensors, m]`; of `told_first` if the
+            rounds are sums.
         notes: numbers of the first round for this worker alone, float32 `[tensors, m]`.
         norms: norm of each tensor's sum, if the method notes it, float32 `[tensors]`.
         sums: what was summed of each tensor in the second round, float32 `[m]`; none if
             it was gathered.
     """
 
-    told: tf.Tensor | Sequence[tf.Tensor]
+    told: Any
     notes: tf.Tensor
     norms: tf.Tensor
     sums: Sequence[tf.Tensor]
