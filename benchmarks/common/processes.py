@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import multiprocessing
+import os
 
 
 def call(function, *arguments):
@@ -9,6 +10,9 @@ def call(function, *arguments):
 
     It is forked from one that has imported the package, and done nothing else.
     """
+    # It would import from the current directory first: sources instead of what is
+    # installed, and without the native operations.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tf_dgc"])
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:

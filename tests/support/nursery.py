@@ -163,6 +163,7 @@ if __name__ == "__main__":
 
     import tf_dgc  # noqa: F401
 
+    del sys.modules["sklearn"]
     with contextlib.suppress(ImportError):
         import h5py  # noqa: F401
     gc.freeze()
