@@ -30,7 +30,10 @@ CASES = {
         *(2, compressors.PowerSGD, lambda: SGD(0.1, 0.9)),
         {"error_feedback": False},
     ),
-    "adam": (1, compressors.PowerSGD, keras.optimizers.Adam, {}),
+    "adam": (
+        *(1, compressors.PowerSGD, keras.optimizers.Adam),
+        {"adam_correction": False},
+    ),
 }
 
 

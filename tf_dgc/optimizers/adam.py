@@ -174,7 +174,9 @@ class AdamCorrection:
         if not self._memory.velocity:
             return value
         velocity = tf.reshape(self._memory.velocity[i].local(), [-1])
-        return value - self._betas[0] * velocity
+        largest = value.dtype.max  # what overflowed would look like a bad gradient
+        difference = value - self._betas[0] * velocity
+        return tf.clip_by_value(difference, -largest, largest)
 
     def _divide(
         self,
