@@ -15,7 +15,8 @@ def pytest_addoption(parser):
         "--traced",
         action="store_true",
         help="trace the steps of the tests' `Trainer`, of which most are eager else; "
-        "and take all steps and examples, of which most tests take a few else",
+        "take all steps and examples, of which most tests take a few else; and leave "
+        "out what does neither, unless it is `slow`",
     )
 
 
@@ -31,7 +32,11 @@ def pytest_configure(config):
         Trainer.always_traced = True
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--traced"):
+        same = [item for item in items if _is_the_same_traced(item)]
+        config.hook.pytest_deselected(items=same)
+        items[:] = [item for item in items if item not in set(same)]
     # Files that start workers take longest, so they are not to be the last ones.
     waiting = {item.path for item in items if item.get_closest_marker("workers")}
     items.sort(key=lambda item: item.path not in waiting)
@@ -57,6 +62,16 @@ def pytest_xdist_make_scheduler(config, log):
 @functools.cache
 def _uses_starter(path):
     return "starter" in path.read_text()
+
+
+def _is_the_same_traced(item):
+    return not item.get_closest_marker("slow") and not _uses_trainer(item.path)
+
+
+@functools.cache
+def _uses_trainer(path):
+    modules = "harness", "paths", "selection"
+    return any(f"from {name} import" in path.read_text() for name in modules)
 
 
 def _is_gpu_test(argument, directory):
