@@ -61,6 +61,16 @@ struct RmsProp {  // slots: velocity, average gradient if centered, momentum
   }
 };
 
+struct Descent {
+  static constexpr int kSlots = 0;
+  TF_DGC_INLINE Step(const Hyperparameters& h, float g, Entry& e) { e.w -= g * h.own[0]; }
+};
+
+struct Kept {
+  static constexpr int kSlots = 0;
+  TF_DGC_INLINE Step(const Hyperparameters&, float g, Entry& e) { e.w = g; }
+};
+
 struct Functions {
   using Function = void (*)(const Hyperparameters&, const Updated&, int64_t, int64_t,
                             const float*);
@@ -97,6 +107,8 @@ constexpr Kind kKinds[] = {
     Named<RmsProp<false, true>>("rmsprop_momentum"),
     Named<RmsProp<true, false>>("rmsprop_centered"),
     Named<RmsProp<true, true>>("rmsprop_centered_momentum"),
+    Named<Descent>("descent"),
+    Named<Kept>("kept"),
 };
 
 const Kind* Find(const std::string& name) {
@@ -108,22 +120,32 @@ const Kind* Find(const std::string& name) {
 
 }  // namespace
 
-int UpdateRule::NumSlots(const std::string& name) {
+int UpdateRules::NumSlots(const std::string& name) {
   const Kind* kind = Find(name);
   return kind == nullptr ? -1 : kind->num_slots;
 }
 
-UpdateRule::UpdateRule(const std::string& name, const Hyperparameters& hyperparameters,
-                       std::vector<Updated> updated, Level level)
-    : hyperparameters_(hyperparameters), updated_(std::move(updated)) {
-  const Functions functions = Find(name)->of_level(level);
-  plain_ = functions.plain;
-  decaying_ = functions.decaying;
+UpdateRules::UpdateRules(const std::vector<UpdateRule>& rules, std::vector<Updated> updated,
+                         Level level)
+    : updated_(std::move(updated)) {
+  for (const auto& [name, numbers] : rules) {
+    const Functions functions = Find(name)->of_level(level);
+    const bool descends = name == "descent" || name == "sgd";
+    const float rate = name == "sgd" ? numbers.rate : numbers.own[0];
+    known_.push_back({numbers, functions.plain, functions.decaying, descends, rate});
+  }
 }
 
-void UpdateRule::Apply(size_t variable, int64_t begin, int64_t end, const float* sums) const {
+bool UpdateRules::Descends(size_t variable, float* rate) const {
+  const Known& rule = RuleOf(variable);
+  *rate = rule.rate;
+  return rule.descends && !updated_[variable].decays;
+}
+
+void UpdateRules::Apply(size_t variable, int64_t begin, int64_t end, const float* sums) const {
   const Updated& updated = updated_[variable];
-  (updated.decays ? decaying_ : plain_)(hyperparameters_, updated, begin, end, sums);
+  const Known& rule = RuleOf(variable);
+  (updated.decays ? rule.decaying : rule.plain)(rule.hyperparameters, updated, begin, end, sums);
 }
 
 }  // namespace tf_dgc

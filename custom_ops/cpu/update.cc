@@ -133,23 +133,28 @@ void Decoded::Sum(const std::vector<void*>& sums, Threads& threads) const {
   });
 }
 
-void Decoded::Apply(const UpdateRule& rule, Threads& threads) const {
+void Decoded::Apply(const UpdateRules& rules, Threads& threads) const {
   ForEachPart(layout_, threads, [&](const Range& part) {
     alignas(64) float sums[kSummed];
     const Entries<float>* workers = &narrow_[part.tensor * num_workers_];
     const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
+    float rate;
+    if (rules.Descends(part.tensor, &rate)) {
+      return DescendPart<float>(workers, num_workers_, exempt, part.begin, part.end, rate,
+                                rules.updated()[part.tensor].variable);
+    }
     for (int64_t begin = part.begin; begin < part.end; begin += kSummed) {
       const int64_t end = std::min(part.end, begin + kSummed);
       SumPart<float>(workers, num_workers_, exempt, begin, end, sums);
-      rule.Apply(part.tensor, begin, end, sums);
+      rules.Apply(part.tensor, begin, end, sums);
     }
   });
 }
 
-void ApplySums(const UpdateRule& rule, const std::vector<const float*>& sums,
+void ApplySums(const UpdateRules& rules, const std::vector<const float*>& sums,
                Threads& threads) {
-  ForEachPart(rule.updated(), threads, [&](const Range& part) {
-    rule.Apply(part.tensor, part.begin, part.end, sums[part.tensor] + part.begin);
+  ForEachPart(rules.updated(), threads, [&](const Range& part) {
+    rules.Apply(part.tensor, part.begin, part.end, sums[part.tensor] + part.begin);
   });
 }
 

@@ -29,9 +29,10 @@ class Decoded {
   // Writes the sum of each tensor: n float32 values, or float64 if the layout is wide.
   void Sum(const std::vector<void*>& sums, Threads& threads) const;
 
-  // Updates the rule's variables, one per tensor, by the sums. None of these leaves the
-  // first-level cache. No layout may be wide.
-  void Apply(const UpdateRule& rule, Threads& threads) const;
+  // Updates the rules' variables, one per tensor, by the sums. None of these leaves the
+  // first-level cache, and in plain descent nothing is touched but what was sent. No layout
+  // may be wide.
+  void Apply(const UpdateRules& rules, Threads& threads) const;
 
   // Subtracts rate * sum from each variable at the positions that were sent, and touches
   // nothing else. Variables are of the accumulators' types.
@@ -46,8 +47,8 @@ class Decoded {
   std::vector<Entries<double>> wide_;
 };
 
-// Updates the rule's variables by sums that lie in memory, one array per variable.
-void ApplySums(const UpdateRule& rule, const std::vector<const float*>& sums, Threads& threads);
+// Updates the rules' variables by sums that lie in memory, one array per variable.
+void ApplySums(const UpdateRules& rules, const std::vector<const float*>& sums, Threads& threads);
 
 }  // namespace tf_dgc
 

@@ -183,16 +183,16 @@ class ApplyKernel : public DecodeKernel {
     const Values *buffers, *counts;
     TF_RETURN_IF_ERROR(context->input("buffers", &buffers));
     TF_RETURN_IF_ERROR(context->input("counts", &counts));
-    LockedRule rule;
-    TF_RETURN_IF_ERROR(rule.Lock(context, attributes_));
+    LockedRules rules;
+    TF_RETURN_IF_ERROR(rules.Lock(context, attributes_));
     std::vector<Layout> layout;
-    TF_RETURN_IF_ERROR(MakeLayout(rule.sizes(), *counts, &layout));
+    TF_RETURN_IF_ERROR(MakeLayout(rules.sizes(), *counts, &layout));
     TensorFlowThreads threads(context);
     Decoded decoded;
     TF_RETURN_IF_ERROR(Decode(layout, *buffers, threads, &decoded));
     TF_RETURN_IF_ERROR(
-        rule.Update(context, attributes_, CurrentLevel(), CopyOnHost,
-                    [&](const UpdateRule& update) { decoded.Apply(update, threads); }));
+        rules.Update(context, attributes_, CurrentLevel(), CopyOnHost,
+                    [&](const UpdateRules& update) { decoded.Apply(update, threads); }));
     Values* nonfinite;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
     nonfinite->scalar<int32_t>()() = decoded.num_nonfinite();
@@ -220,13 +220,13 @@ class ApplySumsKernel : public OpKernel {
   absl::Status Run(OpKernelContext* context) {
     OpInputList inputs;
     TF_RETURN_IF_ERROR(context->input_list("sums", &inputs));
-    LockedRule rule;
-    TF_RETURN_IF_ERROR(rule.Lock(context, attributes_));
+    LockedRules rules;
+    TF_RETURN_IF_ERROR(rules.Lock(context, attributes_));
     std::vector<const float*> sums;
-    TF_RETURN_IF_ERROR(Find(inputs, rule.sizes(), &sums));
+    TF_RETURN_IF_ERROR(Find(inputs, rules.sizes(), &sums));
     TensorFlowThreads threads(context);
-    return rule.Update(context, attributes_, CurrentLevel(), CopyOnHost,
-                       [&](const UpdateRule& update) { ApplySums(update, sums, threads); });
+    return rules.Update(context, attributes_, CurrentLevel(), CopyOnHost,
+                       [&](const UpdateRules& update) { ApplySums(update, sums, threads); });
   }
 
   // Finds where the sums of each variable begin: in a tensor of its own or, behind a flag, in

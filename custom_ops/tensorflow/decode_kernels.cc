@@ -116,16 +116,16 @@ class DecodeApplyKernel : public BuffersKernel {
     LockedVariables locked;
     Buffers opened;
     TF_RETURN_IF_ERROR(Open(context, threads, &locked, &opened));
-    LockedRule rule;
-    TF_RETURN_IF_ERROR(rule.Lock(context, attributes_));
-    if (rule.sizes() != sizes_) {
+    LockedRules rules;
+    TF_RETURN_IF_ERROR(rules.Lock(context, attributes_));
+    if (rules.sizes() != sizes_) {
       return absl::InvalidArgumentError("A variable is not of the size of its tensor.");
     }
     const std::vector<char> finite = opened.AreFinite(threads);
     if (std::all_of(finite.begin(), finite.end(), [](char is) { return is; })) {
       TF_RETURN_IF_ERROR(
-          rule.Update(context, attributes_, CurrentLevel(), CopyOnHost,
-                      [&](const UpdateRule& update) {
+          rules.Update(context, attributes_, CurrentLevel(), CopyOnHost,
+                      [&](const UpdateRules& update) {
                         opened.ForEachPart(threads, [&](size_t t, int64_t begin, int64_t end,
                                                         const float* sums) {
                           update.Apply(t, begin, end, sums);

@@ -137,7 +137,8 @@ sums: [n] per tensor.
 )doc");
 
 REGISTER_OP("TfDgcDecodeApply")
-    .Attr("rule: string")
+    .Attr("rules: list(string)")
+    .Attr("rule_of: list(int)")
     .Attr("decays: list(bool)")
     .Attr("num_updated: int >= 1")
     TF_DGC_METHODS
@@ -153,7 +154,7 @@ REGISTER_OP("TfDgcDecodeApply")
 Decodes the buffers of all workers and updates variables and slots by their sums, in place,
 unless one of these is not finite.
 
-updated: variables, then all first slots, and so on; float32.
+rules, rule_of, decays, updated, hyperparameters: as of TfDgcApply.
 buffers: [workers, words], of each round.
 totals: sums of the vectors, of all rounds.
 iteration: scalar, number of the step.

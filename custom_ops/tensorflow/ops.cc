@@ -11,10 +11,11 @@ using tensorflow::shape_inference::InferenceContext;
 #define TF_DGC_VALUE_TYPES \
   "value_types: list({'float32', 'float64', 'bfloat16', 'float16', 'sign', 'exempt'})"
 
-// What every operation that applies an update rule takes; rule_kernel.h reads it.
+// What every operation that applies update rules takes; rule_kernel.h reads it.
 #define TF_DGC_RULE_OP(name)                    \
   REGISTER_OP(name)                             \
-      .Attr("rule: string")                     \
+      .Attr("rules: list(string)")              \
+      .Attr("rule_of: list(int)")               \
       .Attr("decays: list(bool)")               \
       .Attr("num_updated: int >= 1")            \
       .Input("updated: num_updated * resource") \
@@ -122,10 +123,11 @@ TF_DGC_RULE_OP("TfDgcApply")
     .Doc(R"doc(
 Updates variables by the sum of all workers' buffers, as an optimizer of Keras does.
 
-rule: name of the rule (custom_ops/cpu/rules.h).
+rules: names of the rules (custom_ops/cpu/rules.h).
+rule_of: [tensors], which of these a variable is updated by.
 decays: [tensors], whether the weight decay is for a variable.
-updated: the variables, then the first slot of each, and so on, all float32.
-hyperparameters: [6] (custom_ops/cpu/rules.h).
+updated: each variable, followed by its slots, all float32.
+hyperparameters: [rules, 6] (custom_ops/cpu/rules.h).
 buffers: [workers, words].
 counts: [tensors], entries sent of each.
 nonfinite: workers whose gradient was not finite.
@@ -139,7 +141,7 @@ TF_DGC_RULE_OP("TfDgcApplySums")
     .Doc(R"doc(
 Updates variables by sums, as an optimizer of Keras does.
 
-rule, decays, updated, hyperparameters: as of TfDgcApply.
+rules, rule_of, decays, updated, hyperparameters: as of TfDgcApply.
 flat: whether the sums are one vector of all tensors, behind a flag.
 sums: one per variable, of its size, or the vector.
 )doc");

@@ -1,4 +1,4 @@
-// What makes an update rule of an operation's attributes and inputs.
+// What makes update rules of an operation's attributes and inputs.
 #ifndef TF_DGC_TENSORFLOW_RULE_KERNEL_H_
 #define TF_DGC_TENSORFLOW_RULE_KERNEL_H_
 
@@ -12,80 +12,101 @@
 
 namespace tf_dgc {
 
-// The attributes `rule` and `decays`.
+// The attributes `rules`, `rule_of` and `decays`.
 struct RuleAttributes {
-  std::string name;
+  std::vector<std::string> names;  // of the rules
+  std::vector<int64_t> rule_of;    // of each variable
   std::vector<bool> decays;
-  int num_slots;
+  std::vector<int> num_slots;  // of each variable
 
   int num_variables() const { return static_cast<int>(decays.size()); }
 
   absl::Status Read(tensorflow::OpKernelConstruction* context) {
-    TF_RETURN_IF_ERROR(context->GetAttr("rule", &name));
+    TF_RETURN_IF_ERROR(context->GetAttr("rules", &names));
+    TF_RETURN_IF_ERROR(context->GetAttr("rule_of", &rule_of));
     TF_RETURN_IF_ERROR(context->GetAttr("decays", &decays));
-    int num_updated;
-    TF_RETURN_IF_ERROR(context->GetAttr("num_updated", &num_updated));
-    num_slots = UpdateRule::NumSlots(name);
-    if (num_slots < 0) {
+    for (const std::string& name : names) {
+      if (UpdateRules::NumSlots(name) >= 0) continue;
       return absl::InvalidArgumentError(absl::StrCat("There is no update rule '", name, "'."));
     }
-    if (num_updated != num_variables() * (1 + num_slots)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("The rule '", name, "' has ", num_slots,
-                       " slots per variable. There must be one value of `decays` per variable, "
-                       "and all variables, then all first slots, and so on, in `updated`."));
+    int num_updated, expected = num_variables();
+    TF_RETURN_IF_ERROR(context->GetAttr("num_updated", &num_updated));
+    for (const int64_t rule : rule_of) {
+      if (rule < 0 || rule >= static_cast<int64_t>(names.size())) {
+        return absl::InvalidArgumentError("There is no such rule among those of the step.");
+      }
+      num_slots.push_back(UpdateRules::NumSlots(names[rule]));
+      expected += num_slots.back();
+    }
+    if (rule_of.size() != decays.size() || num_updated != expected) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "There must be one value of `rule_of` and of `decays` per variable, and each variable "
+          "before its slots in `updated`, in all ", expected, " of them."));
     }
     return absl::OkStatus();
   }
 };
 
-// The variables of a rule and their slots, locked until it ends. First the sizes are known,
-// which say what a buffer must be; nothing is copied or written before `Make`.
-class LockedRule {
+// The variables of rules and their slots, locked until it ends. First the sizes are known,
+// which say what a buffer must be; nothing is copied or written before `Update`.
+class LockedRules {
  public:
   absl::Status Lock(tensorflow::OpKernelContext* context, const RuleAttributes& attributes) {
     tensorflow::OpInputList handles;
-    const tensorflow::Tensor* numbers;
     TF_RETURN_IF_ERROR(context->input_list("updated", &handles));
-    TF_RETURN_IF_ERROR(context->input("hyperparameters", &numbers));
-    constexpr int kNumbers = sizeof(Hyperparameters) / sizeof(float);
-    if (numbers->NumElements() != kNumbers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("There must be ", kNumbers, " hyperparameters."));
-    }
-    const auto given = numbers->flat<double>();
-    const auto number = [&](int i) { return static_cast<float>(given(i)); };
-    hyperparameters_ = {number(0), number(1), {number(2), number(3), number(4), number(5)}};
+    TF_RETURN_IF_ERROR(ReadNumbers(context, attributes));
     TF_RETURN_IF_ERROR(variables_.Lock(context, handles));
-    for (int i = 0; i < attributes.num_variables(); ++i) sizes_.push_back(variables_.Size(i));
+    int at = 0;
+    for (const int num_slots : attributes.num_slots) {
+      sizes_.push_back(variables_.Size(at));
+      at += 1 + num_slots;
+    }
     return absl::OkStatus();
   }
 
   const std::vector<int64_t>& sizes() const { return sizes_; }
 
-  // Calls work(rule); `copy` as in LockedVariables.
+  // Calls work(rules); `copy` as in LockedVariables.
   template <class Copy, class Work>
   absl::Status Update(tensorflow::OpKernelContext* context, const RuleAttributes& attributes,
                       Level level, Copy copy, Work work) {
-    const int num = attributes.num_variables();
     std::vector<Updated> updated;
-    for (int i = 0; i < num; ++i) {
-      updated.push_back({sizes_[i], attributes.decays[i], nullptr, {}});
-      for (int slot = -1; slot < attributes.num_slots; ++slot) {
+    for (int i = 0, at = 0; i < attributes.num_variables(); ++i) {
+      updated.push_back({sizes_[i], attributes.decays[i], nullptr, {},
+                         static_cast<size_t>(attributes.rule_of[i])});
+      for (int slot = -1; slot < attributes.num_slots[i]; ++slot, ++at) {
         void* data = nullptr;
-        TF_RETURN_IF_ERROR(variables_.Writable(context, i + (slot + 1) * num,
-                                               tensorflow::DT_FLOAT, sizes_[i],
+        TF_RETURN_IF_ERROR(variables_.Writable(context, at, tensorflow::DT_FLOAT, sizes_[i],
                                                slot < 0 ? "variable" : "slot", copy, &data));
         float*& target = slot < 0 ? updated[i].variable : updated[i].slots[slot];
         target = static_cast<float*>(data);
       }
     }
-    work(UpdateRule(attributes.name, hyperparameters_, std::move(updated), level));
+    work(UpdateRules(rules_, std::move(updated), level));
     return absl::OkStatus();
   }
 
  private:
-  Hyperparameters hyperparameters_;
+  absl::Status ReadNumbers(tensorflow::OpKernelContext* context,
+                           const RuleAttributes& attributes) {
+    const tensorflow::Tensor* numbers;
+    TF_RETURN_IF_ERROR(context->input("hyperparameters", &numbers));
+    constexpr int kNumbers = sizeof(Hyperparameters) / sizeof(float);
+    const int64_t num_rules = attributes.names.size();
+    if (numbers->NumElements() != num_rules * kNumbers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("There must be ", kNumbers, " hyperparameters of each rule."));
+    }
+    const auto given = numbers->flat<double>();
+    for (int64_t rule = 0; rule < num_rules; ++rule) {
+      const auto number = [&](int i) { return static_cast<float>(given(rule * kNumbers + i)); };
+      rules_.push_back({attributes.names[rule],
+                        {number(0), number(1), {number(2), number(3), number(4), number(5)}}});
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<UpdateRule> rules_;
   std::vector<int64_t> sizes_;
   LockedVariables variables_;
 };

@@ -33,6 +33,10 @@ void Reference(const std::string& name, const Hyperparameters& h, float g, float
     float velocity = x[2];
     if (name == "adam_amsgrad") velocity = x[3] = std::max(x[3], x[2]);
     x[0] = x[0] - x[1] * h.own[0] / (std::sqrt(velocity) + h.own[3]);
+  } else if (name == "descent") {
+    x[0] = x[0] - g * h.own[0];
+  } else if (name == "kept") {
+    x[0] = g;
   } else {
     const bool centered = name.find("centered") != std::string::npos;
     x[1] = h.own[0] * x[1] + h.own[1] * (g * g);
@@ -55,21 +59,25 @@ bool Same(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 struct Problem {
-  std::string name;
+  std::vector<std::string> names;  // of the rules
   Hyperparameters hyperparameters;
+  std::vector<size_t> rules;  // of each variable
   std::vector<bool> decays;
   std::vector<Memory> variables;
   std::vector<std::vector<float>> sums;
 
-  UpdateRule Rule(std::vector<Memory>& memory, Level level) const {
+  UpdateRules Rules(std::vector<Memory>& memory, Level level) const {
     std::vector<Updated> updated;
     for (size_t v = 0; v < memory.size(); ++v) {
-      updated.push_back({int64_t(memory[v][0].size()), decays[v], memory[v][0].data(), {}});
+      const int64_t size = memory[v][0].size();
+      updated.push_back({size, decays[v], memory[v][0].data(), {}, rules[v]});
       for (size_t s = 1; s < memory[v].size(); ++s) {
         updated[v].slots[s - 1] = memory[v][s].data();
       }
     }
-    return UpdateRule(name, hyperparameters, updated, level);
+    std::vector<UpdateRule> known;
+    for (const std::string& name : names) known.push_back({name, hyperparameters});
+    return UpdateRules(known, updated, level);
   }
 
   std::vector<Memory> Expected() const {
@@ -80,7 +88,7 @@ struct Problem {
         float x[1 + kMaxSlots];
         for (size_t s = 0; s < memory[v].size(); ++s) x[s] = memory[v][s][i];
         if (decays[v]) x[0] = x[0] - x[0] * hyperparameters.decay * hyperparameters.rate;
-        Reference(name, hyperparameters, sums[v][i], x);
+        Reference(names[rules[v]], hyperparameters, sums[v][i], x);
         for (size_t s = 0; s < memory[v].size(); ++s) memory[v][s][i] = x[s];
       }
     }
@@ -89,14 +97,17 @@ struct Problem {
 };
 
 Problem DrawProblem(Random& random, const std::string& name) {
-  Problem problem{name, {0.1f, 0.01f, {0.9f, 0.1f, 1e-3f, 0.5f}}, {}, {}, {}};
+  const Hyperparameters numbers{0.1f, 0.01f, {0.9f, 0.1f, 1e-3f, 0.5f}};
+  Problem problem{{name, "descent", "kept"}, numbers, {}, {}, {}, {}};
   if (name.substr(0, 4) == "adam") problem.hyperparameters.own[3] = 1e-7f;
   const int64_t sizes[] = {0, 1, 7, 64, 4095, 4096, 4097, 65537, 140000};
   const int64_t num = 1 + Below(random, 3);
   for (int64_t v = 0; v < num; ++v) {
     const int64_t size = sizes[Below(random, 9)];
     const int kind = Below(random, 4);
-    Memory memory(1 + UpdateRule::NumSlots(name), std::vector<float>(size));
+    problem.rules.push_back(v == 0 ? 0 : Below(random, 3));
+    const int num_slots = UpdateRules::NumSlots(problem.names[problem.rules.back()]);
+    Memory memory(1 + num_slots, std::vector<float>(size));
     std::vector<float> sums(size);
     for (auto& numbers : memory) {
       for (float& x : numbers) x = std::abs(DrawNumber(random, kind));
@@ -135,11 +146,11 @@ void Check(Random& random, const std::string& name) {
     for (const int num_threads : {1, 3}) {
       Pool pool(num_threads);
       std::vector<Memory> from_sums = problem.variables;
-      ApplySums(problem.Rule(from_sums, level), sums, pool);
+      ApplySums(problem.Rules(from_sums, level), sums, pool);
       std::vector<Memory> from_words = problem.variables;
       Decoded decoded;
       REQUIRE(decoded.Decode(layout, words.data(), 1, words.size(), 7, pool).empty());
-      decoded.Apply(problem.Rule(from_words, level), pool);
+      decoded.Apply(problem.Rules(from_words, level), pool);
       for (size_t v = 0; v < expected.size(); ++v) {
         for (size_t s = 0; s < expected[v].size(); ++s) {
           REQUIRE(Same(from_sums[v][s], expected[v][s]));
@@ -153,7 +164,7 @@ void Check(Random& random, const std::string& name) {
 }  // namespace
 
 void CheckRules(Random& random) {
-  REQUIRE(UpdateRule::NumSlots("adam_nesterov") == -1);
+  REQUIRE(UpdateRules::NumSlots("adam_nesterov") == -1);
   for (const char* name :
        {"sgd", "sgd_momentum", "sgd_nesterov", "adam", "adam_amsgrad", "rmsprop",
         "rmsprop_momentum", "rmsprop_centered", "rmsprop_centered_momentum"}) {

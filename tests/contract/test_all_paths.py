@@ -86,6 +86,9 @@ CASES = {
     "adam, corrected": Case(
         *(2, lambda: keras.optimizers.Adam(0.125), 0.97, "bfloat16"), exact=True
     ),
+    "adamw, corrected, missing gradients": Case(
+        *(1, lambda: AdamW(0.125, weight_decay=DECAY, beta_1=0.0)), missing=(0, 2)
+    ),
     "amsgrad": Case(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
     "momentum after the sum": Case(
         *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),

@@ -28,6 +28,7 @@ def excluding(optimizer):
     return optimizer
 
 
+FROM_DENSE = tf_dgc.schedules.PiecewiseConstantSparsity([2, 3], [0.0, 0.9, 0.97])
 COSINE = O.schedules.CosineDecay(0.1, 4)
 RULES = {
     "sgd": lambda: O.SGD(0.1),
@@ -106,9 +107,13 @@ def test_a_traced_step_of_keras_may_round_otherwise(name):
 @pytest.mark.parametrize(
     ("workers", "name", "sparsity"),
     [
+        (2, "adamw", FROM_DENSE),
+        (2, "adam, schedule", 0.97),
+        (1, "adamw, amsgrad", 0.97),
         (1, "sgd, decay", 0.97),
         (1, "momentum, decay", 0.0),
         (2, "adamw", 0.97),
+        (3, "adamw", 0.0),
         (3, "adamw, amsgrad", 0.0),
         (1, "rmsprop, momentum", 0.97),
         (2, "centered", 0.97),
@@ -167,7 +172,7 @@ def found(make, dtype="float32", **settings):
 
 def test_a_subclass_that_changes_no_step_is_native():
     rule = found(Defaults)
-    assert rule.name == "adam"
+    assert rule.names == ["adam"]
     assert rule.decays == [True]
     assert not rule.descends
 

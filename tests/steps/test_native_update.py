@@ -27,9 +27,10 @@ def operands(**changes):
     """Return what all the operations take, for Adam of a variable of 5 entries."""
     variables = changes.pop("variables", None) or ones_of(3)
     given = {
-        "rule": "adam",
+        "rules": ["adam"],
+        "rule_of": [0],
         "decays": [True],
-        "hyperparameters": tf.constant([0.1] * 6, tf.float64),
+        "hyperparameters": tf.constant([[0.1] * 6], tf.float64),
         **changes,
     }
     return variables, {**given, "updated": [v.handle for v in variables]}
@@ -96,10 +97,12 @@ def ones(*sizes):
         (ones(5), True, {}, "a flag first"),
         (ones(7), True, {}, "a flag first"),
         (ones(6, 1), True, {}, "a flag first"),
-        (ones(5), False, {"rule": "sgd"}, "has 0 slots per variable"),
-        (ones(5), False, {"rule": "adagrad"}, "no update rule 'adagrad'"),
+        (ones(5), False, {"rules": ["sgd"]}, "before its slots in `updated`, in all 1"),
+        (ones(5), False, {"rules": ["adagrad"]}, "no update rule 'adagrad'"),
+        (ones(5), False, {"rule_of": [1]}, "no such rule"),
+        (ones(5), False, {"rule_of": [0, 0]}, "one value of `rule_of`"),
         (
-            *(ones(5), False, {"hyperparameters": tf.zeros([5], tf.float64)}),
+            *(ones(5), False, {"hyperparameters": tf.zeros([1, 5], tf.float64)}),
             "must be 6 hyperparameters",
         ),
     ],

@@ -8,22 +8,25 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc._internals import keras_optimizers, keras_rules
+from tf_dgc._internals import keras_optimizers, keras_rules, tracing
 from tf_dgc.choice import Choice, choose
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.optimizers import native_rules
 from tf_dgc.optimizers.agreement import Agreement
+from tf_dgc.steps import native_update
 from tf_dgc.steps.accumulation import Gradient, flatten
 from tf_dgc.steps.base import Outcome
 from tf_dgc.steps.memory import Memory
+from tf_dgc.steps.native_update import UpdateRule
 from tf_dgc.transforms import clipping, preconditioning
 from tf_dgc.transforms.clipping import Scale
 
-_RULE = "adam"
+RULE = "adam"
 
 
 def is_adam(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether a whole step is that of Keras's `Adam` or `AdamW`, without AMSGrad."""
-    return keras_rules.rule_name(optimizer) == _RULE
+    return keras_rules.rule_name(optimizer) == RULE
 
 
 class AdamCorrection:
@@ -128,16 +131,39 @@ class AdamCorrection:
             given.append(self._make_velocity(places[-1], seen))
         return places, given, [1.0 + clipping.nan_unless(finite)] * len(given)
 
-    def receive(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of a step without its sample, and learn from that."""
-        if self._agreement is None:
+    def receive(self, outcome: Outcome, stock: Choice) -> Outcome:
+        """Return the outcome of a step without its sample, which is learned from.
+
+        Args:
+            outcome: outcome of all tensors, the sample's last.
+            stock: result of `is_stock` before the step.
+        """
+        agreement = self._agreement
+        if agreement is None:
             return outcome
-        sums, nonfinite = outcome.decode()
-        self._agreement.learn(sums[-1])
+
+        def decode() -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+            sums, nonfinite = outcome.decode()
+            agreement.learn(sums[-1])
+            return sums[:-1], nonfinite
+
+        by_sums = functools.partial(native_update.apply_decoded, outcome.decode)
+        apply = outcome.apply or by_sums
+
+        def apply_and_learn(rule: UpdateRule) -> tf.Tensor:
+            sample = agreement.arrived
+            nonfinite = choose(
+                stock,
+                lambda: apply(_and_keep(rule, sample)),
+                lambda: apply(_and_keep(self._correct(rule), sample)),
+            )
+            agreement.learn(sample.local())
+            return nonfinite
+
         return outcome._replace(
-            decode=lambda: (sums[:-1], nonfinite),
-            entries=outcome.entries - self._agreement.tensor.size,
-            apply=None,
+            decode=decode,
+            entries=outcome.entries - agreement.tensor.size,
+            apply=None if tracing.in_xla_context() else apply_and_learn,
         )
 
     def count_step(self, stock: Choice) -> None:
@@ -161,13 +187,29 @@ class AdamCorrection:
             return tf.constant(True)
 
         def by_sum() -> tf.Tensor:
-            # Velocities began at zero, so they lack what Adam's momentum does.
-            known = 1.0 - tf.pow(tf.constant(self._betas[0], tf.float64), self._step())
-            rate = tf.cast(learning_rate, tf.float64) / known
+            rate = tf.cast(learning_rate, tf.float64) / self._known()
             optimizer.assign_sub(variable, gradient * tf.cast(rate, gradient.dtype))
             return tf.constant(True)
 
         choose(True if exempt else self.is_stock(), by_rule, by_sum)
+
+    def _correct(self, rule: UpdateRule) -> UpdateRule:
+        """Return the update that `update_step` is, of Adam's, where it is not stock."""
+        tensors = [self._memory.tensors[self._index_of(v)] for v in rule.variables]
+        rate, decay, *_ = tf.unstack(rule.hyperparameters[RULE])
+        descent = native_rules.pack(rate, decay, [rate / self._known()])
+        return rule._replace(
+            names=[RULE if t.exempt else "descent" for t in tensors],
+            slots=[
+                slots if t.exempt else []
+                for t, slots in zip(tensors, rule.slots, strict=True)
+            ],
+            hyperparameters={**rule.hyperparameters, "descent": descent},
+        )
+
+    def _known(self) -> tf.Tensor:
+        """Return the share of a momentum there is: velocities began at zero."""
+        return 1.0 - tf.pow(tf.constant(self._betas[0], tf.float64), self._step())
 
     def _make_velocity(self, i: int, value: tf.Tensor) -> tf.Tensor:
         """Return what makes of a tensor's velocity the value."""
@@ -188,7 +230,7 @@ class AdamCorrection:
         optimizer, moment = self._optimizer, self._memory.second_moment[i]
         before = tf.reshape(moment.local(), [-1])
         if self.begun is not None:
-            _, own = keras_rules.rule_slots(optimizer, _RULE, variable)
+            _, own = keras_rules.rule_slots(optimizer, RULE, variable)
             first = tf.equal(self.begun.value, 0)
             before = tf.where(first, _flat(own, before.dtype), before)
         factor = factors[i]
@@ -222,7 +264,7 @@ class AdamCorrection:
         self, i: int, variable: keras.Variable, divisor: tf.Tensor
     ) -> tf.Tensor:
         """Make of the optimizer's momentum, and of what is kept, what it comes to."""
-        own, _ = keras_rules.rule_slots(self._optimizer, _RULE, variable)
+        own, _ = keras_rules.rule_slots(self._optimizer, RULE, variable)
         memory, kept = self._memory, self._memory.residual[i]
         kept.assign(tf.reshape(_flat(kept, divisor.dtype) / divisor, kept.shape))
         if memory.velocity:
@@ -237,6 +279,17 @@ class AdamCorrection:
 
 def _flat(variable: keras.Variable, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.reshape(tf.convert_to_tensor(variable.value), [-1]), dtype)
+
+
+def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:
+    """Return the rule that makes this variable the sum of the last tensor too."""
+    return UpdateRule(
+        [*rule.names, "kept"],
+        {**rule.hyperparameters, "kept": native_rules.pack(0.0, 0.0, [])},
+        [*rule.variables, sample],
+        [*rule.slots, []],
+        [*rule.decays, False],
+    )
 
 
 def _make_flag() -> keras.Variable:

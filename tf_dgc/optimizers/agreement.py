@@ -30,6 +30,7 @@ class Agreement:
             travels with the others.
         seen: variable, `[tensors, 2]`: mean squares of the sums, and sums of the
             squares.
+        arrived: variable for the sum of a step's samples, while it is being made.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_workers: int, seed: int):
@@ -39,6 +40,8 @@ class Agreement:
         rows, dtype = len(tensors), tensors[0].dtype
         self.tensor = Tensor("agreement", (rows * (_ENTRIES + 1),), dtype, exempt=True)
         self.seen = SharedVariable(np.zeros([rows, 2]), dtype.name, "agreement")
+        none = np.zeros(self.tensor.shape)
+        self.arrived = SharedVariable(none, dtype.name, "agreement_arrived")
 
     def factors(self) -> list[tf.Tensor]:
         """Return the second moment of the sum by that of one worker's, of each tensor.

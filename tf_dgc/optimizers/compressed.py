@@ -19,8 +19,14 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import inputs, overwriting, takeover, tensors, validation
-from tf_dgc.optimizers.adam import AdamCorrection
+from tf_dgc.optimizers import (
+    adam,
+    inputs,
+    overwriting,
+    takeover,
+    tensors,
+    validation,
+)
 from tf_dgc.optimizers.agreement import make_agreement
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
@@ -140,7 +146,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self._keeps_residual = feedback
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
-        self._adam: AdamCorrection | None = None
+        self._adam: adam.AdamCorrection | None = None
         self._tensors: list[Tensor] = []
         self._of_adam: list[keras.Variable] = []
 
@@ -214,7 +220,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.second_moment = list(self._memory.second_moment[of_model])
         self.compressor_state = list(self._memory.states[of_model])
         if self._took.adam:
-            self._adam = AdamCorrection(
+            self._adam = adam.AdamCorrection(
                 self.inner_optimizer,
                 self._memory,
                 self.compressor,
@@ -256,8 +262,15 @@ class CompressedOptimizer(OptimizerWrapper):
             asks = self.iterations.value, self.check_every, self.on_divergence
             check = divergence.make_check(self._strategy, variables, *asks)
             outcome, asked = self.communicator.run(step, check)
-            outcome = self._adam.receive(outcome) if self._adam else outcome
-            nonfinite = update(self.inner_optimizer, outcome, variables, self._natively)
+            if self._adam:
+                outcome = self._adam.receive(outcome, stock)
+            nonfinite = update(
+                self.inner_optimizer,
+                outcome,
+                variables,
+                self._natively,
+                adam.RULE if self._adam else None,
+            )
             if self._adam:
                 self._adam.count_step(stock)
             counting.count_step(

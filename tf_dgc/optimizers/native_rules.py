@@ -22,7 +22,9 @@ _AROUND = (*CLIPPING, "use_ema", "loss_scale_factor", "gradient_accumulation_ste
 
 
 def find(
-    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    name: str | None = None,
 ) -> UpdateRule | None:
     """Return the update that the optimizer's `apply` is, or None if it is another one.
 
@@ -31,22 +33,33 @@ def find(
     Args:
         optimizer: inner optimizer, built.
         variables: variables of the model with a gradient in this step.
+        name: name of the optimizer's rule, where it is known though `update_step` was
+            replaced.
     """
-    name = keras_rules.rule_name(optimizer)
+    name = name or keras_rules.rule_name(optimizer)
     if name is None or not _is_alone(optimizer, name, variables):
         return None
     decay = optimizer.weight_decay or 0.0
     decays = [bool(decay) and uses_weight_decay(optimizer, v.value) for v in variables]
     slots = [keras_rules.rule_slots(optimizer, name, v) for v in variables]
-    rule = UpdateRule(name, tf.constant([]), variables, slots, decays)
+    rule = UpdateRule([name] * len(variables), {}, variables, slots, decays)
     if not _has_dtypes(rule):
         return None
     rate = optimizer.learning_rate
     own = keras_rules.rule_numbers(optimizer, name, keras.ops.cast(rate, "float32"))
+    return rule._replace(hyperparameters={name: pack(rate, decay, own)})
+
+
+def pack(rate: Any, decay: Any, own: Sequence[Any]) -> tf.Tensor:
+    """Return the numbers of a rule as one tensor, float64 `[6]`.
+
+    Args:
+        rate: learning rate.
+        decay: decay of weights.
+        own: the rule's own numbers, four at most.
+    """
     given = [rate, decay, *own, *[0.0] * (4 - len(own))]
-    return rule._replace(
-        hyperparameters=tf.stack([tf.cast(n, tf.float64) for n in given])
-    )
+    return tf.stack([tf.cast(n, tf.float64) for n in given])
 
 
 def _is_alone(optimizer: Any, name: str, variables: Sequence[keras.Variable]) -> bool:

@@ -1,6 +1,7 @@
 """The inner optimizer's update, from what a step comes to."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -10,6 +11,7 @@ from tf_dgc.cluster import meeting
 from tf_dgc.optimizers import native_rules
 from tf_dgc.steps import native_update
 from tf_dgc.steps.base import Outcome
+from tf_dgc.steps.native_update import UpdateRule
 
 
 def have_operations(strategy: tf.distribute.Strategy, variables: Sequence) -> bool:
@@ -28,6 +30,7 @@ def update(
     outcome: Outcome,
     variables: Sequence[keras.Variable],
     natively: bool,
+    name: str | None = None,
 ) -> tf.Tensor:
     """Let the inner optimizer apply the sums.
 
@@ -39,13 +42,16 @@ def update(
         outcome: outcome of the step.
         variables: variables of the model, in the order of the step's tensors.
         natively: whether every worker has the operations (`have_operations`).
+        name: name of the optimizer's rule, where it is known though `update_step` was
+            replaced.
 
     Returns:
         The number of workers whose gradient was not finite, scalar int32.
     """
-    rule = native_rules.find(optimizer, variables)
-    if rule and outcome.apply and (natively or rule.descends):
-        nonfinite = outcome.apply(rule)
+    rule = native_rules.find(optimizer, variables, name)
+    apply = _find_apply(outcome, rule, natively) if rule else None
+    if rule and apply:
+        nonfinite = apply(rule)
         optimizer.iterations.assign_add(1)
         return nonfinite
     decoded, nonfinite = outcome.decode()
@@ -53,10 +59,17 @@ def update(
         tf.cast(tf.reshape(s, v.shape), v.dtype)
         for s, v in zip(decoded, variables, strict=True)
     ]
-    if rule and natively and rule.is_narrow and not tracing.in_xla_context():
-        native_update.apply_sums(rule, sums)
-        optimizer.iterations.assign_add(1)
-        return nonfinite
     # Not `apply`: a trainer calls this, and a subclass may have its own.
     optimizer.apply_gradients(list(zip(sums, variables, strict=True)))
     return nonfinite
+
+
+def _find_apply(
+    outcome: Outcome, rule: UpdateRule, natively: bool
+) -> Callable[[UpdateRule], tf.Tensor] | None:
+    """Return what updates without Keras; None if nothing does."""
+    if outcome.apply and (natively or rule.descends):
+        return outcome.apply
+    if natively and rule.is_narrow and not tracing.in_xla_context():
+        return functools.partial(native_update.apply_decoded, outcome.decode)
+    return None

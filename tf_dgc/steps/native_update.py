@@ -1,6 +1,6 @@
 """The update of variables by the native operations, without sums in between."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -17,15 +17,16 @@ class UpdateRule(NamedTuple):
     """An update that the native operations know, of some variables.
 
     Attributes:
-        name: name of the rule in `custom_ops/cpu/rules.h`.
-        hyperparameters: the rule's numbers, float64 `[6]`; the learning rate is first.
+        names: name of each variable's rule in `custom_ops/cpu/rules.h`.
+        hyperparameters: numbers of the rules by name, float64 `[6]`; the learning rate
+            is first.
         variables: variables of the model.
-        slots: optimizer's variables of each variable, in the rule's order.
+        slots: optimizer's variables of each variable, in its rule's order.
         decays: whether each variable's weights decay.
     """
 
-    name: str
-    hyperparameters: tf.Tensor
+    names: Sequence[str]
+    hyperparameters: dict[str, tf.Tensor]
     variables: Sequence[keras.Variable]
     slots: Sequence[Sequence[keras.Variable]]
     decays: Sequence[bool]
@@ -33,7 +34,7 @@ class UpdateRule(NamedTuple):
     @property
     def descends(self) -> bool:
         """Whether entries are unchanged where the sum is 0."""
-        return self.name == "sgd" and not any(self.decays)
+        return set(self.names) == {"sgd"} and not any(self.decays)
 
     @property
     def is_narrow(self) -> bool:
@@ -43,6 +44,7 @@ class UpdateRule(NamedTuple):
     def of(self, places: Sequence[int]) -> "UpdateRule":
         """Return the same update of some of these variables."""
         return self._replace(
+            names=[self.names[i] for i in places],
             variables=[self.variables[i] for i in places],
             slots=[self.slots[i] for i in places],
             decays=[self.decays[i] for i in places],
@@ -93,6 +95,20 @@ def apply(
     return choose(plan.dense, whole, chosen)
 
 
+def apply_decoded(
+    decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]], rule: UpdateRule
+) -> tf.Tensor:
+    """Update by what a step's `Outcome.decode` returns, as `apply` does.
+
+    Args:
+        decode: function that returns sums, and the number of workers.
+        rule: update of float32 variables, where that is live.
+    """
+    sums, nonfinite = decode()
+    apply_sums(rule, [tf.cast(s, tf.float32) for s in sums])
+    return nonfinite
+
+
 def apply_sums(rule: UpdateRule, sums: Sequence[tf.Tensor]) -> None:
     """Update this worker's variables and slots by sums, in one pass over each.
 
@@ -108,20 +124,22 @@ def _apply_sums(rule: UpdateRule, sums: list[tf.Tensor], flat: bool) -> None:
 
 
 def operands(rule: UpdateRule) -> dict:
-    """Return what all operations that apply a rule take."""
-    columns = [rule.variables, *zip(*rule.slots, strict=True)]
+    """Return what all operations that apply rules take."""
+    rules = list(dict.fromkeys(rule.names))
+    rows = [(v, *slots) for v, slots in zip(rule.variables, rule.slots, strict=True)]
     return {
-        "rule": rule.name,
+        "rules": rules,
+        "rule_of": [rules.index(name) for name in rule.names],
         "decays": list(rule.decays),
-        "updated": [native.handle(v) for column in columns for v in column],
-        "hyperparameters": rule.hyperparameters,
+        "updated": [native.handle(v) for row in rows for v in row],
+        "hyperparameters": tf.stack([rule.hyperparameters[name] for name in rules]),
     }
 
 
 def _descend(
     plan: Plan, vector: tf.Tensor, buffers: tf.Tensor, rule: UpdateRule
 ) -> tf.Tensor:
-    rate = rule.hyperparameters[0]
+    rate = rule.hyperparameters["sgd"][0]
 
     def whole() -> tf.Tensor:
         if plan.is_exempt:
