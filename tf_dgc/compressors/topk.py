@@ -15,8 +15,9 @@ from tf_dgc._internals import tracing
 from tf_dgc.choice import Choice, choose
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native, draw_ties
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.draws import draw_ties
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6

@@ -6,6 +6,7 @@ May import everything below `optimizers` but knows nothing of Keras optimizers.
 __all__ = [
     "accumulation",
     "base",
+    "between_rounds",
     "composed",
     "engine",
     "engine_calls",

@@ -71,7 +71,7 @@ class BetweenRounds:
 
         Args:
             norms: norm of each tensor's sum, if the method notes it.
-            sums: what was summed of each tensor in the second round.
+            sums: sum over workers of each tensor's numbers in the second round.
         """
         if self._asked is None:
             return []

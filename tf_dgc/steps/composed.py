@@ -11,8 +11,9 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
 from tf_dgc.collectives.requests import Result
 from tf_dgc.collectives.rounds import Part
-from tf_dgc.compressors.base import Compressor, Draw, draw_ties
+from tf_dgc.compressors.base import Compressor, Draw
 from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.compressors.draws import draw_ties
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.plan import shares

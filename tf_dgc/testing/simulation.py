@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message
 from tf_dgc.compressors import get
-from tf_dgc.compressors.base import Draw, draw_ties
+from tf_dgc.compressors.draws import Draw, draw_ties
 from tf_dgc.optimizers import validation
 from tf_dgc.steps import composed, memory
 from tf_dgc.testing.communicator import run_all

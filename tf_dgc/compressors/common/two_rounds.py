@@ -19,8 +19,8 @@ class Ended(NamedTuple):
             rounds are sums.
         notes: numbers of the first round for this worker alone, float32 `[tensors, m]`.
         norms: norm of each tensor's sum, if the method notes it, float32 `[tensors]`.
-        sums: what was summed of each tensor in the second round, float32 `[m]`; none if
-            it was gathered.
+        sums: sum over workers of each tensor's numbers in the second round, float32
+            `[m]`; none if words were gathered.
     """
 
     told: Any
@@ -63,7 +63,7 @@ class TwoRounds(Compressor):
         """Return new values of states that the native method does not update.
 
         Args:
-            ended: what is known by now.
+            ended: numbers that are known by now.
             states: variables of each tensor's state, by name.
         """
         del ended
