@@ -1,5 +1,6 @@
 """Native updates against Keras's own, and what is left to Keras."""
 
+import dataclasses
 import itertools
 from unittest import mock
 
@@ -128,8 +129,9 @@ def test_a_step_without_sums_in_between(strategies, workers, name, sparsity):
             lambda: tf_dgc.DGCOptimizer(RULES[name](), sparsity),
             initial_weights("float32"),
         )
-        assert trainer.optimizer._natively
-        trainer.optimizer._natively = natively
+        kept = trainer.optimizer._kept
+        assert kept.natively
+        trainer.optimizer._kept = dataclasses.replace(kept, natively=natively)
         for gradients in make_gradients(workers, 4, "float32"):
             trainer.step(gradients)
         inner = trainer.local(trainer.optimizer.inner_optimizer.variables[2:])

@@ -12,6 +12,7 @@ __all__ = [
     "exclusions",
     "hints",
     "inputs",
+    "kept",
     "native_rules",
     "novograd",
     "overwriting",

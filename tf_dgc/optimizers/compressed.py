@@ -1,15 +1,13 @@
 """Any compression method as a Keras optimizer."""
 
-import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
 
 from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.choice import Choice
 from tf_dgc.cluster import meeting, tf_config
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
@@ -20,21 +18,19 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import (
-    adam,
     inputs,
+    kept,
     overwriting,
     takeover,
     tensors,
     validation,
 )
-from tf_dgc.optimizers.agreement import make_agreement
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.updating import have_operations, update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps import kinds
-from tf_dgc.steps.base import Inputs
-from tf_dgc.steps.memory import Memory, State, make_memory
+from tf_dgc.steps.memory import State
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -146,8 +142,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self._keeps_residual = feedback
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
-        self._adam: adam.AdamCorrection | None = None
-        self._tensors: list[Tensor] = []
+        self._kept: kept.Kept | None = None
         self._of_adam: list[keras.Variable] = []
 
     # --- before the first step ------------------------------------------------------
@@ -192,48 +187,22 @@ class CompressedOptimizer(OptimizerWrapper):
             meeting.agree(
                 self._strategy, lambda: tensors.agreement(self.get_config(), variables)
             )
-            self._natively = have_operations(self._strategy, variables)
+            natively = have_operations(self._strategy, variables)
         with zeros_expected(self._strategy):
-            self._create(variables)
+            self._create(variables, natively)
 
-    def _create(self, variables: list[keras.Variable]) -> None:
+    def _create(self, variables: list[keras.Variable], natively: bool) -> None:
         self.inner_optimizer.build(variables)
         keras_optimizers.remember_variables(self, variables)
-        trained, _ = overwriting.split(variables, variables)
-        self._tensors = [self._describe(v) for v, _ in trained]
-        agreement = None
-        if self._took.adam:
-            agreement = make_agreement(self._tensors, self.num_workers, self.seed)
-        self._memory: Memory = make_memory(
-            [*self._tensors, *([agreement.tensor] if agreement else [])],
-            self.compressor,
-            keeps_residual=self._keeps_residual,
-            keeps_velocity=bool(self._took.momentum),
-            keeps_second_moment=self._took.adam,
-            tracks_staleness=self.track_staleness,
-        )
+        asks = self._exclusions, self._keeps_residual, self._took
+        made = self._kept = kept.make(self, variables, *asks, natively)
         # Keras saves what is an attribute of the optimizer.
-        self._counters = self._memory.counters
-        of_model = slice(len(self._tensors))
-        self.residual = list(self._memory.residual[of_model])
-        self.velocity = list(self._memory.velocity[of_model])
-        self.second_moment = list(self._memory.second_moment[of_model])
-        self.compressor_state = list(self._memory.states[of_model])
-        if self._took.adam:
-            self._adam = adam.AdamCorrection(
-                self.inner_optimizer,
-                self._memory,
-                self.compressor,
-                agreement,
-                functools.partial(keras_optimizers.variable_index, self),
-            )
-            self._of_adam = list(self._adam.variables)
-
-    def _describe(self, variable: keras.Variable) -> Tensor:
-        small = tensors.is_small(variable, self.min_compress_size)
-        exempt = small or variable in self._exclusions
-        kept, workers = self._keeps_residual, self.num_workers
-        return tensors.describe(variable, exempt, kept, workers)
+        self._counters = made.memory.counters
+        self.residual = made.of_model(made.memory.residual)
+        self.velocity = made.of_model(made.memory.velocity)
+        self.second_moment = made.of_model(made.memory.second_moment)
+        self.compressor_state = made.of_model(made.memory.states)
+        self._of_adam = made.of_adam
 
     # --- in every step --------------------------------------------------------------
 
@@ -256,61 +225,27 @@ class CompressedOptimizer(OptimizerWrapper):
         trained, overwritten = overwriting.split(grads, variables)
         extra = overwriting.overwrite(self.communicator, overwritten)
         grads, variables = map(list, zip(*trained, strict=True))
+        made = cast(kept.Kept, self._kept)  # by now
         with tf.name_scope(self.name):
-            stock = self._adam.is_stock() if self._adam else True
-            step = kinds.begin(self._inputs(grads, variables, stock))
+            stock = made.adam.is_stock() if made.adam else True
+            given = self, grads, variables, self._took, made, stock
+            step = kinds.begin(inputs.collect(*given))
             asks = self.iterations.value, self.check_every, self.on_divergence
             check = divergence.make_check(self._strategy, variables, *asks)
             outcome, asked = self.communicator.run(step, check)
-            if self._adam:
-                outcome = self._adam.receive(outcome, stock)
-            nonfinite = update(
-                self.inner_optimizer,
-                outcome,
-                variables,
-                self._natively,
-                adam.RULE if self._adam else None,
-            )
-            if self._adam:
-                self._adam.count_step(stock)
+            if made.adam:
+                outcome = made.adam.receive(outcome, stock)
+            known = made.natively, made.rule
+            nonfinite = update(self.inner_optimizer, outcome, variables, *known)
+            if made.adam:
+                made.adam.count_step(stock)
             counting.count_step(
-                self._memory.counters,
+                made.memory.counters,
                 entries=outcome.entries,
                 sent_bytes=outcome.sent_bytes + asked + extra,
                 dense_bytes=counting.dense_bytes(variables) + extra,
                 nonfinite=nonfinite,
             )
-
-    def _inputs(self, grads: list, variables: list, stock: Choice) -> Inputs:
-        """Collect what goes into the step."""
-        indices = [keras_optimizers.variable_index(self, v) for v in variables]
-        # Where nothing is left out, clipping is Keras's own, whatever the workers.
-        sharing = 1 if self.compressor.lossless else self.num_workers
-        scale, took = self.loss_scale_factor, self._took
-        given, scales = inputs.clip(grads, variables, sharing, scale, took.clipping)
-        if self._adam:
-            indices, given, scales = self._adam.precondition(
-                stock, indices, variables, given, scales
-            )
-        memory = self._memory.of(indices)
-        return Inputs(
-            self.compressor,
-            memory.tensors,
-            indices,
-            given,
-            scales,
-            memory,
-            took.momentum,
-            took.nesterov,
-            not took.adam if self.factor_masking is None else self.factor_masking,
-            self.seed,
-            self.iterations.value,
-            tf.distribute.get_replica_context().replica_id_in_sync_group,
-            self.num_workers,
-            [t.size for t in self._memory.tensors],
-            self.communicator.drops_entries,
-            self._natively,
-        )
 
     # --- what users read ------------------------------------------------------------
 
@@ -322,12 +257,15 @@ class CompressedOptimizer(OptimizerWrapper):
     @property
     def num_entries(self) -> int:
         """Entries of all variables; 0 before the optimizer is built."""
-        return sum(t.size for t in self._tensors)
+        return sum(t.size for t in self._described())
 
     @property
     def num_compressed(self) -> int:
         """Variables that are not exempt; 0 before the optimizer is built."""
-        return sum(not t.exempt for t in self._tensors)
+        return sum(not t.exempt for t in self._described())
+
+    def _described(self) -> list[Tensor]:
+        return self._kept.tensors if self._kept else []
 
     @property
     def stats(self) -> counting.CompressionStats:
@@ -343,7 +281,8 @@ class CompressedOptimizer(OptimizerWrapper):
         if not self.track_staleness:
             return None
         with self._strategy.scope():
-            return self._memory.staleness() if self.built else Staleness(0.0, 0.0, 0.0)
+            made = self._kept
+            return made.memory.staleness() if made else Staleness(0.0, 0.0, 0.0)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""

@@ -7,8 +7,12 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.choice import Choice
 from tf_dgc.optimizers import validation
+from tf_dgc.optimizers.kept import Kept
+from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
+from tf_dgc.steps.base import Inputs
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
 
@@ -60,6 +64,54 @@ def clip(
     )
     pairs = zip(given, clipped, strict=True)
     return [_with_entries(g, values) for g, values in pairs], scales
+
+
+def collect(
+    optimizer: Any,
+    grads: list,
+    variables: list,
+    took: TakeOver,
+    kept: Kept,
+    stock: Choice,
+) -> Inputs:
+    """Return what goes into the step.
+
+    Args:
+        optimizer: `CompressedOptimizer` whose step it is.
+        grads: gradients of the variables.
+        variables: variables of the model.
+        took: settings of the inner optimizer that are applied in its place.
+        kept: variables that the optimizer keeps.
+        stock: whether the step is to be the inner optimizer's own.
+    """
+    indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
+    # Where nothing is left out, clipping is Keras's own, whatever the workers.
+    sharing = 1 if optimizer.compressor.lossless else optimizer.num_workers
+    scale = optimizer.loss_scale_factor
+    given, scales = clip(grads, variables, sharing, scale, took.clipping)
+    if kept.adam:
+        indices, given, scales = kept.adam.precondition(
+            stock, indices, variables, given, scales
+        )
+    own, masks = kept.memory.of(indices), optimizer.factor_masking
+    return Inputs(
+        optimizer.compressor,
+        own.tensors,
+        indices,
+        given,
+        scales,
+        own,
+        took.momentum,
+        took.nesterov,
+        not took.adam if masks is None else masks,
+        optimizer.seed,
+        optimizer.iterations.value,
+        tf.distribute.get_replica_context().replica_id_in_sync_group,
+        optimizer.num_workers,
+        [t.size for t in kept.memory.tensors],
+        optimizer.communicator.drops_entries,
+        kept.natively,
+    )
 
 
 def _with_entries(gradient: Gradient, values: tf.Tensor) -> Gradient:

@@ -1,0 +1,101 @@
+"""What an optimizer keeps between steps, made before the first one."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.optimizers import adam, overwriting, tensors
+from tf_dgc.optimizers.agreement import make_agreement
+from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.optimizers.takeover import TakeOver
+from tf_dgc.steps.memory import Memory, make_memory
+
+
+# Not a tuple: Keras saves those that are attributes of an optimizer, and looks inside.
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Variables, and what is known of them.
+
+    Attributes:
+        tensors: descriptions of the tensors of the model.
+        memory: variables of these; behind them those of the Adam correction's sample.
+        adam: correction of an inner Adam; None for others, and where it is off.
+        natively: whether all workers have the native operations for the variables.
+    """
+
+    tensors: list[Tensor]
+    memory: Memory
+    adam: adam.AdamCorrection | None
+    natively: bool
+
+    @property
+    def of_adam(self) -> list[keras.Variable]:
+        """Variables of the correction that belong to no tensor of the model."""
+        return list(self.adam.variables) if self.adam else []
+
+    @property
+    def rule(self) -> str | None:
+        """Name of the inner optimizer's rule, if the correction has a hand in it."""
+        return adam.RULE if self.adam else None
+
+    def of_model(self, variables: Any) -> list:
+        """Return those of the tensors of the model."""
+        return list(variables[: len(self.tensors)])
+
+
+def make(
+    optimizer: Any,
+    variables: list[keras.Variable],
+    exclusions: Exclusions,
+    keeps_residual: bool,
+    took: TakeOver,
+    natively: bool,
+) -> Kept:
+    """Create all variables; call it on every worker, in the strategy's scope.
+
+    Args:
+        optimizer: `CompressedOptimizer`, whose inner optimizer is built.
+        variables: variables of the model.
+        exclusions: exclusions from compression.
+        keeps_residual: whether what is not sent is kept.
+        took: settings of the inner optimizer that are applied in its place.
+        natively: whether all workers have the native operations for the variables.
+    """
+    trained, _ = overwriting.split(variables, variables)
+    found = [_describe(optimizer, v, exclusions, keeps_residual) for v, _ in trained]
+    agreement = None
+    if took.adam:
+        agreement = make_agreement(found, optimizer.num_workers, optimizer.seed)
+    memory = make_memory(
+        [*found, *([agreement.tensor] if agreement else [])],
+        optimizer.compressor,
+        keeps_residual=keeps_residual,
+        keeps_velocity=bool(took.momentum),
+        keeps_second_moment=took.adam,
+        tracks_staleness=optimizer.track_staleness,
+    )
+    correction = None
+    if took.adam:
+        correction = adam.AdamCorrection(
+            optimizer.inner_optimizer,
+            memory,
+            optimizer.compressor,
+            agreement,
+            functools.partial(keras_optimizers.variable_index, optimizer),
+        )
+    return Kept(found, memory, correction, natively)
+
+
+def _describe(
+    optimizer: Any,
+    variable: keras.Variable,
+    exclusions: Exclusions,
+    keeps_residual: bool,
+) -> Tensor:
+    small = tensors.is_small(variable, optimizer.min_compress_size)
+    exempt = small or variable in exclusions
+    return tensors.describe(variable, exempt, keeps_residual, optimizer.num_workers)
