@@ -34,7 +34,7 @@ class UpdateRule(NamedTuple):
     @property
     def descends(self) -> bool:
         """Whether entries are unchanged where the sum is 0."""
-        return set(self.names) == {"sgd"} and not any(self.decays)
+        return set(self.names) <= {"sgd"} and not any(self.decays)
 
     @property
     def is_narrow(self) -> bool:
