@@ -3,6 +3,7 @@
     python benchmarks/methods.py --json methods.json --markdown methods.md --plot p.svg
     python benchmarks/methods.py --quick                 # some 10 minutes
     python benchmarks/methods.py --only two_bit,qsgd --shapes mlp --json some.json
+    python benchmarks/methods.py --only sgd,dgc,adamw,dgc_adamw --shapes mixed
     python benchmarks/methods.py --from_json methods.json,some.json --plot p.svg
 
 One process per method, in which the traced step of `CompressedOptimizer` takes turns
@@ -22,7 +23,8 @@ by floor   its multiple of the time that a plain loop takes to read and write wh
            of its parts, so that one which never writes the sum may take less
 
 memory is what steps 3 to 5 need beside what is there after `build`, in gradients; what
-was gathered, of two workers, is counted apart. `sgd` is Keras's, without a method.
+was gathered, of two workers, is counted apart. `sgd` is Keras's, without a method;
+`adamw` too, and `dgc_adamw` is DGC around it.
 
 The picture has the step's time by the speed of the links between two workers: a step
 with both payloads, 2 ms per collective, and bytes by speed (`links.py`).
@@ -42,6 +44,7 @@ from tf_dgc import compressors
 from tf_dgc.launch import allocator
 
 NAMES = ["sgd", *sorted(compressors.METHODS), "dgc"]
+WITH_ADAM = ["adamw", "dgc_adamw"]
 COLUMNS = [
     ("method", "method", ""),
     ("bytes_per_step", "bytes", ",d"),
@@ -96,7 +99,7 @@ def _cases():
         shapes, seconds, rounds = shapes[:1], min(seconds, 3.0), 3
     names = _ONLY.value or NAMES
     for what, known, given in (
-        ("only", NAMES, names),
+        ("only", [*NAMES, *WITH_ADAM], names),
         ("shapes", parts.SHAPES, shapes),
     ):
         if unknown := set(given) - set(known):
@@ -114,7 +117,8 @@ def read(paths):
     for path in paths:
         for row in json.loads(pathlib.Path(path).read_text()):
             found[row["shapes"], row["method"]] = row
-    order = sorted(found, key=lambda key: (key[0], NAMES.index(key[1])))
+    names = [*NAMES, *WITH_ADAM]
+    order = sorted(found, key=lambda key: (key[0], names.index(key[1])))
     return [found[key] for key in order]
 
 

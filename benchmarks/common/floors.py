@@ -1,7 +1,8 @@
 """What a method has to read and write, by its definition, and how long that takes.
 
 An array has a value per entry: g the gradient, r the residual, s the sum over workers,
-w the weights, m the momentum of the inner SGD, u DGC's velocity; p is a payload, in the
+w the weights, m the momentum of the inner SGD, u DGC's velocity, v Adam's second
+moment; p is a payload, in the
 size that was measured, P those of all workers (of a method that is summed on the way,
 the one that arrives). Others are the method's own state. "g r -> r p" is one pass: what
 stands before the arrow is read, what stands behind it written. A scale of the whole
@@ -25,6 +26,7 @@ COMPRESS = {
     "bfloat16": ["g -> p"],
     "count_sketch": _SPARSE,
     "dgc": ["g r u -> r u p"],
+    "dgc_adamw": ["g v r u -> v r u p"],
     "diana": ["g h -> h p"],
     "ecq": ["g h -> h p"],
     "ef_sign_sgd": _SCALED,
@@ -59,14 +61,18 @@ _OTHER_DECODE = {
     "laq": ["P s -> s"],
 }
 _UPDATE = ["s m w -> m w"]
-_UPDATES_WHAT_WAS_SENT = {"dgc"}
+_OTHER_UPDATE = {
+    "adamw": ["s m v w -> m v w"],
+    "dgc": [],  # what was sent
+    "dgc_adamw": ["w -> w"],  # and the decay of weights
+}
 
 
 class Floors:
     """The floors of a method, to be timed in turn with it.
 
     Args:
-        name: of the method; None for an SGD alone.
+        name: of the method, or of an optimizer alone.
         sizes: entries of the tensors.
         payload: bytes that one worker sends.
         summed: whether payloads are summed on the way.
@@ -80,12 +86,10 @@ class Floors:
         self._threads = threads
         self._library = kernels.load()
         self._arrays = {}
-        self._passes = {"update": _UPDATE}
-        if name is not None:
+        self._passes = {"update": _OTHER_UPDATE.get(name, _UPDATE)}
+        if name in COMPRESS:
             self._passes |= {"compress": COMPRESS[name]}
             self._passes |= {"decode": _OTHER_DECODE.get(name, _DECODE)}
-        if name in _UPDATES_WHAT_WAS_SENT:
-            self._passes["update"] = []
 
     def function(self, part, num_workers=1):
         """Return what streams over the arrays of a part.

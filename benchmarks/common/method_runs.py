@@ -18,7 +18,7 @@ class Case:
     """What to measure.
 
     Attributes:
-        method: its name, "dgc", or "sgd".
+        method: its name, "dgc", "dgc_adamw", or one of `parts.ALONE`.
         shapes: a name of `parts.SHAPES`.
         threads: of TensorFlow's pools and of the floors.
         seconds: after which turns end.
@@ -39,7 +39,7 @@ def times(case):
     """
     method, grads = _prepare(case, case.shapes)
     timed = {"step": method.step()}
-    if case.method != "sgd":
+    if case.method not in parts.ALONE:
         timed["step_2"] = method.step_of(2)
         timed["compress"] = method.compress()
         timed |= {f"sum_{n}": method.sum(n) for n in parts.WORKERS}
@@ -52,7 +52,7 @@ def times(case):
     }
     # State is as in training: what is kept has been filled, a learning phase is over.
     first = [timed["step"](grads[i]) for i in range(2)]
-    if case.method != "sgd":
+    if case.method not in parts.ALONE:
         stats = method.optimizer.stats
         summary["bytes_per_step"] = stats.bytes_per_step
         summary["requests"] = timed["compress"].requests
@@ -94,8 +94,8 @@ def _prepare(case, shapes):
 
 
 def _floors(case, method, payload):
-    if case.method == "sgd":
-        floors = Floors(None, method.sizes, 0, True, case.threads)
+    if case.method in parts.ALONE:
+        floors = Floors(case.method, method.sizes, 0, True, case.threads)
         return {"floor_update": floors.function("update")}
     summed = method.optimizer.compressor.aggregation == "sum"
     floors = Floors(case.method, method.sizes, payload, summed, case.threads)

@@ -22,6 +22,11 @@ from common import method_settings, models
 from common.copies import Copies
 from tf_dgc.optimizers import compressed
 
+ALONE = {
+    "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "adamw": lambda: keras.optimizers.AdamW(0.001),
+}
+"""Optimizers without a method, which are inner ones too."""
 WORKERS = (1, 2, 8)
 SETS = 3  # of gradients
 
@@ -57,7 +62,7 @@ class Method:
     """A method's optimizer, built for variables.
 
     Args:
-        name: of a method, "dgc", or "sgd" for the inner optimizer alone.
+        name: of a method, "dgc", "dgc_adamw", or one of `ALONE`.
         shapes: of the variables.
     """
 
@@ -66,9 +71,10 @@ class Method:
             keras.Variable(np.zeros(shape, np.float32), name=f"v{i}")
             for i, shape in enumerate(shapes)
         ]
-        self.optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-        if name != "sgd":
-            make, _ = method_settings.method(name)
+        adam = name.endswith("adamw")
+        self.optimizer = ALONE["adamw" if adam else "sgd"]()
+        if name not in ALONE:
+            make, _ = method_settings.method(name.removesuffix("_adamw"))
             self.optimizer = make(self.optimizer, method_settings.NO_PHASES)
         self.optimizer.build(self.variables)
         self.sizes = [math.prod(shape) for shape in shapes]

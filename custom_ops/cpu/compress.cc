@@ -88,6 +88,9 @@ class TypedState : public State {
         momentum_(static_cast<A>(settings.momentum)),
         largest_(static_cast<A>(tensor.largest)),
         pass_(GetPass<G, A>(settings.rule, settings.level)),
+        quotient_pass_(GetPass<A, A>(settings.rule, settings.level)),
+        divide_(GetDivide<G, A>(settings.level)),
+        dividing_(tensor.divisor),
         parts_(NumParts(layout_.size)) {
     if (NumSampleJobs() > 0) sample_.resize(SampleSize(layout_.size));
     if (many()) taken_.resize((layout_.size + kBlock - 1) / kBlock);
@@ -128,13 +131,14 @@ class TypedState : public State {
                     std::min(layout_.size, begin + kPart), scale_, momentum_, bracket_.lower};
     if (num_candidates_ > Limit()) part.threshold = kInfinity;
     if (many()) part.sure = bracket_.upper, part.taken = taken_.data();
+    const auto pass = [&](const G* g, int64_t from, int64_t to) {
+      part.gradient = g, part.out = residual_ + from, part.begin = from, part.end = to;
+      dividing_.moment == nullptr ? pass_(part, parts_[index]) : Divide(part, parts_[index]);
+    };
     if (!rows_.sparse) {
-      pass_(part, parts_[index]);
+      pass(gradient_, part.begin, part.end);
     } else {
-      rows_.ForEachStep(gradient_, part.begin, part.end, [&](const G* g, int64_t from, int64_t to) {
-        part.gradient = g, part.out = residual_ + from, part.begin = from, part.end = to;
-        pass_(part, parts_[index]);
-      });
+      rows_.ForEachStep(gradient_, part.begin, part.end, pass);
     }
     num_candidates_ += parts_[index].count;
   }
@@ -161,6 +165,20 @@ class TypedState : public State {
   }
 
  private:
+  // The pass, with quotients as gradients.
+  void Divide(const Part<G, A>& part, Found<A>& found) {
+    const bool moves = settings_.rule != Rule::kNone;
+    ForEachQuotient(dividing_, divide_, part.gradient, scale_, part.begin, part.end,
+                    Next<A>{moves ? velocity_ : nullptr, residual_},
+                    [&](const A* quotients, int64_t from, int64_t to) {
+                      const Part<A, A> step{quotients,        velocity_, residual_,
+                                            residual_ + from, from,      to,
+                                            A{1},             momentum_, part.threshold,
+                                            part.sure,        part.taken};
+                      quotient_pass_(step, found);
+                    });
+  }
+
   static constexpr Bits kInfinity = Magnitude<A>::kInfinity;
 
   int64_t Limit() const {
@@ -177,12 +195,17 @@ class TypedState : public State {
   void PrefetchState(int64_t position) const {
     __builtin_prefetch(residual_ + position);
     if (settings_.rule != Rule::kNone) __builtin_prefetch(velocity_ + position);
+    if (dividing_.moment != nullptr) __builtin_prefetch(dividing_.moment + position);
   }
 
   // What the residual at a position is going to be.
   A Accumulated(int64_t position) const {
     const G given = rows_.sparse ? rows_.At(gradient_, position) : gradient_[position];
-    const A gradient = scale_ * static_cast<A>(ToFloat(given));
+    A gradient = scale_ * static_cast<A>(ToFloat(given));
+    if (dividing_.moment != nullptr) {
+      A moment = dividing_.moment[position];
+      gradient = dividing_.Quotient(gradient, &moment);
+    }
     const A residual = residual_[position];
     if (settings_.rule == Rule::kNone) return residual + gradient;
     const A velocity = velocity_[position];
@@ -199,6 +222,9 @@ class TypedState : public State {
   const A momentum_;
   const A largest_;
   const PassFunction<G, A> pass_;
+  const PassFunction<A, A> quotient_pass_;
+  const DivideFunction<G, A> divide_;
+  const Dividing<A> dividing_;
   std::vector<Found<A>> parts_;
   std::vector<Bits> sample_;
   Bracket<A> bracket_;

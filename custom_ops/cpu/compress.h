@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dividing.h"
 #include "loops.h"
 #include "parallel.h"
 #include "rows.h"
@@ -29,6 +30,8 @@ struct Tensor {
   double largest = std::numeric_limits<double>::infinity();
   // If they are sparse, `gradient` holds these rows, and the others count as zeros.
   Rows rows = {};
+  // If it has a moment, quotients are accumulated in the gradient's place.
+  Divisor divisor = {};
 };
 
 struct Settings {

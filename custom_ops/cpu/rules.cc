@@ -68,7 +68,8 @@ struct Descent {
 
 struct Kept {
   static constexpr int kSlots = 0;
-  TF_DGC_INLINE Step(const Hyperparameters&, float g, Entry& e) { e.w = g; }
+  // Sums begin with 0, also those that come as they are: then -0 and denormals become 0.
+  TF_DGC_INLINE Step(const Hyperparameters&, float g, Entry& e) { e.w = 0.0f + g; }
 };
 
 struct Functions {

@@ -7,12 +7,48 @@
 namespace tf_dgc {
 namespace {
 
+// Of a gradient that is left out.
+constexpr Rows kNoRows{true, nullptr, 0, 1};
+
 #define TF_DGC_LOOPS "source_loops.inc"
 #include "every_level.inc"
 #undef TF_DGC_LOOPS
 
+// The pass, with quotients as gradients. One that is left out is zero.
+template <class G>
+bool LoadQuotients(const Source& source, int64_t begin, int64_t end, Level level,
+                   float* values) {
+  const G* gradient = static_cast<const G*>(source.gradient);
+  const bool left_out = std::isnan(source.scale);
+  const auto pass = GetPass<float, float>(source.rule, level);
+  const bool moves = source.rule != Rule::kNone;
+  const Next<float> next{moves ? source.velocity : nullptr, source.residual};
+  Found<float> found;
+  const auto step = [&](const G* given, int64_t first, int64_t last) {
+    ForEachQuotient(Dividing<float>(source.divisor), GetDivide<G, float>(level), given,
+                    left_out ? 0.0f : source.scale, first, last, next,
+                    [&](const float* quotients, int64_t from, int64_t to) {
+                      const Part<float, float> part{quotients,       source.velocity,
+                                                    source.residual, values + (from - begin),
+                                                    from,            to,
+                                                    1.0f,            source.momentum,
+                                                    Magnitude<float>::kInfinity};
+                      pass(part, found);
+                    });
+  };
+  if (left_out) {
+    kNoRows.ForEachStep(gradient, begin, end, step);
+  } else {
+    step(gradient, begin, end);
+  }
+  return found.left_out;
+}
+
 template <class G>
 bool LoadAs(const Source& source, int64_t begin, int64_t end, Level level, float* values) {
+  if (source.divisor.moment != nullptr) {
+    return LoadQuotients<G>(source, begin, end, level, values);
+  }
   const G* gradient = static_cast<const G*>(source.gradient);
   if (source.residual == nullptr) {
     const auto scaled = TF_DGC_OF_LEVEL(level, Scaled<G>);
@@ -58,12 +94,14 @@ void Peek(const Source& source, const uint32_t* positions, int64_t n, Level leve
   constexpr int64_t kTurn = 64;
   constexpr int64_t kAhead = 32;
   const bool keeps = source.residual != nullptr, moves = source.rule != Rule::kNone;
-  float gradient[kTurn], velocity[kTurn], residual[kTurn];
+  const auto* of_all = static_cast<const float*>(source.divisor.moment);
+  float gradient[kTurn], velocity[kTurn], residual[kTurn], moment[kTurn];
   Source picked = source;
   picked.gradient_type = GradientType::kFloat32;
   picked.gradient = gradient;
   picked.velocity = moves ? velocity : nullptr;
   picked.residual = keeps ? residual : nullptr;
+  picked.divisor.moment = of_all == nullptr ? nullptr : moment;
   const int64_t itemsize = source.gradient_type == GradientType::kFloat32 ? 4 : 2;
   for (int64_t begin = 0; begin < n; begin += kTurn) {
     const int64_t count = std::min(kTurn, n - begin);
@@ -75,6 +113,7 @@ void Peek(const Source& source, const uint32_t* positions, int64_t n, Level leve
       const int64_t at = positions[begin + i];
       gradient[i] = GradientAt(source, at);
       if (moves) velocity[i] = source.velocity[at];
+      if (of_all != nullptr) moment[i] = of_all[at];
       if (keeps) residual[i] = source.residual[at];
     }
     Load(picked, 0, count, level, values + begin);

@@ -23,6 +23,8 @@ struct Source {
   float* residual;  // null if nothing is ever kept back
   std::vector<float*> states;  // the method's own
   bool factor_masking = false;  // whether the velocity is cleared where entries are sent
+  // If it has a moment, quotients are accumulated in the gradient's place; needs a residual.
+  Divisor divisor = {};
 };
 
 // Writes the values of entries [begin, end) to `values`, and updates the velocity. They are

@@ -1,4 +1,5 @@
 // TensorFlow's side of what native methods send, on CPUs.
+#include "divisors.h"
 #include "method_kernel.h"
 
 namespace tf_dgc {
@@ -11,6 +12,7 @@ class EncodeKernel : public MethodKernel {
     OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
     OP_REQUIRES_OK(context, context->GetAttr("round", &round_));
+    OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
     OP_REQUIRES(context, round_ < int64_t(fingerprints_.size()),
                 absl::InvalidArgumentError("There is no such round."));
     GiveToTensorFlow();
@@ -73,6 +75,16 @@ class EncodeKernel : public MethodKernel {
       }
       sources.push_back(source);
     }
+    LockedDivisors divisors;
+    TF_RETURN_IF_ERROR(divisors.Lock(context, divided_));
+    for (size_t j = 0; j < divided_.size(); ++j) {
+      const int64_t i = divided_[j];
+      if (i < 0 || i >= num || residual.size() == 0) {
+        return absl::InvalidArgumentError("There is no such gradient to be divided, or to wait.");
+      }
+      TF_RETURN_IF_ERROR(divisors.Find(context, static_cast<int>(j), tensorflow::DT_FLOAT,
+                                       sizes_[i], CopyOnHost, &sources[i].divisor));
+    }
     std::vector<Coded> tensors;
     TF_RETURN_IF_ERROR(Tensors(context, worker->scalar<int32_t>()(), &tensors));
     if (round_ > 0) TF_RETURN_IF_ERROR(HaveNumbers(tensors));
@@ -114,6 +126,7 @@ class EncodeKernel : public MethodKernel {
   tensorflow::DataTypeVector types_;
   bool nesterov_, factor_masking_;
   int round_;
+  std::vector<int64_t> divided_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfDgcEncode").Device(tensorflow::DEVICE_CPU), EncodeKernel);

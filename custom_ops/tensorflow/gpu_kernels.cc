@@ -84,6 +84,9 @@ class CompressKernel : public CompressBase {
       if (tensor.rows.sparse) {
         return absl::UnimplementedError("Sparse gradients have no CUDA kernel in tf_dgc.");
       }
+      if (tensor.divisor.moment != nullptr) {
+        return absl::UnimplementedError("Divisors have no CUDA kernel in tf_dgc.");
+      }
       TfDgcTensor described = Describe(tensor.layout);
       described.gradient = tensor.gradient;
       described.velocity = static_cast<float*>(tensor.velocity);
@@ -259,7 +262,9 @@ REGISTER_KERNEL_BUILDER(Name("TfDgcCompress")
                             .HostMemory("residual")
                             .HostMemory("momentum")
                             .HostMemory("counts")
-                            .HostMemory("rows"),
+                            .HostMemory("rows")
+                            .HostMemory("moments")
+                            .HostMemory("divisors"),
                         CompressKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcSum")
                             .Device(tensorflow::DEVICE_GPU)

@@ -58,6 +58,10 @@ REGISTER_OP("TfDgcEncode")
     .Input("velocity: num_velocity * resource")
     .Input("residual: num_residual * resource")
     .Input("states: num_states * resource")
+    .Attr("num_moments: int >= 0")
+    .Attr("divided: list(int)")
+    .Input("moments: num_moments * resource")
+    .Input("divisors: float64")
     .Input("momentum: float64")
     .Input("scales: float64")
     .Attr("round: int >= 0")
@@ -85,6 +89,7 @@ gradients: one per tensor.
 velocity: float32 variables, one per tensor, or none for accumulation without momentum.
 residual: float32 variables, one per tensor, or none if nothing is kept back.
 states: float32 variables, those of every tensor's method, tensor after tensor.
+divided, moments, divisors: as of TfDgcCompress.
 momentum: scalar.
 scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
 iteration: scalar, number of the step.

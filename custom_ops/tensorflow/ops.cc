@@ -28,6 +28,8 @@ REGISTER_OP("TfDgcCompress")
     .Attr("num_residual: int >= 1")
     .Attr("num_rows: int >= 0")
     .Attr("sparse: list(int)")
+    .Attr("num_moments: int >= 0")
+    .Attr("divided: list(int)")
     .Attr(TF_DGC_VALUE_TYPES)
     .Attr("nesterov: bool")
     .Attr("factor_masking: bool")
@@ -41,6 +43,8 @@ REGISTER_OP("TfDgcCompress")
     .Input("counts: int32")
     .Input("offsets: int32")
     .Input("rows: num_rows * int64")
+    .Input("moments: num_moments * resource")
+    .Input("divisors: float64")
     .Output("words: int32")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -61,6 +65,10 @@ offsets: [tensors], the position from which ties are broken.
 largest_exponents: [tensors], e where at most 2**e is sent of an entry and the rest is kept.
 sparse: the tensors whose gradients are sparse.
 rows: indices of the rows of these, ascending and distinct.
+divided: the tensors whose gradients are divided before they are accumulated.
+moments: variables of the second moments of these, like the residual.
+divisors: [divided, 5], factor, rest, epsilon, share and largest (custom_ops/cpu/dividing.h);
+  a factor of 0 leaves gradient and moment as they are.
 words: the buffer.
 )doc");
 

@@ -8,6 +8,7 @@
 
 #include "border.h"
 #include "compress.h"
+#include "divisors.h"
 #include "guard.h"
 #include "types.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -75,6 +76,7 @@ struct CompressInputs {
   Rule rule;
   LockedVariables velocity;
   LockedVariables residual;
+  LockedDivisors divisors;
 };
 
 class CompressBase : public WireKernel<tensorflow::OpKernel> {
@@ -84,6 +86,7 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
     OP_REQUIRES_OK(context, context->GetAttr("largest_exponents", &largest_exponents_));
     OP_REQUIRES_OK(context, context->GetAttr("sparse", &sparse_));
+    OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
     OP_REQUIRES(context, largest_exponents_.size() == num_tensors(),
                 absl::InvalidArgumentError("There must be one exponent per tensor."));
     GiveToTensorFlow();
@@ -136,6 +139,23 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
                                                    &tensor.residual));
       inputs->tensors.push_back(tensor);
     }
+    return CollectDivisors(context, copy, inputs);
+  }
+
+  template <class Copy>
+  absl::Status CollectDivisors(tensorflow::OpKernelContext* context, Copy copy,
+                               CompressInputs* inputs) {
+    TF_RETURN_IF_ERROR(inputs->divisors.Lock(context, divided_));
+    for (size_t j = 0; j < divided_.size(); ++j) {
+      const int64_t i = divided_[j];
+      if (i < 0 || i >= static_cast<int64_t>(inputs->tensors.size())) {
+        return absl::InvalidArgumentError("There is no such gradient to be divided.");
+      }
+      const Layout& layout = inputs->layout[i];
+      const auto type = layout.wide ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
+      TF_RETURN_IF_ERROR(inputs->divisors.Find(context, static_cast<int>(j), type, layout.size,
+                                               copy, &inputs->tensors[i].divisor));
+    }
     return absl::OkStatus();
   }
 
@@ -169,6 +189,7 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
   bool factor_masking_;
   std::vector<int64_t> largest_exponents_;
   std::vector<int64_t> sparse_;
+  std::vector<int64_t> divided_;
 };
 
 }  // namespace tf_dgc

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "denormals.h"
+#include "divided.h"
 #include "engine.h"
 #include "pool.h"
 #include "wire.h"
@@ -29,12 +30,15 @@ struct Worker {
   std::vector<float> gradient, residual;
   std::vector<std::vector<float>> states;
   std::vector<float> shared;  // what all workers remember alike
+  std::vector<float> moment;  // if the gradient is divided
+  Divisor divisor;
 
   Source From(bool keeps) {
     std::vector<float*> pointers;
     for (auto& state : states) pointers.push_back(state.data());
+    if (!moment.empty()) divisor.moment = moment.data();
     return {int64_t(gradient.size()), GradientType::kFloat32, gradient.data(), 1.0f, Rule::kNone,
-            0, nullptr, keeps ? residual.data() : nullptr, pointers};
+            0, nullptr, keeps ? residual.data() : nullptr, pointers, false, divisor};
   }
 };
 
@@ -47,7 +51,7 @@ struct Sent {
   bool operator==(const Sent& other) const {
     return words == other.words && numbers == other.numbers &&
            after.residual == other.after.residual && after.states == other.after.states &&
-           after.shared == other.after.shared && sums[0] == other.sums[0] &&
+           after.shared == other.after.shared && after.moment == other.after.moment && sums[0] == other.sums[0] &&
            sums[1] == other.sums[1];
   }
 };
@@ -103,6 +107,10 @@ void Check(Random& random, Row row) {
   before.states.assign(method->num_states, before.residual);
   before.shared = before.gradient;
   const bool keeps = row.keeps && Below(random, 2) == 0;
+  if (keeps && Below(random, 2) == 0) {
+    before.divisor = DrawDivisor(random, nullptr);
+    for (int64_t i = 0; i < size; ++i) before.moment.push_back(std::abs(DrawNumber(random, 0)));
+  }
   const int64_t columns = size % 5 == 0 ? 5 : 1;
   const Draw draw(1, Below(random, 9), 0, 0);
   const std::vector<Coded> coded = {
@@ -115,7 +123,9 @@ void Check(Random& random, Row row) {
     }
   }
   for (int64_t i = 0; keeps && i < size; ++i) {
-    const float value = before.residual[i] + before.gradient[i];
+    float added = before.gradient[i];
+    if (!before.moment.empty()) added = Quotient(before.divisor, added, &before.moment[i]);
+    const float value = before.residual[i] + added;
     REQUIRE(first.after.residual[i] == value - first.sums[0][i]);
   }
   if (row.itemsize > 0) return;

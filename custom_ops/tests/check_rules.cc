@@ -36,7 +36,7 @@ void Reference(const std::string& name, const Hyperparameters& h, float g, float
   } else if (name == "descent") {
     x[0] = x[0] - g * h.own[0];
   } else if (name == "kept") {
-    x[0] = g;
+    x[0] = 0.0f + g;
   } else {
     const bool centered = name.find("centered") != std::string::npos;
     x[1] = h.own[0] * x[1] + h.own[1] * (g * g);

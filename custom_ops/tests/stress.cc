@@ -12,6 +12,7 @@
 #include "check_selectors.h"
 #include "check_sketch.h"
 #include "compress.h"
+#include "divided.h"
 #include "out_of_memory.h"
 #include "pool.h"
 #include "random.h"
@@ -28,6 +29,7 @@ struct Case {
   std::vector<A> velocity, residual;
   std::vector<int64_t> rows;  // that are not zero, if the gradient is sparse
   std::vector<G> values;      // of these
+  std::vector<A> moment;      // if the gradient is divided
 
   void Fill(Random& random, GradientType type) {
     const int64_t choices[] = {1, 2, 63, 64, 65, 1000, 4095, 4096, 70000, 200000};
@@ -53,6 +55,9 @@ struct Case {
               Below(random, 2) ? 1.0 : 0.3,                Below(random, size)};
     if (Below(random, 3) == 0) tensor.largest = 0.5;
     if (Below(random, 3) == 0) MakeSparse(random);
+    if (Below(random, 3) > 0) return;
+    tensor.divisor = DrawDivisor(random, nullptr);
+    for (int64_t i = 0; i < size; ++i) moment.push_back(std::abs(DrawNumber(random, kind)));
   }
 
   // Lets some rows be zero, and others be all that is handed over.
@@ -85,14 +90,17 @@ struct Case {
     }
     tensor.velocity = settings.rule == Rule::kNone ? nullptr : velocity.data();
     tensor.residual = residual.data();
+    if (!moment.empty()) tensor.divisor.moment = moment.data();
   }
 
   // Adds the gradient as the paper says, entry by entry, but where the sum would not be
   // finite; returns whether all were.
   bool Accumulate(const Settings& settings) {
-    bool finite = true;
+    bool finite = !std::isnan(tensor.scale);
     for (size_t i = 0; i < gradient.size(); ++i) {
-      const A g = static_cast<A>(tensor.scale) * static_cast<A>(ToFloat(gradient[i]));
+      A g = static_cast<A>(tensor.scale) * static_cast<A>(ToFloat(gradient[i]));
+      if (std::isnan(tensor.scale)) g = 0;
+      if (!moment.empty()) g = Quotient(tensor.divisor, g, &moment[i]);
       A u = velocity[i];
       A sum = residual[i] + Added(settings, g, &u);
       if (!std::isfinite(sum)) {
@@ -158,6 +166,8 @@ void Check(Random& random, GradientType type, bool poison) {
   if (poison) {
     auto& gradient = cases.back().gradient;
     cases.back().tensor.rows = {};
+    // A quotient has bounds, so whoever divides looks before.
+    if (!cases.back().moment.empty()) cases.back().tensor.scale = NAN;
     const double bad = Below(random, 2) ? NAN : INFINITY;
     gradient[Below(random, gradient.size())] = Convert<G>(bad);
   }
@@ -205,6 +215,7 @@ void Check(Random& random, GradientType type, bool poison) {
     expected[t].Send(settings, sent);
     REQUIRE(after[t].residual == expected[t].residual);
     if (settings.rule != Rule::kNone) REQUIRE(after[t].velocity == expected[t].velocity);
+    REQUIRE(after[t].moment == expected[t].moment);
   }
 
   // Two workers that sent the same: sums and updates.

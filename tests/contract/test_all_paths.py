@@ -89,6 +89,19 @@ CASES = {
     "adamw, corrected, missing gradients": Case(
         *(1, lambda: AdamW(0.125, weight_decay=DECAY, beta_1=0.0)), missing=(0, 2)
     ),
+    "adamw, corrected": Case(1, lambda: AdamW(0.125, weight_decay=DECAY), FROM_DENSE),
+    "adam, corrected, float64": Case(
+        *(1, lambda: keras.optimizers.Adam(0.125, epsilon=0.0)), dtype="float64"
+    ),
+    "adam, corrected, float16 variables": Case(
+        *(1, lambda: keras.optimizers.Adam(0.125, clipnorm=3.0)), dtype="float16"
+    ),
+    "adam, corrected, exempt apart": Case(
+        *(3, lambda: keras.optimizers.Adam(0.125), FROM_DENSE),
+        exact=True,
+        apart=True,
+        paths=("tensorflow", "native"),
+    ),
     "amsgrad": Case(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
     "momentum after the sum": Case(
         *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),
@@ -166,6 +179,7 @@ ALWAYS = [
     "nesterov",
     "missing gradients",
     "adamw, exempt apart",
+    "adamw, corrected",
     "bfloat16 variables",
     "warm-up, float16 variables",
     "mixed workers",

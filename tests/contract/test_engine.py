@@ -53,6 +53,11 @@ CASES = {
     "ef_sign_sgd, momentum": Case(
         *(compressors.EFSignSGD, 2, lambda: SGD(0.125, 0.9), CORRECTED)
     ),
+    "ef_sign_sgd, adam": Case(compressors.EFSignSGD, 2, keras.optimizers.Adam),
+    "stc, adam": Case(compressors.STC, 1, keras.optimizers.AdamW),
+    "count_sketch, adam": Case(
+        lambda: compressors.CountSketch(0.9, 3, 0.05), 1, keras.optimizers.Adam
+    ),
     "natural": Case(compressors.Natural, 2),
     "natural, kept": Case(compressors.Natural, settings={"error_feedback": True}),
     "sign_sgd": Case(compressors.SignSGD, 3),
@@ -153,6 +158,7 @@ CASES = {
 # Every part of the engine at least once; the rest is `slow`.
 ALWAYS = [
     "ef_sign_sgd, momentum",
+    "ef_sign_sgd, adam",
     "none, adam",
     "uniform_8bit, by chance",
     "qsgd, elias, kept",

@@ -71,6 +71,17 @@ def test_schedules_of_dgc(schedule, value_dtype):
     assert compiled.bytes_per_step >= plain.bytes_per_step
 
 
+@pytest.mark.slow
+def test_a_corrected_adam():
+    compare(
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.AdamW(0.01),
+            SCHEDULES["with a dense stage"],
+            min_compress_size=0,
+        )
+    )
+
+
 @pytest.mark.parametrize("schedule", rows(SCHEDULES, []))
 def test_schedules_of_top_k(schedule):
     compare(

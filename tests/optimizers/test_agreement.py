@@ -21,10 +21,10 @@ def taught(steps):
     rng = np.random.default_rng(0)
     for step in range(steps):
         alike = rng.normal(size=2000).astype("float32")
+        first, second, _ = agreement.positions(tf.constant(step, tf.int64))
         samples = [
             agreement.sample(
-                [tf.constant(v) for v in (alike, noise.astype("float32"))] + [None],
-                tf.constant(step, tf.int64),
+                tf.constant([alike[first], noise[second]], "float32"), [0, 1]
             )
             for noise in rng.normal(size=(WORKERS, 600))
         ]

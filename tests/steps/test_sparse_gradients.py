@@ -34,11 +34,15 @@ def states(gradients, dtype="float32", momentum=0.9, **settings):
     """Return weights, residual and velocity after a step by each of the gradients."""
     settings = {"sparsity": 0.97, **settings}
     variable = keras.Variable(np.ones(SHAPE, dtype), dtype=dtype)
-    sgd = keras.optimizers.SGD(0.125, momentum, **settings.pop("inner", {}))
-    optimizer = tf_dgc.DGCOptimizer(sgd, **settings)
+    given = settings.pop("inner", {})
+    if momentum is None:
+        inner = keras.optimizers.Adam(0.125, **given)
+    else:
+        inner = keras.optimizers.SGD(0.125, momentum, **given)
+    optimizer = tf_dgc.DGCOptimizer(inner, **settings)
     for gradient in gradients:
         optimizer.apply_gradients([(gradient, variable)])
-    kept = [*optimizer.residual, *optimizer.velocity]
+    kept = [*optimizer.residual, *optimizer.velocity, *optimizer.second_moment]
     return [variable.numpy(), *(v.numpy() for v in kept)]
 
 
@@ -50,12 +54,12 @@ def states(gradients, dtype="float32", momentum=0.9, **settings):
         ("float16", {}),
         ("bfloat16", {"sparsity": 0.9}),
         ("float32", {"momentum": 0.0}),
-        (
-            "float32",
-            {"sparsity": tf_dgc.schedules.PiecewiseConstantSparsity([2], [0, 0.9])},
-        ),
+        ("float32", {"sparsity": SCHEDULE}),
         ("float32", {"min_compress_size": 10**6}),
         ("float32", {"inner": {"clipvalue": 0.5}}),
+        ("float32", {"momentum": None}),
+        ("float16", {"momentum": None, "inner": {"clipvalue": 0.5}}),
+        ("float32", {"momentum": None, "sparsity": SCHEDULE}),
     ],
 )
 @pytest.mark.parametrize("path", PATHS)

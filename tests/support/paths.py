@@ -129,7 +129,14 @@ class Path(Trainer):
             copy.assign(value)
         for copy in self._copies(self.optimizer.iterations):
             copy.assign(iteration)
-        state = (self.optimizer.velocity, velocity), (self.optimizer.residual, residual)
+        optimizer = self.optimizer
+        # A second moment is not negative.
+        moment = [[np.abs(v) for v in local] for local in velocity]
+        state = (
+            (optimizer.velocity, velocity),
+            (optimizer.residual, residual),
+            (optimizer.second_moment, moment),
+        )
         for variables, values in state:
             for i, variable in enumerate(variables):
                 for copy, worker in zip(self._copies(variable), values, strict=True):
@@ -149,6 +156,7 @@ class Path(Trainer):
             **self._of_workers("weights", self.variables),
             **self._of_workers("velocity", optimizer.velocity),
             **self._of_workers("residual", optimizer.residual),
+            **self._of_workers("second moment", optimizer.second_moment),
             **self._of_workers("state", self._states()),
         }
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import mirrored, stores
+from tf_dgc._internals import mirrored, stores, tracing
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute import cross_device, elastic
 
@@ -44,6 +44,20 @@ class PerWorkerVariable(keras.Variable):
     def local(self) -> tf.Tensor:
         """Return this replica's value; call it inside a training step."""
         return tf.convert_to_tensor(self.value)
+
+    def local_at(self, indices: tf.Tensor) -> tf.Tensor:
+        """Return entries of this replica's value, `[k]`; call it as `local`.
+
+        Of a value that was read as a whole, what updates it has to make a copy.
+
+        Args:
+            indices: index of each entry, int32 `[k, rank]`.
+        """
+        if tracing.in_xla_context():  # copies nothing, and has no such operation
+            return tf.gather_nd(self.local(), indices)
+        return tf.raw_ops.ResourceGatherNd(
+            resource=self.value.handle, indices=indices, dtype=self.dtype
+        )
 
     @property
     def value(self) -> Any:

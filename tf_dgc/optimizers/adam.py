@@ -11,15 +11,14 @@ from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, keras_rules, tracing
 from tf_dgc.choice import Choice, choose
 from tf_dgc.compressors import Compressor, TopK
-from tf_dgc.optimizers import native_rules
+from tf_dgc.optimizers import crossing, native_rules, sampling
 from tf_dgc.optimizers.agreement import Agreement
 from tf_dgc.steps import native_update
-from tf_dgc.steps.accumulation import Gradient, flatten
-from tf_dgc.steps.base import Outcome
+from tf_dgc.steps.base import Inputs, Outcome
 from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.native_update import UpdateRule
-from tf_dgc.transforms import clipping, preconditioning
-from tf_dgc.transforms.clipping import Scale
+from tf_dgc.transforms import preconditioning
+from tf_dgc.transforms.preconditioning import Divisor
 
 RULE = "adam"
 
@@ -87,49 +86,58 @@ class AdamCorrection:
         whole = schedules.at(self._sparsity, self._optimizer.iterations.value) <= 0
         return tf.logical_and(whole, tf.equal(self.begun.value, 0))
 
-    def precondition(
-        self,
-        stock: Choice,
-        indices: Sequence[int],
-        variables: Sequence[keras.Variable],
-        gradients: Sequence[Gradient],
-        scales: Sequence[Scale],
-    ) -> tuple[list[int], list[tf.Tensor], list[Scale]]:
-        """Return what takes the place of gradients, where momentum is `beta_1`.
+    def precondition(self, stock: Choice, inputs: Inputs, variables: list) -> Inputs:
+        """Return what goes into a step in which updates are exchanged, not gradients.
+
+        Exempt tensors, and all in a stock step, are exchanged as they are.
 
         Args:
             stock: result of `is_stock`.
-            indices: place of each tensor of the step.
+            inputs: inputs of a step of gradients.
             variables: variables of the model.
-            gradients: gradient of each, not yet multiplied by `scales`.
-            scales: factor of each, as `clipping.clip` returns it.
 
         Returns:
-            Places, tensors `[n]` and scales; with those of the sample.
+            The same with divisors, and with the sample as the last tensor.
         """
-        tensors = [self._memory.tensors[i] for i in indices]
-        flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
-        products, finite = clipping.multiply(flat, scales)
-        factors = self._factors()
-        given = [
-            choose(
-                True if t.exempt else stock,
-                functools.partial(self._make_velocity, i, product),
-                functools.partial(self._divide, i, product, variable, factors),
-            )
-            for i, t, product, variable in zip(
-                indices, tensors, products, variables, strict=True
-            )
-        ]
-        places = list(indices)
-        if self._agreement:
-            by_place = dict(zip(indices, given, strict=True))
-            values = [by_place.get(i) for i in self._divided]
-            sample = self._agreement.sample(values, self._optimizer.iterations.value)
-            places.append(len(self._memory.tensors) - 1)
-            seen = tf.where(stock, tf.zeros_like(sample), sample)
-            given.append(self._make_velocity(places[-1], seen))
-        return places, given, [1.0 + clipping.nan_unless(finite)] * len(given)
+        self._forget(inputs, stock)
+        if self._agreement is None:
+            return inputs
+        active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
+        divisors = self._divisors(self._agreement.factors(), active)
+        if self.begun is not None:
+            slots = [
+                keras_rules.rule_slots(self._optimizer, RULE, v) for v in variables
+            ]
+            first = tf.logical_and(active, tf.equal(self.begun.value, 0))
+            crossing.cross(first, inputs, slots, divisors, self._betas[0])
+        return sampling.add(self._agreement, inputs, self._memory, divisors, active)
+
+    def _forget(self, inputs: Inputs, stock: Choice) -> None:
+        """Clear velocities of what is not divided: the rule has its momentum then."""
+        velocity = inputs.memory.velocity
+        if not velocity:
+            return
+
+        def clear(exempt: bool) -> tf.Tensor:
+            for v, t in zip(velocity, inputs.tensors, strict=True):
+                if t.exempt == exempt:
+                    v.assign(tf.zeros(v.shape, v.dtype))
+            return tf.constant(True)
+
+        clear(True)
+        choose(stock, lambda: clear(False), lambda: tf.constant(True))
+
+    def _divisors(self, factors: tf.Tensor, active: Choice) -> dict[int, Divisor]:
+        """Return the divisor of each tensor that has one, by its place."""
+        numbers = preconditioning.make_numbers(
+            factors, self._step(), *self._betas, self._optimizer.epsilon, active
+        )
+        moments = [self._memory.second_moment[i] for i in self._divided]
+        found = zip(moments, tf.unstack(numbers), strict=True)
+        return {
+            i: Divisor(moment, row, active)
+            for i, (moment, row) in zip(self._divided, found, strict=True)
+        }
 
     def receive(self, outcome: Outcome, stock: Choice) -> Outcome:
         """Return the outcome of a step without its sample, which is learned from.
@@ -211,74 +219,8 @@ class AdamCorrection:
         """Return the share of a momentum there is: velocities began at zero."""
         return 1.0 - tf.pow(tf.constant(self._betas[0], tf.float64), self._step())
 
-    def _make_velocity(self, i: int, value: tf.Tensor) -> tf.Tensor:
-        """Return what makes of a tensor's velocity the value."""
-        if not self._memory.velocity:
-            return value
-        velocity = tf.reshape(self._memory.velocity[i].local(), [-1])
-        largest = value.dtype.max  # what overflowed would look like a bad gradient
-        difference = value - self._betas[0] * velocity
-        return tf.clip_by_value(difference, -largest, largest)
-
-    def _divide(
-        self,
-        i: int,
-        gradient: tf.Tensor,
-        variable: keras.Variable,
-        factors: dict[int, tf.Tensor],
-    ) -> tf.Tensor:
-        optimizer, moment = self._optimizer, self._memory.second_moment[i]
-        before = tf.reshape(moment.local(), [-1])
-        if self.begun is not None:
-            _, own = keras_rules.rule_slots(optimizer, RULE, variable)
-            first = tf.equal(self.begun.value, 0)
-            before = tf.where(first, _flat(own, before.dtype), before)
-        factor = factors[i]
-        now = preconditioning.follow(before, gradient, factor, self._betas[1])
-        moment.assign(tf.reshape(now, moment.shape))
-        divisor = preconditioning.denominator(
-            now, self._step(), self._betas[1], optimizer.epsilon
-        )
-        if self.begun is not None:
-            tf.cond(
-                first,
-                lambda: self._take_over(i, variable, divisor),
-                lambda: tf.constant(True),
-            )
-        quotient = preconditioning.divide(
-            gradient, divisor, self._step(), factor, self._betas[1]
-        )
-        return (1.0 - self._betas[0]) * quotient
-
-    def _factors(self) -> dict[int, tf.Tensor]:
-        """Return what `preconditioning.follow` multiplies by, by tensor."""
-        dtypes = [self._memory.tensors[i].dtype for i in self._divided]
-        if self._agreement is None:
-            found = [tf.constant(1.0, dtype) for dtype in dtypes]
-        else:
-            given = zip(self._agreement.factors(), dtypes, strict=True)
-            found = [tf.cast(factor, dtype) for factor, dtype in given]
-        return dict(zip(self._divided, found, strict=True))
-
-    def _take_over(
-        self, i: int, variable: keras.Variable, divisor: tf.Tensor
-    ) -> tf.Tensor:
-        """Make of the optimizer's momentum, and of what is kept, what it comes to."""
-        own, _ = keras_rules.rule_slots(self._optimizer, RULE, variable)
-        memory, kept = self._memory, self._memory.residual[i]
-        kept.assign(tf.reshape(_flat(kept, divisor.dtype) / divisor, kept.shape))
-        if memory.velocity:
-            workers = tf.distribute.get_replica_context().num_replicas_in_sync
-            share = _flat(own, divisor.dtype) / workers
-            memory.velocity[i].assign(tf.reshape(share / divisor, kept.shape))
-        return tf.constant(True)
-
     def _step(self) -> tf.Tensor:
         return tf.cast(self._optimizer.iterations.value, tf.float64) + 1.0
-
-
-def _flat(variable: keras.Variable, dtype: tf.DType) -> tf.Tensor:
-    return tf.cast(tf.reshape(tf.convert_to_tensor(variable.value), [-1]), dtype)
 
 
 def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:

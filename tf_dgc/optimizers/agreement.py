@@ -43,34 +43,31 @@ class Agreement:
         none = np.zeros(self.tensor.shape)
         self.arrived = SharedVariable(none, dtype.name, "agreement_arrived")
 
-    def factors(self) -> list[tf.Tensor]:
-        """Return the second moment of the sum by that of one worker's, of each tensor.
+    def factors(self) -> tf.Tensor:
+        """Return the second moment of the sum by that of one worker's, `[tensors]`.
 
-        Scalars from N to `N**2`, which is what is taken before anything was seen.
+        Numbers from N to `N**2`, which is what is taken before anything was seen.
         """
         total, squares = tf.unstack(self.seen.local(), axis=1)
         ratio = tf.math.divide_no_nan(total, squares)
         ratio = tf.where(squares > 0, ratio, float(self._num_workers))
         bounded = tf.clip_by_value(ratio, 1.0, float(self._num_workers))
-        return tf.unstack(self._num_workers * bounded)
+        return self._num_workers * bounded
 
-    def sample(
-        self, values: Sequence[tf.Tensor | None], iteration: tf.Tensor
-    ) -> tf.Tensor:
+    def positions(self, iteration: tf.Tensor) -> tf.Tensor:
+        """Return where a step's sample is taken, int32 `[tensors, entries]`."""
+        return draw_positions(self._sizes, self._seed, iteration)
+
+    def sample(self, values: tf.Tensor, rows: Sequence[int]) -> tf.Tensor:
         """Return what the workers are to add up.
 
         Args:
-            values: values of each tensor, `[n]`, of any scale; None for zeros.
-            iteration: number of the step, a scalar integer tensor.
+            values: values of some tensors at `positions`, of any scale,
+                `[rows, entries]`.
+            rows: places of these tensors; the others count as zeros.
         """
-        positions = tf.unstack(draw_positions(self._sizes, self._seed, iteration))
-        none = tf.zeros([_ENTRIES], self.tensor.dtype)
-        taken = tf.stack(
-            [
-                none if v is None else tf.cast(tf.gather(v, at), none.dtype)
-                for v, at in zip(values, positions, strict=True)
-            ]
-        )
+        at = tf.constant(rows, tf.int32, [len(rows)])[:, tf.newaxis]
+        taken = tf.scatter_nd(at, values, [len(self._sizes), _ENTRIES])
         squares = tf.reduce_sum(tf.square(taken), axis=1, keepdims=True)
         return tf.reshape(tf.concat([taken, squares], axis=1), self.tensor.shape)
 

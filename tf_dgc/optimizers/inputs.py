@@ -89,12 +89,8 @@ def collect(
     sharing = 1 if optimizer.compressor.lossless else optimizer.num_workers
     scale = optimizer.loss_scale_factor
     given, scales = clip(grads, variables, sharing, scale, took.clipping)
-    if kept.adam:
-        indices, given, scales = kept.adam.precondition(
-            stock, indices, variables, given, scales
-        )
     own, masks = kept.memory.of(indices), optimizer.factor_masking
-    return Inputs(
+    collected = Inputs(
         optimizer.compressor,
         own.tensors,
         indices,
@@ -112,6 +108,9 @@ def collect(
         optimizer.communicator.drops_entries,
         kept.natively,
     )
+    if kept.adam:
+        return kept.adam.precondition(stock, collected, variables)
+    return collected
 
 
 def _with_entries(gradient: Gradient, values: tf.Tensor) -> Gradient:

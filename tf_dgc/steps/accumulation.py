@@ -11,6 +11,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
 from tf_dgc.transforms.correction import correct, correct_within_range
+from tf_dgc.transforms.preconditioning import Divisor
 
 # A sparse one has ascending and distinct rows.
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -68,6 +69,52 @@ def _spread(gradient: Any, shape: Sequence[int]) -> Any:
     return tf.scatter_nd(rows[:, tf.newaxis], gradient.values, shape)
 
 
+def pick(gradient: Gradient, tensor: Tensor, positions: tf.Tensor) -> tf.Tensor:
+    """Return some entries of a gradient, `[k]`, of its own type.
+
+    Args:
+        gradient: gradient, as `to_rows` returns it or of any shape.
+        tensor: description of which the shape matters.
+        positions: positions within the tensor, int32 `[k]`.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.gather(tf.reshape(gradient, [-1]), positions)
+    length = tensor.size // tensor.shape[0]
+    wanted = tf.cast(positions // length, tf.int64)[:, tf.newaxis]
+    # Of the rows there is one at most that is wanted; a sum of none is 0.
+    place, row = tf.unstack(tf.where(tf.equal(wanted, gradient.indices)), axis=1)
+    values = tf.reshape(gradient.values, [-1, length])
+    column = tf.cast(tf.gather(positions, place) % length, tf.int64)
+    found = tf.gather_nd(values, tf.stack([row, column], axis=1))
+    shape = tf.shape(positions, tf.int64)
+    return tf.scatter_nd(place[:, tf.newaxis], found, shape)
+
+
+def prepare(
+    tensors: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    scales: Sequence[Scale],
+    divisors: Sequence[Divisor | None] = (),
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Drop gradients that are not finite, and divide what is to be divided.
+
+    Args:
+        tensors: descriptions of which size and dtype matter.
+        gradients: gradient of each, as `to_rows` returns it or of any shape, not yet
+            multiplied by `scales`.
+        scales: factor of each gradient, as `clipping.clip` returns it.
+        divisors: divisor of each, or None; nothing for none at all.
+
+    Returns:
+        What is accumulated of each tensor, `[n]`, and whether the gradient was finite.
+    """
+    flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
+    flat, finite = clipping.multiply(flat, scales)
+    by = divisors or [None] * len(flat)
+    given = [g if d is None else d.divide(g) for g, d in zip(flat, by, strict=True)]
+    return given, finite
+
+
 def accumulate(
     tensors: Sequence[Tensor],
     gradients: Sequence[Gradient],
@@ -76,6 +123,7 @@ def accumulate(
     residual: Sequence[Any] | None,
     momentum: float = 0.0,
     nesterov: bool = False,
+    divisors: Sequence[Divisor | None] = (),
 ) -> tuple[list, list, tf.Tensor]:
     """Drop gradients that are not finite, and correct, within the numbers' range.
 
@@ -88,13 +136,13 @@ def accumulate(
         residual: variable of each, or None if nothing is ever kept back.
         momentum: coefficient of the correction, in [0, 1).
         nesterov: whether the correction is Nesterov's.
+        divisors: divisor of each gradient, or None; nothing for none at all.
 
     Returns:
         Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and
         whether the gradient was finite and nothing overflowed.
     """
-    flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
-    flat, finite = clipping.multiply(flat, scales)
+    flat, finite = prepare(tensors, gradients, scales, divisors)
     if residual is None:
         return [None] * len(flat), flat, finite
     old_velocity = [_flat(v) for v in velocity or [None] * len(flat)]

@@ -12,6 +12,7 @@ from tf_dgc.steps.accumulation import Gradient
 from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.native_update import UpdateRule
 from tf_dgc.transforms.clipping import Scale
+from tf_dgc.transforms.preconditioning import Divisor
 
 
 class Inputs(NamedTuple):
@@ -36,6 +37,8 @@ class Inputs(NamedTuple):
             gradient in this step.
         drops_entries: whether the exchange may leave out entries on its way.
         by_all: whether all workers have the native operations for these variables.
+        divisors: divisor of each gradient, applied before it is accumulated, or None;
+            nothing for none at all.
     """
 
     compressor: Compressor
@@ -54,6 +57,7 @@ class Inputs(NamedTuple):
     sizes: Sequence[int]
     drops_entries: bool = False
     by_all: bool = False
+    divisors: Sequence[Divisor | None] = ()
 
     def of(self, places: Sequence[int]) -> "Inputs":
         """Return what goes into the same step of some of these tensors."""
@@ -67,6 +71,7 @@ class Inputs(NamedTuple):
             gradients=pick(self.gradients),
             scales=pick(self.scales),
             memory=self.memory.of(places),
+            divisors=pick(self.divisors) if self.divisors else (),
         )
 
 

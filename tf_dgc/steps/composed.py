@@ -35,6 +35,7 @@ def _step(inputs: Inputs) -> Step:
         memory.residual or None,
         inputs.momentum,
         inputs.nesterov,
+        inputs.divisors,
     )
     memory.warn_of(finite, inputs.iteration)
     # Other sums are as wide as their terms, and are refused when they overflow.

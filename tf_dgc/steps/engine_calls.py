@@ -104,6 +104,7 @@ class Call:
             nesterov=inputs.nesterov,
             factor_masking=inputs.factor_masking,
             V=self._dtypes,
+            **native.divisor_operands(inputs.divisors),
             **self._between.operands(),
             **self._agreed,
         )

@@ -132,6 +132,7 @@ def _local_step(inputs: Inputs, sent: Plan, offsets: Sequence[tf.Tensor]) -> Loc
         inputs.momentum,
         inputs.nesterov,
         inputs.factor_masking,
+        inputs.divisors,
     )
 
 

@@ -14,9 +14,10 @@ from tf_dgc.codecs import dense, header, wire
 from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.ops import loader
 from tf_dgc.steps import operations
-from tf_dgc.steps.accumulation import Gradient, entries, flatten
+from tf_dgc.steps.accumulation import Gradient, entries, flatten, prepare
 from tf_dgc.steps.plan import LocalStep, Plan
 from tf_dgc.transforms import clipping
+from tf_dgc.transforms.preconditioning import Divisor
 
 
 def is_live(variables: Sequence[keras.Variable]) -> bool:
@@ -98,6 +99,8 @@ def _compress_exempt(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
 
 def _compress(step: LocalStep) -> tf.Tensor:
+    if step.divisors and is_on_gpu(step.residual or []):
+        step = _divided(step)
     gradients = _for_device(step)
     values = list(map(entries, gradients))
     rows = {
@@ -116,10 +119,32 @@ def _compress(step: LocalStep) -> tf.Tensor:
         largest_exponents=_exponents(step.plan),
         rows=list(rows.values()),
         sparse=list(rows),
+        **divisor_operands(step.divisors),
         **agreed(step.plan),
     )
     length = wire.sparse_words(step.plan.layout, step.plan.counts)
     return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
+    """Return what operations take of the divisors of gradients."""
+    places = [i for i, d in enumerate(divisors) if d is not None]
+    found = [d for d in divisors if d is not None]
+    rows = [d.numbers for d in found]
+    return {
+        "moments": [handle(d.moment) for d in found],
+        "divided": places,
+        "divisors": tf.stack(rows) if rows else tf.zeros([0, 5], tf.float64),
+    }
+
+
+def _divided(step: LocalStep) -> LocalStep:
+    """Return the step with its divisions done, for kernels that know none."""
+    given, finite = prepare(
+        step.plan.layout, step.gradients, step.scales, step.divisors
+    )
+    scales = [1.0 + clipping.nan_unless(finite)] * len(given)
+    return step._replace(gradients=given, scales=scales, divisors=())
 
 
 def _for_device(step: LocalStep) -> list[Gradient]:

@@ -39,6 +39,7 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         step.residual,
         step.momentum,
         step.nesterov,
+        step.divisors,
     )
     vector, words, velocity, residual = pack(
         step.plan, velocity, residual, finite, step.offsets, step.factor_masking

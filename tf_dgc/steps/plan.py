@@ -10,6 +10,7 @@ from tf_dgc.codecs import dense, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
 from tf_dgc.transforms.clipping import Scale
+from tf_dgc.transforms.preconditioning import Divisor
 
 # Bytes that take as long as one more collective does: half a millisecond at 1 Gbit/s.
 _WORTH_A_COLLECTIVE = 1 << 16
@@ -112,6 +113,7 @@ class LocalStep(NamedTuple):
         momentum: coefficient of the correction, in [0, 1).
         nesterov: whether it is Nesterov's.
         factor_masking: whether to clear the velocity where entries are sent.
+        divisors: divisor of each gradient, or None; nothing for none at all.
     """
 
     plan: Plan
@@ -123,3 +125,4 @@ class LocalStep(NamedTuple):
     momentum: float
     nesterov: bool
     factor_masking: bool
+    divisors: Sequence[Divisor | None] = ()

@@ -1,0 +1,35 @@
+// Divisors for the checks, and what they do by the formula alone.
+#ifndef TF_DGC_TESTS_DIVIDED_H_
+#define TF_DGC_TESTS_DIVIDED_H_
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "denormals.h"
+#include "dividing.h"
+#include "random.h"
+
+namespace tf_dgc {
+
+inline Divisor DrawDivisor(Random& random, void* moment) {
+  const double epsilon = Below(random, 2) ? 1e-7 : 0;
+  return {moment, std::pow(2.0, Below(random, 5)), 0.001, epsilon, 0.05, 30};
+}
+
+// Lets a gradient enter its moment; returns the quotient.
+template <class A>
+A Quotient(const Divisor& divisor, A gradient, A* moment) {
+  const FlushDenormals flush;
+  const A most = std::numeric_limits<A>::max();
+  const A square = std::min(static_cast<A>(divisor.factor) * (gradient * gradient), most);
+  *moment = *moment + static_cast<A>(divisor.rest) * (square - *moment);
+  const A root = std::sqrt(*moment) + static_cast<A>(divisor.epsilon);
+  if (root == 0) return 0;
+  const A largest = static_cast<A>(divisor.largest);
+  return std::clamp(static_cast<A>(divisor.share) * gradient / root, -largest, largest);
+}
+
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_TESTS_DIVIDED_H_

@@ -1,0 +1,78 @@
+"""From Adam's own steps to corrected ones, where a schedule first leaves something out.
+
+What the optimizer and the workers remember of gradients becomes what they would
+remember of updates: in this step, and never again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.steps.accumulation import prepare
+from tf_dgc.steps.base import Inputs
+from tf_dgc.transforms import preconditioning
+from tf_dgc.transforms.preconditioning import Divisor
+
+
+def cross(
+    first: tf.Tensor,
+    inputs: Inputs,
+    slots: Sequence[Sequence[keras.Variable]],
+    divisors: dict[int, Divisor],
+    beta_1: float,
+) -> None:
+    """Take over from the optimizer, before the step, if it is the first one.
+
+    The second moment becomes Adam's; the velocity this worker's share of Adam's
+    momentum, and the residual what it was, both divided as the step's gradient is.
+
+    Args:
+        first: whether it is, scalar bool.
+        inputs: inputs of the step, without divisors.
+        slots: Adam's momentum and second moment of each tensor of the step.
+        divisors: divisor of each tensor that has one, by its place.
+        beta_1: share of the momentum before, in each.
+    """
+
+    def take_over() -> tf.Tensor:
+        gradients, _ = prepare(inputs.tensors, inputs.gradients, inputs.scales)
+        rows = zip(inputs.indices, slots, gradients, strict=True)
+        for at, (i, own, gradient) in enumerate(rows):
+            if i not in divisors:
+                continue
+            momentum, moment = (_flat(slot, gradient.dtype) for slot in own)
+            # Keras's own overflow, and what is infinite would stay.
+            momentum = _finite(momentum, 0.0)
+            moment = _finite(moment, moment.dtype.max)
+            by = divisors[i]
+            by.moment.assign(tf.reshape(moment, by.moment.shape))
+            now = preconditioning.follow(moment, gradient, by.numbers)
+            kept = inputs.memory.residual[at]
+            _divide(kept, _flat(kept, now.dtype), now, by, beta_1)
+            if inputs.memory.velocity:
+                share = momentum / inputs.num_workers
+                _divide(inputs.memory.velocity[at], share, now, by, beta_1)
+        return tf.constant(True)
+
+    tf.cond(first, take_over, lambda: tf.constant(True))
+
+
+def _divide(
+    kept: Any, values: tf.Tensor, now: tf.Tensor, by: Divisor, beta_1: float
+) -> None:
+    divided = preconditioning.rescale(values, now, by.numbers) * (1 / (1 - beta_1))
+    largest = now.dtype.max  # what overflows would never leave again
+    within = tf.clip_by_value(divided, -largest, largest)
+    kept.assign(tf.reshape(within, kept.shape))
+
+
+def _flat(variable: keras.Variable, dtype: tf.DType) -> tf.Tensor:
+    return tf.cast(tf.reshape(tf.convert_to_tensor(variable.value), [-1]), dtype)
+
+
+def _finite(values: tf.Tensor, otherwise: float) -> tf.Tensor:
+    return tf.where(
+        tf.math.is_finite(values), values, tf.constant(otherwise, values.dtype)
+    )
