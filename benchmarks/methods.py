@@ -18,6 +18,7 @@ decode N   what decoding and summing N workers' payloads adds; theirs are copies
 update     what SGD with momentum adds, for all methods the same; below 0 where a
            method updates only what was sent and never has the whole sum
 step       the whole step of one worker, with the package's communicator
+processor  its time on all processors, which other programs change less
 by floor   its multiple of the time that a plain loop takes to read and write what the
            method's definition reads and writes (`common/floors.py`); that of a step is
            of its parts, so that one which never writes the sum may take less
@@ -56,6 +57,7 @@ COLUMNS = [
     ("update_ms", "update", ",.1f"),
     ("step_ms", "step", ",.1f"),
     ("step_p90_ms", "p90", ",.1f"),
+    ("step_processor_ms", "processor", ",.1f"),
     ("step_floor_ms", "floor", ",.1f"),
     ("step_ratio", "by floor", ",.1f"),
     ("extra_memory", "memory", ".2f"),

@@ -1,6 +1,7 @@
 """What `methods.py` measures of one method, each in a process of its own."""
 
 import dataclasses
+import math
 import statistics
 import time
 
@@ -110,6 +111,7 @@ def _floors(case, method, payload):
 def _by_turns(case, timed, grads, found):
     """Return the times of everything, each turn with the next gradients."""
     start, turn = time.perf_counter(), 0
+    processor = []
     for name, function in timed.items():
         spent = _call(function, grads[0])
         if spent > _SLOW:  # or was it only being traced?
@@ -119,13 +121,16 @@ def _by_turns(case, timed, grads, found):
     slow = max(map(min, found.values())) > _SLOW
     while not slow:
         for name, function in timed.items():
+            before = time.process_time()
             spent = _call(function, grads[turn % len(grads)])
+            if name == "step":
+                processor.append(1000 * (time.process_time() - before))
             # The first calls found nothing in place.
             found[name] = [*found[name], spent] if turn else [spent]
         turn += 1
         if turn >= case.rounds and time.perf_counter() - start > case.seconds:
             break
-    return found
+    return found | {"step_processor": processor[1:] or processor or [math.nan]}
 
 
 def _call(function, grads):
@@ -145,6 +150,7 @@ def _row(found):
         return statistics.median(a - b for a, b in pairs)
 
     row = {"step_ms": medians["step"], "step_floor_ms": medians["floor_update"]}
+    row["step_processor_ms"] = medians["step_processor"]
     if "compress" in medians:
         row |= {
             "step_2_ms": medians["step_2"],

@@ -15,7 +15,8 @@ from tf_dgc.ops import loader
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 ENTRIES = 64 * 256 + 256 + 9 * 16 * 32
 KEYS = "method shapes threads variables parameters turns step_ms step_p90_ms \
-step_floor_ms step_ratio extra_memory gathered_memory commit processor onednn"
+step_processor_ms step_floor_ms step_ratio extra_memory gathered_memory commit \
+processor onednn"
 PARTS = "compress_ms compress_floor_ms decode_2_ms decode_8_ms decode_8_floor_ms \
 update_ms step_2_ms compress_ratio decode_8_ratio bytes_per_step requests"
 
