@@ -28,12 +28,12 @@ class Trainer:
     """Variables and an optimizer under a strategy, stepped with given gradients.
 
     A trace takes longer than dozens of eager steps, so only those steps are traced of
-    which it is asked, and all in `pytest --traced`.
+    which it is asked, and in `pytest --traced` all of which it is not asked otherwise.
     """
 
     always_traced = False
 
-    def __init__(self, strategy, make_optimizer, weights, traced=False):
+    def __init__(self, strategy, make_optimizer, weights, traced=None):
         self.strategy = strategy
         with strategy.scope():
             self.variables = [
@@ -42,7 +42,7 @@ class Trainer:
             ]
             self.optimizer = make_optimizer()
             self.optimizer.build(self.variables)
-        traced = traced or self.always_traced
+        traced = self.always_traced if traced is None else traced
         self._run = tf.function(self._distributed) if traced else self._distributed
 
     def _distributed(self, gradients):
