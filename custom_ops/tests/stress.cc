@@ -8,6 +8,7 @@
 #include "check_elias.h"
 #include "check_factors.h"
 #include "check_methods.h"
+#include "check_numbers.h"
 #include "check_rules.h"
 #include "check_selectors.h"
 #include "check_sketch.h"
@@ -252,33 +253,9 @@ void CheckRows() {
   REQUIRE(!valid({-1}) && !valid({3}) && !valid({1, 1}) && !valid({2, 0}));
 }
 
-// Every float16 survives the way through float32.
-void CheckFloat16() {
-  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const Float16 half{static_cast<uint16_t>(bits)};
-    if ((bits & 0x7fff) >= 0x7c00) {
-      REQUIRE(!IsFinite(ToFloat(half)));
-    } else {
-      REQUIRE(ToFloat16(ToFloat(half)).bits == bits);
-    }
-  }
-  REQUIRE(ToFloat16(1e9f).bits == 0x7bff);
-  REQUIRE(ToBFloat16(-3.4e38f).bits == 0xff7f);
-}
-
-// Within a job, a sum of denormals is zero on every thread.
-void CheckDenormals() {
-  const volatile float denormal = 1e-40f;
-  const auto sum = [&] { return MagnitudeOf(denormal + denormal); };
-  Pool pool(3);
-  ForEachJob(pool, 100, [&](int64_t) { REQUIRE(sum() == 0); });
-  REQUIRE(sum() != 0);
-}
-
 void Run(int64_t rounds) {
-  CheckFloat16();
+  CheckNumbers();
   CheckRows();
-  CheckDenormals();
   CheckOutOfMemory();
   Random random(1);
   for (int64_t i = 0; i < rounds; ++i) {

@@ -69,3 +69,17 @@ def test_argument_lines_begin_with_a_noun():
         if line.match(text)
     ]
     assert found == []
+
+
+def test_no_module_is_long():
+    folders = "tf_dgc", "custom_ops", "benchmarks", "examples"
+    kinds = ".py", ".cc", ".h", ".inc", ".cu", ".cuh"
+    files = [
+        file
+        for folder in folders
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in kinds and "build" not in file.relative_to(ROOT).parts
+    ]
+    assert len(files) > 250
+    long = {f.name: n for f in files if (n := len(f.read_text().splitlines())) > 300}
+    assert long == {}
