@@ -163,6 +163,7 @@ def test_state_survives_saving(strategies, tmp_path, name, num_workers):
 
 
 # Without random choices, ties included: XLA has a generator of its own.
+@pytest.mark.filterwarnings("ignore:XLA compiles this step:RuntimeWarning")
 @pytest.mark.parametrize("name", rows(["ef_sign_sgd", "power_sgd"], ["power_sgd"]))
 def test_xla(name):
     weights = []
