@@ -34,9 +34,9 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--traced"):
-        same = [item for item in items if _is_the_same_traced(item)]
-        config.hook.pytest_deselected(items=same)
-        items[:] = [item for item in items if item not in set(same)]
+        same = set(filter(_is_the_same_traced, items))
+        config.hook.pytest_deselected(items=list(same))
+        items[:] = [item for item in items if item not in same]
     # Files that start workers take longest, so they are not to be the last ones.
     waiting = {item.path for item in items if item.get_closest_marker("workers")}
     items.sort(key=lambda item: item.path not in waiting)
@@ -70,8 +70,9 @@ def _is_the_same_traced(item):
 
 @functools.cache
 def _uses_trainer(path):
+    text = path.read_text()
     signs = "from harness import", "from paths import", "fewer("
-    return any(sign in path.read_text() for sign in signs)
+    return any(sign in text for sign in signs)
 
 
 def _is_gpu_test(argument, directory):
