@@ -14,11 +14,21 @@ constexpr Rows kNoRows{true, nullptr, 0, 1};
 #include "every_level.inc"
 #undef TF_DGC_LOOPS
 
+// Calls work(gradient, from, to) with steps of [begin, end), as `Rows` does.
+template <class G, class Work>
+void ForEachStep(const Source& source, const Rows& rows, int64_t begin, int64_t end, Work work) {
+  const G* gradient = static_cast<const G*>(source.gradient);
+  if (rows.sparse) {
+    rows.ForEachStep(gradient, begin, end, work);
+  } else {
+    work(gradient, begin, end);
+  }
+}
+
 // The pass, with quotients as gradients. One that is left out is zero.
 template <class G>
 bool LoadQuotients(const Source& source, int64_t begin, int64_t end, Level level,
                    float* values) {
-  const G* gradient = static_cast<const G*>(source.gradient);
   const bool left_out = std::isnan(source.scale);
   const auto pass = GetPass<float, float>(source.rule, level);
   const bool moves = source.rule != Rule::kNone;
@@ -36,11 +46,7 @@ bool LoadQuotients(const Source& source, int64_t begin, int64_t end, Level level
                       pass(part, found);
                     });
   };
-  if (left_out) {
-    kNoRows.ForEachStep(gradient, begin, end, step);
-  } else {
-    step(gradient, begin, end);
-  }
+  ForEachStep<G>(source, left_out ? kNoRows : source.rows, begin, end, step);
   return found.left_out;
 }
 
@@ -49,30 +55,39 @@ bool LoadAs(const Source& source, int64_t begin, int64_t end, Level level, float
   if (source.divisor.moment != nullptr) {
     return LoadQuotients<G>(source, begin, end, level, values);
   }
-  const G* gradient = static_cast<const G*>(source.gradient);
-  if (source.residual == nullptr) {
-    const auto scaled = TF_DGC_OF_LEVEL(level, Scaled<G>);
-    scaled(gradient + begin, end - begin, source.scale, values);
-    return false;
-  }
-  const Part<G, float> part{gradient,        source.velocity,
-                            source.residual, values,
-                            begin,           end,
-                            source.scale,    source.momentum,
-                            Magnitude<float>::kInfinity};
+  const auto scaled = TF_DGC_OF_LEVEL(level, Scaled<G>);
+  const auto pass = GetPass<G, float>(source.rule, level);
   Found<float> found;
-  GetPass<G, float>(source.rule, level)(part, found);
+  ForEachStep<G>(source, source.rows, begin, end,
+                 [&](const G* gradient, int64_t from, int64_t to) {
+                   float* out = values + (from - begin);
+                   if (source.residual == nullptr) {
+                     return scaled(gradient + from, to - from, source.scale, out);
+                   }
+                   const Part<G, float> part{gradient,        source.velocity,
+                                             source.residual, out,
+                                             from,            to,
+                                             source.scale,    source.momentum,
+                                             Magnitude<float>::kInfinity};
+                   pass(part, found);
+                 });
   return found.left_out;
+}
+
+template <class G>
+float GradientAs(const Source& source, int64_t position) {
+  const G* gradient = static_cast<const G*>(source.gradient);
+  return ToFloat(source.rows.sparse ? source.rows.At(gradient, position) : gradient[position]);
 }
 
 float GradientAt(const Source& source, int64_t position) {
   switch (source.gradient_type) {
     case GradientType::kBFloat16:
-      return ToFloat(static_cast<const BFloat16*>(source.gradient)[position]);
+      return GradientAs<BFloat16>(source, position);
     case GradientType::kFloat16:
-      return ToFloat(static_cast<const Float16*>(source.gradient)[position]);
+      return GradientAs<Float16>(source, position);
     default:
-      return static_cast<const float*>(source.gradient)[position];
+      return GradientAs<float>(source, position);
   }
 }
 
@@ -99,6 +114,7 @@ void Peek(const Source& source, const uint32_t* positions, int64_t n, Level leve
   Source picked = source;
   picked.gradient_type = GradientType::kFloat32;
   picked.gradient = gradient;
+  picked.rows = {};
   picked.velocity = moves ? velocity : nullptr;
   picked.residual = keeps ? residual : nullptr;
   picked.divisor.moment = of_all == nullptr ? nullptr : moment;
@@ -107,7 +123,9 @@ void Peek(const Source& source, const uint32_t* positions, int64_t n, Level leve
     const int64_t count = std::min(kTurn, n - begin);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t ahead = positions[std::min(n - 1, begin + i + kAhead)];
-      __builtin_prefetch(static_cast<const char*>(source.gradient) + ahead * itemsize);
+      if (!source.rows.sparse) {
+        __builtin_prefetch(static_cast<const char*>(source.gradient) + ahead * itemsize);
+      }
       if (keeps) __builtin_prefetch(source.residual + ahead);
       if (moves) __builtin_prefetch(source.velocity + ahead);
       const int64_t at = positions[begin + i];

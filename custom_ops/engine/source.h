@@ -7,6 +7,7 @@
 
 #include "compress.h"
 #include "loops.h"
+#include "rows.h"
 
 namespace tf_dgc {
 
@@ -25,6 +26,7 @@ struct Source {
   bool factor_masking = false;  // whether the velocity is cleared where entries are sent
   // If it has a moment, quotients are accumulated in the gradient's place; needs a residual.
   Divisor divisor = {};
+  Rows rows = {};  // which ones the gradient has, if it is sparse
 };
 
 // Writes the values of entries [begin, end) to `values`, and updates the velocity. They are

@@ -1,6 +1,7 @@
 // TensorFlow's side of what native methods send, on CPUs.
 #include "divisors.h"
 #include "method_kernel.h"
+#include "sparse_rows.h"
 
 namespace tf_dgc {
 namespace {
@@ -13,6 +14,7 @@ class EncodeKernel : public MethodKernel {
     OP_REQUIRES_OK(context, context->GetAttr("factor_masking", &factor_masking_));
     OP_REQUIRES_OK(context, context->GetAttr("round", &round_));
     OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
+    OP_REQUIRES_OK(context, context->GetAttr("sparse", &sparse_));
     OP_REQUIRES(context, round_ < int64_t(fingerprints_.size()),
                 absl::InvalidArgumentError("There is no such round."));
     GiveToTensorFlow();
@@ -38,6 +40,9 @@ class EncodeKernel : public MethodKernel {
           "There must be one scale per tensor, one residual per tensor or none, one velocity "
           "per residual or none, and the states of each tensor's method.");
     }
+    std::vector<Rows> rows;
+    const auto size_of = [&](int64_t i) { return sizes_[i]; };
+    TF_RETURN_IF_ERROR(FindRows(context, sparse_, gradients, size_of, &rows));
     LockedVariables locked_velocity, locked_residual, locked_states;
     TF_RETURN_IF_ERROR(locked_velocity.Lock(context, velocity));
     TF_RETURN_IF_ERROR(locked_residual.Lock(context, residual));
@@ -52,7 +57,7 @@ class EncodeKernel : public MethodKernel {
     };
     std::vector<Source> sources;
     for (int i = 0, state = 0; i < num; ++i) {
-      if (gradients[i].NumElements() != sizes_[i]) {
+      if (!rows[i].sparse && gradients[i].NumElements() != sizes_[i]) {
         return absl::InvalidArgumentError("A gradient is not of the size of its tensor.");
       }
       Source source{sizes_[i],     GradientTypeOf(types_[i]), gradients[i].data(),
@@ -60,6 +65,7 @@ class EncodeKernel : public MethodKernel {
                     Rule::kNone,   0,
                     nullptr,       nullptr,                   {},
                     factor_masking_};
+      source.rows = rows[i];
       if (velocity.size() > 0) {
         source.rule = nesterov_ ? Rule::kNesterov : Rule::kMomentum;
         source.momentum = static_cast<float>(momentum->scalar<double>()());
@@ -126,7 +132,7 @@ class EncodeKernel : public MethodKernel {
   tensorflow::DataTypeVector types_;
   bool nesterov_, factor_masking_;
   int round_;
-  std::vector<int64_t> divided_;
+  std::vector<int64_t> divided_, sparse_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfDgcEncode").Device(tensorflow::DEVICE_CPU), EncodeKernel);

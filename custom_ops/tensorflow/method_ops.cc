@@ -58,6 +58,9 @@ REGISTER_OP("TfDgcEncode")
     .Input("velocity: num_velocity * resource")
     .Input("residual: num_residual * resource")
     .Input("states: num_states * resource")
+    .Attr("num_rows: int >= 0")
+    .Attr("sparse: list(int)")
+    .Input("rows: num_rows * int64")
     .Attr("num_moments: int >= 0")
     .Attr("divided: list(int)")
     .Input("moments: num_moments * resource")
@@ -85,11 +88,11 @@ REGISTER_OP("TfDgcEncode")
     .Doc(R"doc(
 Accumulates gradients, in place, and codes what a method sends of each tensor.
 
-gradients: one per tensor.
+gradients: one per tensor; [rows, ...] of a sparse one, which is zero elsewhere.
 velocity: float32 variables, one per tensor, or none for accumulation without momentum.
 residual: float32 variables, one per tensor, or none if nothing is kept back.
 states: float32 variables, those of every tensor's method, tensor after tensor.
-divided, moments, divisors: as of TfDgcCompress.
+sparse, rows, divided, moments, divisors: as of TfDgcCompress.
 momentum: scalar.
 scales: [tensors], what gradients are multiplied by; NaN leaves the step's gradients out.
 iteration: scalar, number of the step.

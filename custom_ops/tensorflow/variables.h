@@ -38,12 +38,6 @@ class LockedVariables {
 
   int64_t Size(int i) const { return variables_[i]->tensor()->NumElements(); }
 
-  // Rows of a variable, along its first dimension.
-  int64_t NumRows(int i) const {
-    const tensorflow::Tensor& values = *variables_[i]->tensor();
-    return values.dims() == 0 ? 0 : values.dim_size(0);
-  }
-
   // Returns the memory of a variable, which nobody else reads. `copy(to, from, bytes)`
   // copies on the device of the operation.
   template <class Copy>

@@ -10,6 +10,7 @@
 #include "compress.h"
 #include "divisors.h"
 #include "guard.h"
+#include "sparse_rows.h"
 #include "types.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "variables.h"
@@ -118,8 +119,9 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
                                         : Rule::kMomentum;
     TF_RETURN_IF_ERROR(inputs->velocity.Lock(context, velocity));
     TF_RETURN_IF_ERROR(inputs->residual.Lock(context, residual));
-    std::vector<Rows> rows(num);
-    TF_RETURN_IF_ERROR(CollectRows(context, gradients, inputs->residual, &rows));
+    std::vector<Rows> rows;
+    const auto size_of = [&](int64_t i) { return inputs->residual.Size(i); };
+    TF_RETURN_IF_ERROR(FindRows(context, sparse_, gradients, size_of, &rows));
     std::vector<int64_t> sizes;
     for (int i = 0; i < num; ++i) {
       sizes.push_back(rows[i].sparse ? inputs->residual.Size(i) : gradients[i].NumElements());
@@ -155,32 +157,6 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
       const auto type = layout.wide ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
       TF_RETURN_IF_ERROR(inputs->divisors.Find(context, static_cast<int>(j), type, layout.size,
                                                copy, &inputs->tensors[i].divisor));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status CollectRows(tensorflow::OpKernelContext* context,
-                           const tensorflow::OpInputList& gradients,
-                           const LockedVariables& residual, std::vector<Rows>* rows) const {
-    tensorflow::OpInputList indices;
-    TF_RETURN_IF_ERROR(context->input_list("rows", &indices));
-    if (indices.size() != static_cast<int>(sparse_.size())) {
-      return absl::InvalidArgumentError("There must be rows for each sparse gradient.");
-    }
-    for (int j = 0; j < indices.size(); ++j) {
-      const int64_t i = sparse_[j];
-      if (i < 0 || i >= gradients.size()) {
-        return absl::InvalidArgumentError("There is no such gradient to be sparse.");
-      }
-      const int64_t num = residual.NumRows(i);
-      Rows& found = (*rows)[i];
-      found = {true, indices[j].flat<int64_t>().data(), indices[j].NumElements(),
-               num == 0 ? 0 : residual.Size(i) / num};
-      if (gradients[i].NumElements() != found.count * found.length || !found.AreValid(num)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "The rows of tensor ", i, " must be ascending and distinct, from 0 to ", num - 1,
-            ", with ", found.length, " values each."));
-      }
     }
     return absl::OkStatus();
   }

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc.ops import loader
+from tf_dgc.optimizers.validation import uses_error_feedback
 from tf_dgc.steps import accumulation, native
 
 SHAPE = (300, 33)  # rows lie across the parts in which zeros are spread
@@ -17,7 +18,10 @@ METHODS = [
     tf_dgc.compressors.TwoBit(0.25),
     tf_dgc.compressors.SignSGD(),
     tf_dgc.compressors.STC(0.9),
+    tf_dgc.compressors.AdaComp(),
+    tf_dgc.compressors.RandomK(0.9),
     tf_dgc.compressors.PowerSGD(2),
+    tf_dgc.compressors.ATOMO(2),
 ]
 PATHS = ["native", "tensorflow"] if loader.native().library else ["tensorflow"]
 
@@ -122,17 +126,61 @@ def test_rows_that_do_not_exist(monkeypatch, path, row):
         states([gradient])
 
 
+def compressed(method, momentum=0.0, inner=None):
+    """Return an optimizer that corrects momentum, or Adam, or nothing."""
+    return tf_dgc.CompressedOptimizer(
+        inner or keras.optimizers.SGD(0.125, momentum),
+        method,
+        momentum_correction=momentum > 0,
+    )
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_every_method_takes_rows(method):
+@pytest.mark.parametrize("corrected", ["nothing", "momentum", "adam"])
+def test_every_method_takes_rows(method, corrected):
     """The engine's steps, those of TensorFlow operations, with and without residual."""
+    if corrected == "momentum" and not uses_error_feedback(method, None):
+        pytest.skip("momentum correction needs error feedback")
 
     def weights(gradients):
         variable = keras.Variable(np.ones(SHAPE, "float32"))
-        optimizer = tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.125), method)
+        inner = keras.optimizers.Adam(0.125) if corrected == "adam" else None
+        momentum = 0.9 if corrected == "momentum" else 0.0
+        optimizer = compressed(method, momentum, inner)
         for gradient in gradients:
             optimizer.apply_gradients([(gradient, variable)])
-        return variable.numpy()
+        kept = [*optimizer.residual, *optimizer.velocity, *optimizer.second_moment]
+        return [variable.numpy(), *(v.numpy() for v in kept)]
 
-    sparse = [slices(np.random.default_rng(6), "float32") for _ in range(2)]
+    rng = np.random.default_rng(6)
+    sparse = [slices(rng, "float32") for _ in range(3)]
     whole = [accumulation.to_dense(g, tf.zeros(SHAPE)) for g in sparse]
-    np.testing.assert_array_equal(weights(sparse), weights(whole))
+    for a, b in zip(weights(sparse), weights(whole), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif("native" not in PATHS, reason="there are no native operations")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_gradient_is_made_whole(dtype):
+    variable = keras.Variable(np.ones(SHAPE, "float32"))
+    optimizer = compressed(tf_dgc.compressors.TwoBit(0.25), 0.9)
+    optimizer.build([variable])
+
+    @tf.function
+    def step(values, rows):
+        gradient = tf.IndexedSlices(values, rows, SHAPE)
+        optimizer.apply_gradients([(gradient, variable)])
+
+    values = tf.TensorSpec([None, SHAPE[1]], dtype)
+    graph = step.get_concrete_function(values, tf.TensorSpec([None], tf.int32)).graph
+    scattered = [o for o in graph.get_operations() if o.type == "ScatterNd"]
+    assert not scattered
+
+
+@pytest.mark.parametrize("row", [-1, 300])
+def test_the_engine_refuses_rows_that_do_not_exist(row):
+    variable = keras.Variable(np.ones(SHAPE, "float32"))
+    optimizer = compressed(tf_dgc.compressors.TwoBit(0.25))
+    gradient = tf.IndexedSlices(tf.ones((1, 33)), tf.constant([row]), SHAPE)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        optimizer.apply_gradients([(gradient, variable)])

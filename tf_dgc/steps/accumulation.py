@@ -60,6 +60,13 @@ def flatten(gradient: Gradient, tensor: Tensor) -> tf.Tensor:
     return tf.cast(tf.reshape(whole, [tensor.size]), tensor.dtype)
 
 
+def flatten_dense(gradient: Gradient, tensor: Tensor) -> Gradient:
+    """Return a gradient as what is accumulated; a sparse one as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return flatten(gradient, tensor)
+    return tf.IndexedSlices(tf.cast(gradient.values, tensor.dtype), gradient.indices)
+
+
 def _spread(gradient: Any, shape: Sequence[int]) -> Any:
     """Return a gradient of a shape; what is no row of a sparse one is zero."""
     if not isinstance(gradient, tf.IndexedSlices):

@@ -12,7 +12,7 @@ from tf_dgc.collectives.requests import Gather, Message, Reply, Sum
 from tf_dgc.collectives.rounds import fingerprint
 from tf_dgc.compressors.base import Native
 from tf_dgc.steps import native, native_update
-from tf_dgc.steps.accumulation import flatten
+from tf_dgc.steps.accumulation import entries, flatten_dense
 from tf_dgc.steps.base import Inputs
 from tf_dgc.steps.between_rounds import BetweenRounds
 from tf_dgc.steps.native_update import UpdateRule
@@ -55,7 +55,9 @@ class Call:
         self._between = BetweenRounds(inputs.compressor, methods, inputs.memory.states)
         self.num_rounds = self._between.num_rounds
         self._agreed = self._make_agreed()
-        self._gradients = list(map(flatten, inputs.gradients, inputs.tensors))
+        gradients = list(map(flatten_dense, inputs.gradients, inputs.tensors))
+        self._rows = native.row_operands(gradients)
+        self._gradients = list(map(entries, gradients))
         self._scales = clipping.drop(self._gradients, inputs.scales)
 
     def _make_agreed(self) -> dict[str, Any]:
@@ -104,6 +106,7 @@ class Call:
             nesterov=inputs.nesterov,
             factor_masking=inputs.factor_masking,
             V=self._dtypes,
+            **self._rows,
             **native.divisor_operands(inputs.divisors),
             **self._between.operands(),
             **self._agreed,

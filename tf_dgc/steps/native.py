@@ -103,9 +103,6 @@ def _compress(step: LocalStep) -> tf.Tensor:
         step = _divided(step)
     gradients = _for_device(step)
     values = list(map(entries, gradients))
-    rows = {
-        i: g.indices for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)
-    }
     words = library().tf_dgc_compress(
         gradients=values,
         velocity=[handle(v) for v in step.velocity or []],
@@ -117,13 +114,20 @@ def _compress(step: LocalStep) -> tf.Tensor:
         nesterov=step.nesterov,
         factor_masking=step.factor_masking,
         largest_exponents=_exponents(step.plan),
-        rows=list(rows.values()),
-        sparse=list(rows),
+        **row_operands(gradients),
         **divisor_operands(step.divisors),
         **agreed(step.plan),
     )
     length = wire.sparse_words(step.plan.layout, step.plan.counts)
     return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def row_operands(gradients: Sequence[Gradient]) -> dict[str, Any]:
+    """Return what operations take of the rows of sparse gradients."""
+    rows = {
+        i: g.indices for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)
+    }
+    return {"rows": list(rows.values()), "sparse": list(rows)}
 
 
 def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
