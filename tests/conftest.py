@@ -1,6 +1,8 @@
+import ast
 import functools
 import os
 import pathlib
+import re
 import signal
 import sys
 
@@ -16,7 +18,7 @@ def pytest_addoption(parser):
         action="store_true",
         help="trace the steps of the tests' `Trainer`, of which most are eager else; "
         "take all steps and examples, of which most tests take a few else; and leave "
-        "out what does neither, unless it is `slow`",
+        "out tests that do neither, unless they are `slow` or `exhaustive`",
     )
 
 
@@ -65,14 +67,24 @@ def _uses_starter(path):
 
 
 def _is_the_same_traced(item):
-    return not item.get_closest_marker("slow") and not _uses_trainer(item.path)
+    if any(item.get_closest_marker(mark) for mark in ("slow", "exhaustive")):
+        return False
+    return item.originalname not in _using_trainers(item.path)
 
 
 @functools.cache
-def _uses_trainer(path):
+def _using_trainers(path):
+    """Return the names in a file of what steps a trainer or takes fewer examples."""
     text = path.read_text()
-    signs = "from harness import", "from paths import", "fewer("
-    return any(sign in text for sign in signs)
+    known = {"Trainer", "fewer", "take_the_same_steps"}
+    bodies = {
+        node.name: set(re.findall(r"\w+", ast.unparse(node)))
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    for _ in bodies:  # each round finds at least one more, or nothing
+        known |= {name for name, words in bodies.items() if words & known}
+    return known
 
 
 def _is_gpu_test(argument, directory):

@@ -13,6 +13,10 @@ SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 SCRIPT = SUPPORT / "worker_scenarios.py"
 
 
+def exhaustive(value):
+    return pytest.param(value, marks=pytest.mark.exhaustive)
+
+
 def slow(value, id=None):
     return pytest.param(value, id=id, marks=pytest.mark.slow)
 
@@ -28,7 +32,7 @@ def run(starter):
     return run
 
 
-@pytest.mark.parametrize("num_workers", [slow(1), 2, slow(3), slow(4)])
+@pytest.mark.parametrize("num_workers", [exhaustive(1), 2, exhaustive(3), slow(4)])
 def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     finished = run("fit", num_workers, tmp_path)
     assert finished.codes == [0] * num_workers

@@ -46,11 +46,13 @@ def command(*flags):
 
 @pytest.mark.slow
 @pytest.mark.workers
-@pytest.mark.parametrize("loop", ["custom", "fit"])
-def test_step(tmp_path, loop):
+@pytest.mark.parametrize(
+    ("loop", "modes"), [("custom", "none,dense"), ("fit", "none,dense,dgc")]
+)
+def test_step(tmp_path, loop, modes):
     """A step is one collective, also in Keras's loop, which asks one more per epoch."""
     path = tmp_path / "step.json"
-    flags = "--modes=none,dense,dgc", "--method=two_bit", "--steps=5", "--rounds=2"
+    flags = f"--modes={modes}", "--method=two_bit", "--steps=5", "--rounds=2"
     finished = programs.run(command(*flags, f"--loop={loop}", f"--json={path}"))
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
@@ -63,12 +65,13 @@ def test_step(tmp_path, loop):
         assert row["median_ms"] == pytest.approx(
             row["ratio_to_none"] * rows[0]["median_ms"]
         )
-    none, dense, dgc, two_bit = rows
-    assert [row["mode"] for row in rows] == ["none", "dense", "dgc", "two_bit"]
+    none, dense, *others = rows
+    assert [row["mode"] for row in rows] == [*modes.split(","), "two_bit"]
     collectives = 1.2 if loop == "fit" else 1
-    assert [r["collectives_per_step"] for r in rows] == [0] + 3 * [collectives]
+    assert none["collectives_per_step"] == 0
+    assert {row["collectives_per_step"] for row in rows[1:]} == {collectives}
     # What else this machine sends to itself, other tests' workers, is counted too.
-    for row in (none, dgc, two_bit):
+    for row in (none, *others):
         assert row["bytes_per_step"] < dense["bytes_per_step"] / 2
 
 

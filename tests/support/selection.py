@@ -1,8 +1,9 @@
-"""Which rows of a product of parameters run always, and which are `slow`.
+"""Which rows of a product of parameters run always, and which are `slow` or more.
 
 A trace takes a second or two, so a product of methods, dtypes and numbers of workers
 takes minutes. Most faults need one value of one parameter, or two together: those run
-always, and the whole product in `pytest -m slow`.
+always, more of them in `pytest -m slow`, and the rest of a product in
+`pytest -m exhaustive`.
 """
 
 import itertools
@@ -14,19 +15,25 @@ from harness import Trainer
 def rows(every, always):
     """Return parameters for all rows; those that are not in `always` are `slow`."""
     always = list(always)
-    return [_row(row, row in always) for row in every]
+    return [_row(row, None if row in always else "slow") for row in every]
 
 
 def in_turn(first, second, always=None):
     """Return the product of two columns.
 
     Every value of `first`, or of `always` if given, runs always with one of `second`,
-    in turn; the other rows are `slow`.
+    in turn. Every value of `first` is `slow` with the next one, and the other rows are
+    `exhaustive`.
     """
     first, second = list(first), list(second)
     chosen = first if always is None else always
     pairs = [(a, second[i % len(second)]) for i, a in enumerate(chosen)]
-    return rows(itertools.product(first, second), pairs)
+    more = [(a, second[(i + 1) % len(second)]) for i, a in enumerate(first)]
+
+    def mark(row):
+        return None if row in pairs else "slow" if row in more else "exhaustive"
+
+    return [_row(row, mark(row)) for row in itertools.product(first, second)]
 
 
 def fewer(number):
@@ -34,7 +41,7 @@ def fewer(number):
     return number if Trainer.always_traced else -(-number // 4)
 
 
-def _row(row, is_always):
+def _row(row, mark):
     values = row if type(row) is tuple else (row,)
-    marks = () if is_always else pytest.mark.slow
+    marks = () if mark is None else getattr(pytest.mark, mark)
     return pytest.param(*values, marks=marks, id="-".join(map(str, values)))
