@@ -30,7 +30,7 @@ from setuptools.errors import CompileError
 SOURCE = pathlib.Path(__file__).resolve().parent
 LIBRARY = "libtf_dgc_ops.so"
 STAMP = "stamp.json"
-_COMPILED = ("cpu", "cuda", "engine", "methods", "tensorflow")
+_COMPILED = ("cpu", "cuda", "cuda_engine", "engine", "methods", "tensorflow")
 FLAGS = [
     "-std=c++17",
     "-O3",
@@ -100,7 +100,7 @@ def tensorflow_flags(directory):
 
 def sources(cuda):
     """Return the files of the library, those that take longest first."""
-    gpu = ["cuda/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
+    gpu = ["cuda*/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
     patterns = [
         *gpu,
         "tensorflow/[!g]*.cc",

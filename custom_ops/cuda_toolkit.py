@@ -47,7 +47,8 @@ class Toolkit:
         options = [*host_command[len(programs) :], "-fPIC", "-fvisibility=hidden"]
         # nvcc takes a compiler, and cannot call one through another program.
         host = ["-ccbin", programs[-1], *(f"-Xcompiler={o}" for o in options)]
-        includes = [f"-I{source.parents[1] / 'cpu'}", f"-I{source.parent}"]
+        folders = ("cpu", "cuda", "cuda_engine", "engine", "methods")
+        includes = [f"-I{source.parents[1] / folder}" for folder in folders]
         return [self.nvcc, *flags, *codes, *host, *includes, "-c", source, "-o", target]
 
     def includes(self):

@@ -74,10 +74,13 @@ TF_DGC_EVERYWHERE inline float ToFloat(Float16 x) {
   return BitCast<float>((rest < 0x400u ? small : normal) | sign);
 }
 
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
+
 // Rounds to float32; what is too large becomes the largest finite number.
-inline float Narrow(double x) {
-  const double largest = std::numeric_limits<float>::max();
-  return static_cast<float>(x > largest ? largest : x < -largest ? -largest : x);
+TF_DGC_EVERYWHERE inline float Narrow(double x) {
+  return static_cast<float>(x > kLargestFloat    ? kLargestFloat
+                            : x < -kLargestFloat ? -kLargestFloat
+                                                 : x);
 }
 inline float Narrow(float x) { return x; }
 

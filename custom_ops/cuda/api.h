@@ -81,6 +81,74 @@ const char* tf_dgc_cuda_decode(void* stream, const TfDgcTensor* tensors, int32_t
                                int32_t num_workers, int64_t num_words, float* const* targets,
                                const double* rate, void* workspace, TfDgcStatus* status);
 
+/* One tensor of a step of a method that codes every entry (custom_ops/methods). The arrays
+ * are on the device, but for `method` and `parameters`. */
+typedef struct {
+  const char* method;      /* "two_bit", "ef_sign_sgd", "one_bit", "qsgd, fixed", "natural",
+                              "uniform_8bit", "uniform_8bit, stochastic", "float16",
+                              "bfloat16"; "whole" for an exempt tensor */
+  const float* parameters; /* as many as the method has, in the order of its Python */
+  int32_t num_parameters;
+  int32_t vector;          /* that it is summed in on the way; -1 if it is gathered */
+  int64_t size;
+  int64_t columns;         /* length of the last axis; 1 for ranks below 2 */
+  int32_t index;           /* of the tensor among all of the model, for draws */
+  int32_t gradient_type;
+  const void* gradient;    /* [size], any alignment of its type */
+  float* velocity;         /* [size]; not read if there is no momentum */
+  float* residual;         /* [size]; NULL if nothing is kept back */
+} TfDgcCoded;
+
+/* Numbers that are summed on the way, behind a flag, which is 1 if a gradient was left out. */
+typedef struct {
+  void* data;   /* on the device */
+  int32_t type; /* float32 is 0, bfloat16 2, float16 3 */
+} TfDgcVector;
+
+typedef struct {
+  int32_t rule;     /* as in TfDgcSettings */
+  float momentum;
+  uint32_t fingerprint;
+  int32_t worker;   /* index of this one, for draws */
+  int64_t seed;
+} TfDgcCoding;
+
+/* Words of the buffer of a step, 0 if no tensor is gathered; numbers of a vector, with its
+ * flag; bytes of device memory that a step needs while it runs, aligned to 256 bytes. Negative
+ * if a tensor is impossible, or there is no such method. */
+int64_t tf_dgc_cuda_engine_words(const TfDgcCoded* tensors, int32_t num_tensors);
+int64_t tf_dgc_cuda_engine_numbers(const TfDgcCoded* tensors, int32_t num_tensors,
+                                   int32_t vector);
+int64_t tf_dgc_cuda_encode_workspace(const TfDgcCoded* tensors, int32_t num_tensors);
+
+/* Accumulates gradients, in place, and codes what the methods send: the contract is that of
+ * tf_dgc::Encode (engine/engine.h), and the words and numbers are the same.
+ *
+ * On the device: scales [num_tensors], float64, of which NaN leaves a gradient out; iteration,
+ * one int64; workspace; words [tf_dgc_cuda_engine_words]. */
+const char* tf_dgc_cuda_encode(void* stream, const TfDgcCoded* tensors, int32_t num_tensors,
+                               const TfDgcCoding* coding, const double* scales,
+                               const int64_t* iteration, const TfDgcVector* vectors,
+                               int32_t num_vectors, void* workspace, uint32_t* words);
+
+/* Bytes of device memory that decoding needs while it runs, aligned to 256 bytes. */
+int64_t tf_dgc_cuda_sum_workspace(const TfDgcCoded* tensors, int32_t num_tensors,
+                                  int32_t num_workers);
+
+/* Decodes the buffers of all workers, and the vectors, which are sums already, and adds them in
+ * the workers' order. If `rate` is NULL, writes the sums to `targets`; else subtracts rate
+ * times the sum, of no tensor if any sum is not finite. Nothing is written but the status if
+ * any buffer is wrong. Of `tensors` the gradients and what is remembered are not read.
+ *
+ * On the device: buffers [num_workers, num_words]; the targets, [size] float32 each; rate, one
+ * float64; finite [num_tensors], 1 where the sum is, else 0; workspace; status. */
+const char* tf_dgc_cuda_sum(void* stream, const TfDgcCoded* tensors, int32_t num_tensors,
+                            uint32_t fingerprint, const uint32_t* buffers,
+                            int32_t num_workers, int64_t num_words,
+                            const TfDgcVector* vectors, int32_t num_vectors,
+                            float* const* targets, const double* rate, uint8_t* finite,
+                            void* workspace, TfDgcStatus* status);
+
 /* Writes what a status's error means to `text`, at most `size` bytes with the final zero. */
 void tf_dgc_cuda_describe(uint64_t error, char* text, int32_t size);
 

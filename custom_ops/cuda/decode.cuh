@@ -3,6 +3,7 @@
 #define TF_DGC_CUDA_DECODE_CUH_
 
 #include "tables.cuh"
+#include "wrong.cuh"
 
 namespace tf_dgc {
 namespace gpu {
@@ -49,33 +50,9 @@ struct Buffers {
   uint32_t fingerprint;
 };
 
-// What can be wrong with a buffer. The lowest code of the first worker is reported.
-enum class Wrong : int {
-  kMagic,
-  kFingerprint,
-  kLength,
-  kChecksum,
-  kFlags,
-  kPadding,
-  kTooMany,
-  kTooFew,
-  kOrder,
-  kRange,
-  kValue,
-  kMagnitude,
-};
-
-constexpr uint64_t kRight = ~uint64_t{0};
-constexpr int kHeaderIndex = 0;  // tensors count from 1 in an error
-
-TF_DGC_DEVICE uint64_t ErrorKey(int64_t worker, int64_t index, Wrong wrong) {
-  return static_cast<uint64_t>(worker) << 40 | static_cast<uint64_t>(index) << 8 |
-         static_cast<uint64_t>(wrong);
-}
-
 TF_DGC_DEVICE void Report(const Buffers& b, bool is_wrong, int64_t worker, int64_t index,
                           Wrong wrong) {
-  if (is_wrong) AtomicMin(&b.status->error, ErrorKey(worker, index, wrong));
+  Report(b.status, is_wrong, worker, index, wrong);
 }
 
 // Bits of the last word of a stream that are not used, as they are set.
@@ -98,15 +75,6 @@ TF_DGC_DEVICE float ValueAt(const uint32_t* values, ValueType type, int64_t i) {
     default:
       return BitCast<float>(values[i]);
   }
-}
-
-TF_DGC_DEVICE void CheckHeader(const Buffers& b, const uint32_t* words, int64_t worker) {
-  if (ThreadIndex() != 0) return;
-  Report(b, words[0] != kMagic, worker, kHeaderIndex, Wrong::kMagic);
-  Report(b, words[1] != b.fingerprint, worker, kHeaderIndex, Wrong::kFingerprint);
-  Report(b, words[3] != static_cast<uint32_t>(b.num_words), worker, kHeaderIndex,
-         Wrong::kLength);
-  Report(b, words[2] & ~kNonFinite, worker, kHeaderIndex, Wrong::kFlags);
 }
 
 // Adds what a tensor's words contribute to the checksum; the first one's also the header.
@@ -209,7 +177,7 @@ TF_DGC_GLOBAL(kWide) Decode(Buffers b, TargetUpload upload) {
     if (tensor == 0) b.first_ranges[b.num_tensors] = b.num_ranges;
   }
   const uint32_t* words = b.words + worker * b.num_words;
-  if (tensor == 0) CheckHeader(b, words, worker);
+  if (tensor == 0) CheckHeader(words, worker, b.fingerprint, b.num_words, b.status);
   AddChecksum(b, target, tensor, words, worker);
   words += target.words;
   if (!target.exempt()) CheckPositions(b, target, tensor, words, worker);

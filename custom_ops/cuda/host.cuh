@@ -7,32 +7,11 @@
 
 #include "api.h"
 #include "wire.h"
+#include "workspace.cuh"
 
 namespace tf_dgc {
 namespace gpu {
 namespace {
-
-constexpr int64_t kAlignment = 256;  // bytes
-
-int64_t Divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Arrays one after the other in the workspace; without memory it only counts.
-class Workspace {
- public:
-  explicit Workspace(void* memory) : memory_(static_cast<char*>(memory)) {}
-
-  template <class T>
-  void Place(T** array, int64_t count) {
-    *array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
-    bytes_ += Divide(count * sizeof(T), kAlignment) * kAlignment;
-  }
-
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  int64_t bytes_ = 0;
-};
 
 Layout LayoutOf(const TfDgcTensor& tensor) {
   return {tensor.size, tensor.k, false, static_cast<ValueType>(tensor.value_type)};

@@ -10,59 +10,6 @@ namespace gpu {
 constexpr int kRows = kTile / (4 * kThreads);  // a thread has four neighbours of each row
 constexpr int kRow = 4 * kThreads;
 
-// Four entries; beyond the end zeros.
-TF_DGC_DEVICE void Load(const float* from, int64_t at, int64_t size, bool aligned, float* to) {
-  if (aligned && at + 4 <= size) {
-    const Four32 four = *reinterpret_cast<const Four32*>(from + at);
-    for (int e = 0; e < 4; ++e) to[e] = four.x[e];
-  } else {
-    for (int e = 0; e < 4; ++e) to[e] = at + e < size ? from[at + e] : 0.0f;
-  }
-}
-
-template <class Half>
-TF_DGC_DEVICE void Load(const Half* from, int64_t at, int64_t size, bool aligned, float* to) {
-  if (aligned && at + 4 <= size) {
-    const Four16 four = *reinterpret_cast<const Four16*>(from + at);
-    for (int e = 0; e < 4; ++e) to[e] = ToFloat(Half{four.x[e]});
-  } else {
-    for (int e = 0; e < 4; ++e) to[e] = at + e < size ? ToFloat(from[at + e]) : 0.0f;
-  }
-}
-
-TF_DGC_DEVICE void Store(float* to, int64_t at, int64_t size, bool aligned, const float* from) {
-  if (aligned && at + 4 <= size) {
-    Four32 four;
-    for (int e = 0; e < 4; ++e) four.x[e] = from[e];
-    *reinterpret_cast<Four32*>(to + at) = four;
-  } else {
-    for (int e = 0; e < 4; ++e) {
-      if (at + e < size) to[at + e] = from[e];
-    }
-  }
-}
-
-// Adds a gradient (Lin et al., ICLR 2018, equation 4; see Rule).
-template <Rule kRule>
-TF_DGC_DEVICE void Accumulate(float gradient, float m, float* u, float* v) {
-  float added = gradient;
-  if (kRule == Rule::kMomentum) {
-    added = *u = m * *u + gradient;
-  } else if (kRule == Rule::kNesterov) {
-    *u = m * (*u + gradient);
-    added = *u + gradient;
-  }
-  *v += added;
-}
-
-// The same with a gradient of 0; where momentum alone overflows, the residual stays.
-template <Rule kRule>
-TF_DGC_DEVICE void LeaveOut(float m, float* u, float* v) {
-  float added = 0;
-  if (kRule != Rule::kNone) added = *u = m * *u;
-  if (IsFinite(*v + added)) *v += added;
-}
-
 struct PassMemory {
   uint32_t start;
 };
@@ -115,10 +62,9 @@ TF_DGC_DEVICE void PassTile(const Tables& t, const Source& source, int tensor, i
   const int64_t first = (tile - source.first_tile) * kTile + 4 * ThreadIndex();
   const float scale = static_cast<float>(t.scales[tensor]);
   const int32_t threshold = t.choices[tensor].threshold;
-  const auto alignment = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
-  const bool whole = alignment(gradient) % (4 * sizeof(G)) == 0;
-  const bool whole_u = alignment(source.velocity) % sizeof(Four32) == 0;
-  const bool whole_v = alignment(source.residual) % sizeof(Four32) == 0;
+  const bool whole = IsAligned<G>(gradient);
+  const bool whole_u = IsAligned<float>(source.velocity);
+  const bool whole_v = IsAligned<float>(source.residual);
 
   float g[kRows][4], u[kRows][4], v[kRows][4];
 TF_DGC_UNROLL
@@ -135,19 +81,11 @@ TF_DGC_UNROLL
     const int64_t at = first + row * kRow;
 TF_DGC_UNROLL
     for (int e = 0; e < 4; ++e) {
-      float new_u = kRule == Rule::kNone ? 0.0f : u[row][e];
-      float new_v = v[row][e];
-      Accumulate<kRule>(scale * g[row][e], t.momentum, &new_u, &new_v);
-      if (MagnitudeOf(new_v) >= kInfinity) {
-        new_u = kRule == Rule::kNone ? 0.0f : u[row][e];
-        new_v = v[row][e];
-        LeaveOut<kRule>(t.momentum, &new_u, &new_v);
-        left_out |= at + e < size;
-      }
-      const bool reaches = threshold < kInfinity && MagnitudeOf(new_v) >= threshold;
+      const float gradient = scale * g[row][e];
+      const bool left = Enter<kRule>(gradient, t.momentum, &u[row][e], &v[row][e]);
+      left_out |= left && at + e < size;
+      const bool reaches = threshold < kInfinity && MagnitudeOf(v[row][e]) >= threshold;
       if (reaches && at + e < size) bits |= 1u << (4 * row + e);
-      if (kRule != Rule::kNone) u[row][e] = new_u;
-      v[row][e] = new_v;
     }
     if (kRule != Rule::kNone) Store(source.velocity, at, size, whole_u, u[row]);
     Store(source.residual, at, size, whole_v, v[row]);

@@ -6,15 +6,12 @@
 
 #include "api.h"
 #include "compress.h"
-#include "device.cuh"
-#include "formats.h"
+#include "entries.cuh"
 
 namespace tf_dgc {
 namespace gpu {
 
-constexpr int kThreads = 256;   // of kernels that stream
 constexpr int kWide = 1024;     // of kernels that choose
-constexpr int kTile = 4096;     // entries, the unit of work; results never depend on the grid
 constexpr int kBuckets = 2048;  // of a histogram
 constexpr int kDigit = 11;      // bits of a bucket
 constexpr int kInside = 4096;   // entries of the cut's bucket that a block can rank
@@ -160,21 +157,6 @@ TF_DGC_DEVICE uint32_t* HistogramOf(const Tables& t, const Source& source) {
 
 TF_DGC_DEVICE Candidate* InsideOf(const Tables& t, const Source& source) {
   return t.inside + int64_t{source.index} * kInside;
-}
-
-// The tensor of a tile: the last one that starts at or before it.
-TF_DGC_DEVICE int TensorOf(const int32_t* first_tiles, int num_tensors, int64_t tile) {
-  int low = 0;
-  int high = num_tensors;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first_tiles[middle] <= tile) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
 }
 
 // The bucket with the entry of this rank, counted from the highest bucket's entries, and

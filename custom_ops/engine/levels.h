@@ -3,8 +3,11 @@
 #ifndef TF_DGC_ENGINE_LEVELS_H_
 #define TF_DGC_ENGINE_LEVELS_H_
 
+#include <cmath>
+
+#include "elias.h"
 #include "measures.h"
-#include "quantizer.h"
+#include "quantizer_base.h"
 
 namespace tf_dgc {
 
@@ -37,32 +40,32 @@ struct Levels : Quantizer {
   struct Numbers {
     float norm;
   };
-  struct Partial {
-    double squares;
-  };
+  using Partial = Summed<SquareOf>;
   using Codes = C;
   static constexpr bool kDraws = true;
   float levels, share, zero;
   Codes codes;
 
-  TF_DGC_INLINE void Add(const float* values, int64_t n, Partial* partial) const {
-    partial->squares += SumOfSquares(values, n);
+  TF_DGC_INLINE_ON_CPU void Add(const float* values, int64_t n, Partial* partial) const {
+    partial->Add(values, n);
   }
-  static void Merge(const Partial& more, Partial* all) { all->squares += more.squares; }
-  Numbers Of(const Partial& all, int64_t) const { return {Narrow(std::sqrt(all.squares))}; }
+  static void Merge(const Partial& more, Partial* all) { all->Merge(more); }
+  TF_DGC_INLINE Numbers Of(const Partial& all, int64_t) const {
+    return {Narrow(std::sqrt(all.sum))};
+  }
 
   // A single entry's share can be rounded to above 1.
   TF_DGC_INLINE int32_t Code(float value, uint32_t random, const Numbers& numbers) const {
     const float part = numbers.norm == 0 ? 0.0f : value / numbers.norm;
-    const float exact = levels * std::min(std::max(part, -1.0f), 1.0f);
-    return RoundByChance(exact, random) + static_cast<int32_t>(zero);
+    const float above = part < -1.0f ? -1.0f : part;
+    return RoundByChance(levels * (1.0f < above ? 1.0f : above), random) + static_cast<int32_t>(zero);
   }
   TF_DGC_INLINE float Value(int32_t code, const Numbers& numbers) const {
     return (static_cast<float>(code) - zero) * (numbers.norm * share);
   }
   // Not all codes are levels.
-  double Bound(const Numbers& numbers) const {
-    const double largest = std::is_same<C, Planes>::value ? 4.0 : 2147483648.0;
+  TF_DGC_INLINE double Bound(const Numbers& numbers) const {
+    constexpr double largest = std::is_same<C, Planes>::value ? 4.0 : 2147483648.0;
     return largest * std::abs(numbers.norm);
   }
 };

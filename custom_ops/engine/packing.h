@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "inlined.h"
+
 namespace tf_dgc {
 
 // Where an entry's bits lie is known beforehand, so they are written and read in place.
@@ -21,7 +23,7 @@ struct Planes : Fixed {
   static constexpr int64_t kAligned = 32;  // entries that fill whole words
   int width;
 
-  int64_t Stride(int64_t size) const { return (size + 31) / 32; }
+  TF_DGC_INLINE int64_t Stride(int64_t size) const { return (size + 31) / 32; }
   int64_t Words(int64_t size) const { return width * Stride(size); }
 };
 

@@ -18,7 +18,7 @@ struct Stream {
 };
 
 // Makes of a counter the four words that belong to it.
-inline void MixCounter(const uint32_t key[2], uint32_t counter[4]) {
+TF_DGC_EVERYWHERE inline void MixCounter(const uint32_t key[2], uint32_t counter[4]) {
   uint32_t k0 = key[0], k1 = key[1];
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * counter[0];
@@ -33,13 +33,29 @@ inline void MixCounter(const uint32_t key[2], uint32_t counter[4]) {
 }
 
 // The seed of a stateless operation, two numbers, as TensorFlow mixes it.
-Stream StreamOf(int64_t first, int64_t second);
+TF_DGC_EVERYWHERE inline Stream StreamOf(int64_t first, int64_t second) {
+  const uint32_t key[2] = {0x3ec8f720u, 0x02461e29u};
+  uint32_t mixed[4] = {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32),
+                       static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 32)};
+  MixCounter(key, mixed);
+  return {{mixed[0], mixed[1]}, {mixed[2], mixed[3]}};
+}
 
 // The first word of a stream.
-uint32_t FirstWord(const Stream& stream);
+TF_DGC_EVERYWHERE inline uint32_t FirstWord(const Stream& stream) {
+  uint32_t counter[4] = {0, 0, stream.counter[0], stream.counter[1]};
+  MixCounter(stream.key, counter);
+  return counter[0];
+}
+
+// The stream of a seed into which a number was folded, as by
+// `tf.random.experimental.stateless_fold_in`.
+TF_DGC_EVERYWHERE inline Stream Fold(const Stream& stream, int32_t number) {
+  return StreamOf(static_cast<int32_t>(FirstWord(stream)), number);
+}
 
 // A number of [0, 1) by 23 bits, as `tf.random.stateless_uniform` makes it of a word.
-inline float ToUniform(uint32_t word) {
+TF_DGC_EVERYWHERE inline float ToUniform(uint32_t word) {
   return BitCast<float>((word & 0x7fffffu) | 0x3f800000u) - 1.0f;
 }
 
@@ -47,16 +63,20 @@ inline float ToUniform(uint32_t word) {
 // are, bit for bit.
 class Draw {
  public:
-  Draw(int64_t seed, int64_t step, int32_t tensor, int32_t worker)
+  TF_DGC_EVERYWHERE Draw(int64_t seed, int64_t step, int32_t tensor, int32_t worker)
       : seed_(seed), step_(step), tensor_(tensor), worker_(worker) {}
 
   // The same on all workers; in all steps, too.
-  Stream Shared(int32_t salt = 0) const;
+  TF_DGC_EVERYWHERE Stream Shared(int32_t salt = 0) const {
+    return Fold(Fold(StreamOf(seed_, step_), tensor_), salt);
+  }
   Stream Fixed(int32_t salt = 0) const;
   // A number in [0, 1), the same on all workers, to break ties by: `Draw.tie`.
   double Tie() const;
   // Independent on every worker.
-  Stream Local(int32_t salt = 0) const;
+  TF_DGC_EVERYWHERE Stream Local(int32_t salt = 0) const {
+    return Fold(Shared(salt), worker_ + 1);
+  }
 
  private:
   int64_t seed_;

@@ -19,8 +19,8 @@
 #include "measures.h"
 #include "method.h"
 #include "packing.h"
+#include "parts.h"
 #include "quantizer_base.h"
-#include "unit_numbers.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -64,20 +64,6 @@ struct CodingPart {
 #include "every_level.inc"
 #undef TF_DGC_LOOPS
 
-constexpr int64_t kQuantizerPart = 1 << 12;  // entries, more or less
-constexpr int64_t kPartsOfJob = 16;
-
-// Entries of a part: whole units and whole words of codes, or, of a unit that is longer, any.
-template <class M>
-int64_t PartOf(const M& method, int64_t size) {
-  const int64_t aligned = std::lcm(int64_t{32}, M::Codes::kAligned);
-  if (method.unit >= size && !M::kRotates) {
-    return (kQuantizerPart + aligned - 1) / aligned * aligned;
-  }
-  const int64_t least = std::lcm(aligned, method.unit);
-  return std::max<int64_t>(1, kQuantizerPart / least) * least;
-}
-
 }  // namespace tf_dgc
 
 #include "quantizing_decoder.h"
@@ -91,11 +77,7 @@ struct RegisteredQuantizer : Registered {
       : Registered(name, {NumWords, Size, MakeEncoder, MakeDecoder, M::kStates, M::kShared,
                           NumNotes<M>(), M::kNotesTotals}) {}
 
-  static int64_t NumWords(const Setup& setup) {
-    const M method(setup);
-    if (method.is_absent) return 0;
-    return kNumberWords<M> * NumUnits(method, setup.size) + method.codes.Words(setup.size);
-  }
+  static int64_t NumWords(const Setup& setup) { return WordsOf(M(setup), setup.size); }
   static int64_t Size(const Setup& setup) { return setup.size; }
   static std::unique_ptr<Encoder> MakeEncoder(const Setup& setup, const Source& source,
                                               Level level, void* words) {

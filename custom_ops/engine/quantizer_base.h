@@ -13,6 +13,8 @@ namespace tf_dgc {
 
 struct Nothing {};
 
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+
 // Rounds down or up so that the expectation is the value, which is of at most 2**22.
 TF_DGC_INLINE int32_t RoundByChance(float value, uint32_t random) {
   const int32_t cut = static_cast<int32_t>(value);  // towards 0
@@ -48,7 +50,7 @@ struct Quantizer {
   Codes codes{1};
   int64_t unit;   // entries that share numbers
   bool is_absent = false;  // whether nobody sends anything
-  Stream stream;  // of the random words
+  Stream stream = {};  // of the random words
 
   // The unit of an entry: its number, and the entry behind it.
   struct Unit {
@@ -65,8 +67,8 @@ struct Quantizer {
 
   int64_t LeastJob() const { return 0; }  // entries of which a `Partial` is, if these are large
   TF_DGC_INLINE void Add(const float*, int64_t, Partial*) const {}
-  static void Merge(const Partial&, Partial*) {}
-  Numbers Of(const Partial&, int64_t) const { return {}; }
+  static TF_DGC_INLINE void Merge(const Partial&, Partial*) {}
+  TF_DGC_INLINE Numbers Of(const Partial&, int64_t) const { return {}; }
   int64_t NumSent(int64_t size) const { return size; }
   // What is coded instead of a value, and what becomes of the state when it has been.
   TF_DGC_INLINE float Before(float value, float) const { return value; }
@@ -77,11 +79,9 @@ struct Quantizer {
   TF_DGC_INLINE float TotalFrom(float sum, float) const { return sum; }
   TF_DGC_INLINE float SharedAfter(float, float shared) const { return shared; }
   // What no entry's magnitude exceeds as a decoder sees it; infinity where no one knows.
-  double Bound(const Nothing&) const { return std::numeric_limits<double>::infinity(); }
+  TF_DGC_INLINE double Bound(const Nothing&) const { return kUnbounded; }
   // The same, by a look at the tensor's codes, where numbers do not tell.
-  double BoundByCodes(const void*, int64_t) const {
-    return std::numeric_limits<double>::infinity();
-  }
+  double BoundByCodes(const void*, int64_t) const { return kUnbounded; }
   // A subclass has `int32_t Code(float value, uint32_t random, const Numbers&) const` and
   // `float Value(int32_t code, const Numbers&) const`, what a decoder sees.
 };

@@ -17,7 +17,7 @@ class QuantizingEncoder : public Encoder {
         source_(source),
         level_(level),
         part_(PartOf(method_, source.size)),
-        job_(std::max(kPartsOfJob, (method_.LeastJob() + part_ - 1) / part_) * part_),
+        job_(JobOf(method_, part_)),
         measures_(M::kColumns || M::kMeasures ||
                   (kNumberWords<M> > 0 && !M::kNumbersLast && !M::kKnowsNumbers &&
                    source.size > part_ && method_.unit >= source.size && !M::kRotates)),

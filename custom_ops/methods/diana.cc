@@ -1,6 +1,7 @@
 // Levels of how far the gradient is from a shift that follows it
 // (tf_dgc/compressors/diana.py).
 #include "levels.h"
+#include "quantizer.h"
 
 namespace tf_dgc {
 namespace {

@@ -1,5 +1,6 @@
 // Levels of what a share of the errors so far is added to (tf_dgc/compressors/ecq.py).
 #include "levels.h"
+#include "quantizer.h"
 
 namespace tf_dgc {
 namespace {

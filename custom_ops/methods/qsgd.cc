@@ -1,5 +1,6 @@
 // A few levels of each bucket's norm, by chance (tf_dgc/compressors/qsgd.py).
 #include "levels.h"
+#include "quantizer.h"
 
 namespace tf_dgc {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "api.h"
 #include "compress.h"
+#include "emulation_engine.h"
 #include "pool.h"
 #include "random.h"
 #include "update.h"
@@ -253,6 +254,7 @@ void Run(int64_t rounds) {
     }
     const auto steps = CheckSteps(random, cases);
     CheckDecoding(random, LayoutOf(cases), steps);
+    CheckEngine(random);
   }
   std::printf("%ld rounds on the emulated device passed\n", static_cast<long>(rounds));
 }

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 _DIRECTORY = pathlib.Path(__file__).parents[1] / "_native"
-_COMPILED = ("cpu", "cuda", "engine", "methods", "tensorflow")  # folders of sources
+_COMPILED = (  # folders of sources
+    *("cpu", "cuda", "cuda_engine", "engine", "methods", "tensorflow"),
+)
 _LIBRARY = _DIRECTORY / "libtf_dgc_ops.so"
 _STAMP = _DIRECTORY / "stamp.json"
 _VARIABLE = "TF_DGC_NATIVE"

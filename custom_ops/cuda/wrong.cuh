@@ -1,0 +1,56 @@
+// What can be wrong with buffers, and how kernels say it.
+#ifndef TF_DGC_CUDA_WRONG_CUH_
+#define TF_DGC_CUDA_WRONG_CUH_
+
+#include "api.h"
+#include "device.cuh"
+#include "wire.h"
+
+namespace tf_dgc {
+namespace gpu {
+
+// What can be wrong with a buffer. The lowest code of the first worker is reported.
+enum class Wrong : int {
+  kMagic,
+  kFingerprint,
+  kLength,
+  kChecksum,
+  kFlags,
+  kPadding,
+  kTooMany,
+  kTooFew,
+  kOrder,
+  kRange,
+  kValue,
+  kMagnitude,
+};
+
+constexpr uint64_t kRight = ~uint64_t{0};
+constexpr int kHeaderIndex = 0;  // tensors count from 1 in an error
+
+TF_DGC_DEVICE uint64_t ErrorKey(int64_t worker, int64_t index, Wrong wrong) {
+  return static_cast<uint64_t>(worker) << 40 | static_cast<uint64_t>(index) << 8 |
+         static_cast<uint64_t>(wrong);
+}
+
+TF_DGC_DEVICE void Report(TfDgcStatus* status, bool is_wrong, int64_t worker, int64_t index,
+                          Wrong wrong) {
+  if (is_wrong) AtomicMin(&status->error, ErrorKey(worker, index, wrong));
+}
+
+TF_DGC_DEVICE void CheckHeader(const uint32_t* words, int64_t worker, uint32_t fingerprint,
+                               int64_t num_words, TfDgcStatus* status) {
+  if (ThreadIndex() != 0) return;
+  const auto report = [&](bool is_wrong, Wrong wrong) {
+    Report(status, is_wrong, worker, kHeaderIndex, wrong);
+  };
+  report(words[0] != kMagic, Wrong::kMagic);
+  report(words[1] != fingerprint, Wrong::kFingerprint);
+  report(words[3] != static_cast<uint32_t>(num_words), Wrong::kLength);
+  report(words[2] & ~kNonFinite, Wrong::kFlags);
+}
+
+}  // namespace gpu
+}  // namespace tf_dgc
+
+#endif  // TF_DGC_CUDA_WRONG_CUH_
