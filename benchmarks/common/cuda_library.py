@@ -127,7 +127,7 @@ class Library:
             ValueError: with what the library says.
         """
         start = (stream, tensors, len(tensors), ctypes.byref(settings))
-        _check(self._call("compress", *start, scales, offsets, hints, workspace, words))
+        check(self._call("compress", *start, scales, offsets, hints, workspace, words))
 
     def decode(
         self,
@@ -148,8 +148,8 @@ class Library:
             ValueError: with what the library says.
         """
         start = (stream, tensors, len(tensors), fingerprint, buffers, num_workers)
-        rest = (num_words, _addresses(targets), rate, workspace, status)
-        _check(self._call("decode", *start, *rest))
+        rest = (num_words, addresses(targets), rate, workspace, status)
+        check(self._call("decode", *start, *rest))
 
     def describe(self, error, size=200):
         """Return what a status's error means."""
@@ -190,14 +190,16 @@ class Cpu:
         """Decode at once; return the number of non-finite workers and what is wrong."""
         text = ctypes.create_string_buffer(200)
         start = (tensors, len(tensors), fingerprint, buffers, num_workers, num_words)
-        nonfinite = self._decode(*start, _addresses(targets), rate, text, len(text))
+        nonfinite = self._decode(*start, addresses(targets), rate, text, len(text))
         return nonfinite, text.value.decode()
 
 
-def _addresses(pointers):
+def addresses(pointers):
+    """Return a C array of addresses."""
     return (_POINTER * len(pointers))(*pointers)
 
 
-def _check(wrong):
+def check(wrong):
+    """Raise a ValueError with what a function says is wrong, if anything is."""
     if wrong is not None:
         raise ValueError(wrong.decode())

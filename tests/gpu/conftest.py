@@ -10,7 +10,7 @@ if str(BENCHMARKS) not in sys.path:
     sys.path.append(str(BENCHMARKS))
 
 import devices  # noqa: E402
-from common import cuda_library  # noqa: E402
+from common import cuda_engine, cuda_library  # noqa: E402
 from harness_gpu import Runner  # noqa: E402
 
 
@@ -55,23 +55,44 @@ def device(request):
 
 
 @pytest.fixture(scope="session")
-def library(request, device):
+def path(request, device):
+    """Return where the library of the kernels is."""
     path = request.config.getoption("--cuda-library", None)
     if path is None:
         try:
             path = cuda_library.build(device.kind)
         except RuntimeError as reason:
             pytest.skip(str(reason))
+    return path
+
+
+@pytest.fixture(scope="session")
+def library(path):
     return cuda_library.Library(path)
 
 
 @pytest.fixture(scope="session")
-def cpu(device):
-    """Return the CPU operations, or None where there is no compiler."""
+def engine(path):
+    return cuda_engine.Engine(path)
+
+
+@pytest.fixture(scope="session")
+def cpu_path():
+    """Return where the CPU operations are, or None where there is no compiler."""
     try:
-        return cuda_library.Cpu(cuda_library.build("cpu"))
+        return cuda_library.build("cpu")
     except RuntimeError:
         return None
+
+
+@pytest.fixture(scope="session")
+def cpu(cpu_path):
+    return cpu_path and cuda_library.Cpu(cpu_path)
+
+
+@pytest.fixture(scope="session")
+def cpu_engine(cpu_path):
+    return cpu_path and cuda_engine.Cpu(cpu_path)
 
 
 @pytest.fixture

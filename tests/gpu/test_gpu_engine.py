@@ -1,0 +1,266 @@
+"""The engine's methods on the device: the bits of the CPU's engine."""
+
+import numpy as np
+import pytest
+import step_oracle
+from common import cuda_library
+from engine_steps import Both, Case, Worker, draw
+
+METHODS = {
+    "two_bit": ("two_bit", (0.5,)),
+    "ef_sign_sgd": ("ef_sign_sgd", ()),
+    "one_bit": ("one_bit", (0,)),
+    "one_bit, columns": ("one_bit", (1,)),
+    "qsgd": ("qsgd, fixed", (7, 512, 0, 0)),
+    "qsgd, buckets of 100": ("qsgd, fixed", (15, 100, 0, 0)),
+    "qsgd, long buckets": ("qsgd, fixed", (3, 5000, 0, 0)),
+    "qsgd, one bucket": ("qsgd, fixed", (127, 1_000_000, 0, 0)),
+    "natural": ("natural", ()),
+    "uniform_8bit": ("uniform_8bit", (0,)),
+    "uniform_8bit, by chance": ("uniform_8bit, stochastic", (300,)),
+    "float16": ("float16", (2047,)),
+    "bfloat16": ("bfloat16", (1e37,)),
+    "whole": ("whole", (np.inf,)),
+    "whole, summed": ("whole", (0.5,)),
+}
+SUMMED = {"float16": "float16", "bfloat16": "bfloat16", "whole, summed": "float32"}
+SIZES = [1, 31, 32, 33, 1024, 4097, 70_001]
+RULES = list(cuda_library.RULES)
+
+
+def case(name, size, seed=0, dtype="float32", **rest):
+    """Return a tensor of a method; its rows are short where that fits."""
+    method, parameters = METHODS[name]
+    columns = next(n for n in (300, 7, 3, 1) if size % n == 0)
+    own = {"columns": columns, "summed_as": SUMMED.get(name), **rest}
+    return Case(method, draw(size, seed, dtype), parameters, **own)
+
+
+def exempt(size, seed=0):
+    return case("whole", size, seed)
+
+
+def buffers_of(done, num_workers):
+    """Return what as many workers gathered, and the sums of their vectors."""
+    words = [done[i % len(done)][0] for i in range(num_workers)]
+    return np.stack(words), done[0][1]
+
+
+@pytest.fixture
+def both(device, library, cpu, engine, cpu_engine):
+    if cpu_engine is None:
+        pytest.skip("there is no compiler for the CPU's engine")
+    return Both(device, library, engine, cpu_engine)
+
+
+# --- methods, sizes, types ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", METHODS)
+def test_small_sizes(both, name, size):
+    both.steps([case(name, size)])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", METHODS)
+def test_small_steps_and_sums(both, name, rule):
+    """Several tensors, some of them exempt, of 1 to 4 workers."""
+    cases = [
+        case(name, 9_000, scale=0.3),
+        exempt(300, 1),
+        case(name, 33, 2, "bfloat16"),
+        case(name, 1024, 3, "float16", shift=1),
+        exempt(0),
+        exempt(5, 4),
+    ]
+    done = both.steps(cases, rule, count=3)
+    for num_workers in range(1, 5):
+        for descend in (False, True):
+            buffers, numbers = buffers_of(done, num_workers)
+            wrong, nonfinite, finite, _ = both.sum(cases, buffers, numbers, descend)
+            assert (wrong, nonfinite) == ("", 0)
+            assert np.all(finite == 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_small_nothing_kept(both, name):
+    cases = [case(name, n, n, keeps=False) for n in (5_000, 31, 70_000)]
+    both.steps(cases, worker=3)
+
+
+def test_small_many_tensors(both):
+    """More than a kernel's parameters hold."""
+    names = list(METHODS)
+    cases = [case(names[i % len(names)], 40 + i, i) for i in range(150)]
+    (sent,) = both.steps(cases, "momentum", count=1)
+    both.sum(cases, sent[0][None], sent[1], True)
+
+
+def test_draws_differ_by_tensor_step_and_worker(both):
+    gradient = np.full(5_000, 0.01, np.float32)
+    twice = [Case("natural", gradient, keeps=False) for _ in range(2)]
+
+    def same_again(number, gradients, scales):
+        return [gradient, gradient], scales
+
+    found = [
+        part.tobytes()
+        for worker in (0, 1)
+        for words, _ in both.steps(twice, change=same_again, worker=worker)
+        for part in np.split(words[5:], 2)
+    ]
+    assert len(set(found)) == 8
+
+
+# --- content --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["zeros", "tiny", "huge", "equal"])
+@pytest.mark.parametrize("name", METHODS)
+def test_small_content(both, name, what):
+    size = 5_000
+    factor = {"zeros": 0, "tiny": 1e-38, "huge": 1e37, "equal": 1}[what]
+    gradient = draw(size, 1) * np.float32(factor)
+    if what == "equal":
+        gradient[:] = -1.5
+    one = case(name, size, residual=np.zeros(size, np.float32))
+    one.gradient = gradient
+    (sent,) = both.steps([one], count=1)
+    both.sum([one], *buffers_of([sent], 2), False)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("what", [np.nan, np.inf])
+def test_small_nonfinite_gradient_is_left_out(both, rule, what):
+    """An entry, or all by the scale; nothing of what was kept is lost."""
+    names = ["two_bit", "ef_sign_sgd", "one_bit", "qsgd", "float16"]
+    cases = [case(name, 9_000) for name in names]
+
+    def poison(number, gradients, scales):
+        if number == 0:
+            gradients = [g.copy() for g in gradients]
+            gradients[1][17::1000] = what
+        return gradients, [np.nan if number == 1 and i == 2 else 1 for i in range(5)]
+
+    done = both.steps(cases, rule, count=3, change=poison)
+    assert [int(words[2]) for words, _ in done] == [1, 1, 0]
+    assert [numbers["float16"][0] for _, numbers in done] == [0x3C00, 0x3C00, 0]
+    _, nonfinite, _, _ = both.sum(cases, *buffers_of(done, 3), False)
+    assert nonfinite == 2
+
+
+def test_small_what_is_not_finite_updates_nothing(both):
+    cases = [exempt(5_000), exempt(40), case("two_bit", 50)]
+    cases[1].gradient[7] = 3e38
+    cases[1].residual[7] = 0
+    (sent,) = both.steps(cases, count=1)
+    _, _, finite, targets = both.sum(cases, *buffers_of([sent], 2), True)
+    assert finite.tolist() == [1, 0, 1]
+    assert all(np.all(target == 0.5) for target in targets)
+    _, _, finite, targets = both.sum(cases, *buffers_of([sent], 2), False)
+    assert finite.tolist() == [1, 0, 1]
+    assert np.isinf(targets[1][7])
+    assert not np.any(targets[0] == 0.5)
+
+
+# --- bad buffers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "is_sealed", "what"),
+    [
+        (0, 7, True, "not one of this version"),
+        (1, 7, True, "another model"),
+        (3, 7, False, "another length"),
+        (4, 7, False, "checksum"),
+        (9, 7, False, "checksum"),
+        (2, 6, True, "unknown flags"),
+    ],
+)
+@pytest.mark.parametrize("descend", [False, True])
+def test_small_bad_buffers_change_nothing(both, index, value, is_sealed, what, descend):
+    cases = [case("qsgd", 9_000), exempt(20), case("float16", 50)]
+    (sent,) = both.steps(cases, count=1)
+    buffers, numbers = buffers_of([sent], 4)
+    buffers[2, index] = value
+    if is_sealed:
+        buffers[2] = step_oracle.seal(buffers[2])
+    wrong, _, _, targets = both.sum(cases, buffers, numbers, descend)
+    assert wrong.startswith("The buffer of worker 2 ")
+    assert what in wrong
+    assert all(np.all(target == 0.5) for target in targets)
+
+
+def test_small_any_words_are_decoded_alike(both):
+    names = ["two_bit", "ef_sign_sgd", "one_bit", "qsgd", "natural", "uniform_8bit"]
+    cases = [case(name, 1_023) for name in names]
+    (sent,) = both.steps(cases, count=1)
+    random = np.random.default_rng(1)
+    for _ in range(5):
+        buffers, numbers = buffers_of([sent], 3)
+        buffers[1, 5:] = random.integers(0, 2**32, buffers.shape[1] - 5)
+        buffers[1] = step_oracle.seal(buffers[1])
+        both.sum(cases, buffers, numbers, False)
+        both.sum(cases, buffers, numbers, True)
+
+
+# --- by NumPy -------------------------------------------------------------------------
+
+
+def words_after(both, one):
+    (sent,) = both.steps([one], count=1)
+    return sent[0][5:]
+
+
+def bits(condition):
+    return step_oracle.pack(condition.astype(np.uint8))
+
+
+def test_small_two_bits_by_numpy(both):
+    one = case("two_bit", 1_000)
+    value = one.residual + one.gradient
+    expected = np.concatenate([bits(value >= 0.5), bits(value <= -0.5)])
+    assert np.array_equal(words_after(both, one), expected)
+
+
+def test_small_signs_by_numpy(both):
+    one = case("ef_sign_sgd", 20_000)
+    value = one.residual + one.gradient
+    mean = np.float32(np.sum(np.abs(value), dtype=np.float64) / value.size)
+    words = words_after(both, one)
+    assert np.array_equal(words, [mean.view(np.uint32), *bits(value < 0)])
+
+
+def test_small_columns_by_numpy(both):
+    one = case("one_bit, columns", 9_000)
+    value = (one.residual + one.gradient).reshape(-1, one.columns)
+    means = [
+        np.sum(np.where(of, value, 0), 0, np.float64) / np.sum(of, 0)
+        for of in (value >= 0, value < 0)
+    ]
+    words = words_after(both, one)
+    found = words[: 2 * one.columns].view(np.float32)
+    np.testing.assert_allclose(found, np.concatenate(means), rtol=1e-6)
+    assert np.array_equal(words[2 * one.columns :], bits(value.ravel() < 0))
+
+
+def test_small_halves_by_numpy(both):
+    one = case("float16", 1_001)
+    (sent,) = both.steps([one], count=1)
+    value = one.residual + one.gradient
+    found = sent[1]["float16"].view(np.float16)
+    assert np.array_equal(found, np.concatenate([[0], value.astype(np.float16)]))
+
+
+# --- queues ---------------------------------------------------------------------------
+
+
+def test_small_steps_follow_each_other(both):
+    """Captured where there are graphs: scales and the number of the step may change."""
+    cases = [case("qsgd", 9_000), case("ef_sign_sgd", 5_000), exempt(40)]
+    worker = Worker(both.device, both.engine, cases, "momentum")
+    expected = both.steps(cases, "momentum", count=1)
+    worker.write([c.gradient for c in cases], [1, 1, 1], 7)
+    both.queue(worker)
+    assert np.array_equal(worker.words.read(), expected[0][0])
