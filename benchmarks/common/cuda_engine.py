@@ -89,7 +89,7 @@ class Engine:
         )
         self._encode = _declare(
             *(self._c, "tf_dgc_cuda_encode", _TEXT, _POINTER, _POINTER, _I32),
-            *(_POINTER, _POINTER, _POINTER, _POINTER, _I32, _POINTER, _POINTER),
+            *(_POINTER, _POINTER, _POINTER, _POINTER, _I32, *[_POINTER] * 3),
         )
         self._sum = _declare(
             *(self._c, "tf_dgc_cuda_sum", _TEXT, _POINTER, _POINTER, _I32, _U32),
@@ -113,7 +113,16 @@ class Engine:
         return self._sum_workspace(tensors, len(tensors), num_workers)
 
     def encode(
-        self, stream, tensors, coding, scales, iteration, vectors, workspace, words
+        self,
+        stream,
+        tensors,
+        coding,
+        scales,
+        iteration,
+        vectors,
+        workspace,
+        words,
+        all_taken,
     ):
         """Queue a step on a stream.
 
@@ -121,7 +130,8 @@ class Engine:
             ValueError: with what the library says.
         """
         start = (stream, tensors, len(tensors), ctypes.byref(coding), scales, iteration)
-        check(self._encode(*start, vectors, len(vectors), workspace, words))
+        rest = (vectors, len(vectors), workspace, words, all_taken)
+        check(self._encode(*start, *rest))
 
     def sum(
         self,

@@ -125,11 +125,13 @@ int64_t tf_dgc_cuda_encode_workspace(const TfDgcCoded* tensors, int32_t num_tens
  * tf_dgc::Encode (engine/engine.h), and the words and numbers are the same.
  *
  * On the device: scales [num_tensors], float64, of which NaN leaves a gradient out; iteration,
- * one int64; workspace; words [tf_dgc_cuda_engine_words]. */
+ * one int64; workspace; words [tf_dgc_cuda_engine_words]; all_taken, 0 if a gradient was left
+ * out, else 1. */
 const char* tf_dgc_cuda_encode(void* stream, const TfDgcCoded* tensors, int32_t num_tensors,
                                const TfDgcCoding* coding, const double* scales,
                                const int64_t* iteration, const TfDgcVector* vectors,
-                               int32_t num_vectors, void* workspace, uint32_t* words);
+                               int32_t num_vectors, void* workspace, uint32_t* words,
+                               uint8_t* all_taken);
 
 /* Bytes of device memory that decoding needs while it runs, aligned to 256 bytes. */
 int64_t tf_dgc_cuda_sum_workspace(const TfDgcCoded* tensors, int32_t num_tensors,

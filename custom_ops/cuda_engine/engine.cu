@@ -234,7 +234,8 @@ TF_DGC_EXPORT const char* tf_dgc_cuda_encode(void* stream, const TfDgcCoded* ten
                                              int32_t num_tensors, const TfDgcCoding* coding,
                                              const double* scales, const int64_t* iteration,
                                              const TfDgcVector* vectors, int32_t num_vectors,
-                                             void* workspace, uint32_t* words) {
+                                             void* workspace, uint32_t* words,
+                                             uint8_t* all_taken) {
   using namespace tf_dgc::gpu::engine;
   const char* wrong = Check(tensors, num_tensors);
   if (wrong == nullptr) wrong = CheckVectors(tensors, num_tensors, vectors, num_vectors);
@@ -250,6 +251,7 @@ TF_DGC_EXPORT const char* tf_dgc_cuda_encode(void* stream, const TfDgcCoded* ten
   step.fingerprint = coding->fingerprint;
   step.rule = static_cast<tf_dgc::Rule>(coding->rule);
   step.momentum = coding->momentum;
+  step.all_taken = all_taken;
   return Run(encoding, vectors, num_vectors, static_cast<tf_dgc::gpu::Stream>(stream));
 }
 

@@ -60,6 +60,7 @@ TF_DGC_DEVICE void SetFlag(const TfDgcVector& vector, bool flag) {
 TF_DGC_GLOBAL(kThreads) Seal(Step step, Flags flags) {
   if (ThreadIndex() != 0) return;
   const bool left_out = *step.left_out != 0;
+  *step.all_taken = !left_out;
   for (int i = 0; i < flags.count; ++i) SetFlag(flags.vectors[i], left_out);
   if (step.words == nullptr) return;
   Writer writer{step.words, 0};

@@ -84,6 +84,7 @@ struct Step {
   const int64_t* iteration;
   uint32_t* left_out;  // not 0: a gradient was
   uint32_t* words;     // null if nothing is gathered
+  uint8_t* all_taken;
   int64_t num_words;
   int64_t seed;
   int32_t num_tensors;

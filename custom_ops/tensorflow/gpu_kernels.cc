@@ -5,45 +5,14 @@
 #include <utility>
 #include <vector>
 
-#include "api.h"
-#include "tensorflow/core/common_runtime/device/device_event_mgr.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "gpu_stream.h"
 #include "wire_kernel.h"
-#include "xla/stream_executor/stream.h"
 
 namespace tf_dgc {
 namespace {
 
-using tensorflow::AllocatorAttributes;
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-// Not tf_dgc::Tensor.
-using Values = tensorflow::Tensor;
-
-cudaStream_t StreamOf(OpKernelContext* context) {
-  auto* stream = context->op_device_context()->stream();
-  return static_cast<cudaStream_t>(stream->platform_specific_handle().stream);
-}
-
-absl::Status Queued(cudaError_t error) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("CUDA: ", cudaGetErrorString(error)));
-}
-
-absl::Status Queued(const char* wrong) {
-  if (wrong == nullptr) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("The CUDA kernels of tf_dgc: ", wrong));
-}
-
-// Copies on the stream of an operation.
-struct Copier {
-  cudaStream_t stream;
-  absl::Status operator()(void* to, const void* from, size_t bytes) const {
-    return Queued(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
-  }
-};
 
 absl::Status RefuseFloat64(const std::vector<Layout>& layout) {
   for (const Layout& tensor : layout) {
@@ -52,12 +21,6 @@ absl::Status RefuseFloat64(const std::vector<Layout>& layout) {
     }
   }
   return absl::OkStatus();
-}
-
-// Memory of the device for the time of a kernel: freed when queued work no longer needs it.
-absl::Status AllocateBytes(OpKernelContext* context, int64_t bytes, Values* memory) {
-  if (bytes < 0) return absl::InvalidArgumentError("A tensor's size or count is impossible.");
-  return context->allocate_temp(tensorflow::DT_UINT8, {bytes}, memory);
 }
 
 TfDgcTensor Describe(const Layout& layout) {
@@ -148,15 +111,10 @@ class DecodeKernel : public WireKernel<AsyncOpKernel> {
     for (const Layout& tensor : layout) tensors.push_back(Describe(tensor));
     const int num = static_cast<int>(tensors.size());
     const int num_workers = static_cast<int>(buffers.dim_size(0));
-    Values workspace, status, seen;
+    Values workspace, status;
     TF_RETURN_IF_ERROR(AllocateBytes(
         context, tf_dgc_cuda_decode_workspace(tensors.data(), num, num_workers), &workspace));
     TF_RETURN_IF_ERROR(AllocateBytes(context, sizeof(TfDgcStatus), &status));
-    AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    on_host.set_gpu_compatible(true);
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8, {sizeof(TfDgcStatus)}, &seen,
-                                              on_host));
     Values* nonfinite;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
     if (buffers.dim_size(1) != BufferWords(layout)) {
@@ -168,31 +126,9 @@ class DecodeKernel : public WireKernel<AsyncOpKernel> {
         reinterpret_cast<const uint32_t*>(buffers.flat<int32_t>().data()), num_workers,
         buffers.dim_size(1), targets.data(), rate, workspace.data(),
         static_cast<TfDgcStatus*>(status.data()))));
-    TF_RETURN_IF_ERROR(Queued(cudaMemcpyAsync(seen.data(), status.data(), sizeof(TfDgcStatus),
-                                              cudaMemcpyDeviceToHost, stream)));
-    auto finish = [context, nonfinite, seen, done = std::move(done)]() {
-      const auto* found = static_cast<const TfDgcStatus*>(seen.data());
-      nonfinite->scalar<int32_t>()() = found->nonfinite;
-      if (found->error != ~uint64_t{0}) {
-        char text[200];
-        tf_dgc_cuda_describe(found->error, text, sizeof(text));
-        context->CtxFailure(WrongBuffer(text));
-      }
-      done();
-    };
-    context->device()->tensorflow_accelerator_device_info()->event_mgr->ThenExecute(
-        context->op_device_context()->stream(), std::move(finish));
-    return absl::OkStatus();
+    return AnswerLater(context, status, nonfinite, std::move(done));
   }
 };
-
-// Ends an operation that cannot be queued.
-void EndIfWrong(OpKernelContext* context, const absl::Status& status,
-                const AsyncOpKernel::DoneCallback& done) {
-  if (status.ok()) return;
-  context->CtxFailure(status);
-  done();
-}
 
 class SumKernel : public DecodeKernel {
  public:

@@ -24,14 +24,15 @@ using tensorflow::OpKernelContext;
 // Not those of tf_dgc.
 using Values = tensorflow::Tensor;
 
-// What they know of the tensors.
-class MethodKernel : public OpKernel {
+// What they know of the tensors. `Base` is OpKernel or AsyncOpKernel.
+template <class Base>
+class MethodAttributes : public Base {
  public:
-  explicit MethodKernel(OpKernelConstruction* context) : OpKernel(context) {
-    std::vector<std::string> names, firsts;
+  explicit MethodAttributes(OpKernelConstruction* context) : Base(context) {
+    std::vector<std::string> firsts;
     std::vector<int64_t> num_parameters;
     std::vector<float> parameters;
-    OP_REQUIRES_OK(context, context->GetAttr("methods", &names));
+    OP_REQUIRES_OK(context, context->GetAttr("methods", &names_));
     OP_REQUIRES_OK(context, context->GetAttr("num_parameters", &num_parameters));
     OP_REQUIRES_OK(context, context->GetAttr("parameters", &parameters));
     OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
@@ -44,7 +45,7 @@ class MethodKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("firsts", &firsts));
     OP_REQUIRES_OK(context, context->GetAttr("first_vectors", &first_vectors_));
     OP_REQUIRES_OK(context, context->GetAttr("num_numbers", &num_numbers_));
-    const size_t num = names.size();
+    const size_t num = names_.size();
     OP_REQUIRES(context,
                 num_parameters.size() == num && sizes_.size() == num && columns_.size() == num &&
                     vectors_.size() == num && indices_.size() == num && firsts.size() == num &&
@@ -54,11 +55,11 @@ class MethodKernel : public OpKernel {
                 absl::InvalidArgumentError("There must be one of each attribute per tensor."));
     auto next = parameters.begin();
     for (size_t i = 0; i < num; ++i) {
-      methods_.push_back(FindMethod(names[i]));
+      methods_.push_back(FindMethod(names_[i]));
       OP_REQUIRES(context, methods_[i] != nullptr && parameters.end() - next >= num_parameters[i],
                   absl::InvalidArgumentError("There is no native method of this name, or too "
                                              "few parameters of it: " +
-                                             names[i]));
+                                             names_[i]));
       firsts_.push_back(FindMethod(firsts[i]));
       OP_REQUIRES(context, firsts[i].empty() == (firsts_[i] == nullptr),
                   absl::InvalidArgumentError("There is no such method: " + firsts[i]));
@@ -72,16 +73,9 @@ class MethodKernel : public OpKernel {
     }
     GiveToTensorFlow();
   }
-  ~MethodKernel() override { TakeFromTensorFlow(); }
-
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
+  ~MethodAttributes() override { TakeFromTensorFlow(); }
 
  protected:
-  virtual absl::Status Run(OpKernelContext* context) = 0;
-
   size_t num_tensors() const { return sizes_.size(); }
 
   // `numbers`, of all tensors one after the other, may be missing in the first round.
@@ -141,6 +135,7 @@ class MethodKernel : public OpKernel {
     return {static_cast<char*>(values.data()), DataTypeSize(values.dtype())};
   }
 
+  std::vector<std::string> names_;
   std::vector<const Method*> methods_;
   std::vector<std::vector<float>> parameters_;
   std::vector<const Method*> firsts_;  // null where there is one round
@@ -148,6 +143,20 @@ class MethodKernel : public OpKernel {
   std::vector<int64_t> fingerprints_;  // of each round
   tensorflow::DataTypeVector vector_types_;
   int64_t seed_;
+};
+
+// On CPUs.
+class MethodKernel : public MethodAttributes<OpKernel> {
+ public:
+  using MethodAttributes::MethodAttributes;
+
+  void Compute(OpKernelContext* context) override {
+    const Called called;
+    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
+  }
+
+ protected:
+  virtual absl::Status Run(OpKernelContext* context) = 0;
 };
 
 }  // namespace tf_dgc

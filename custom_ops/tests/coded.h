@@ -54,13 +54,15 @@ inline void SetFlag(const TfDgcVector& vector, bool flag) {
   if (type == ValueType::kBFloat16) *static_cast<BFloat16*>(vector.data) = ToBFloat16(number);
 }
 
-inline void EncodeOnCpu(const TfDgcCoded* tensors, int num, const TfDgcCoding& coding,
+// Returns whether all gradients were taken.
+inline bool EncodeOnCpu(const TfDgcCoded* tensors, int num, const TfDgcCoding& coding,
                         const double* scales, int64_t iteration, const TfDgcVector* vectors,
                         int num_vectors, Threads& threads, uint32_t* words) {
   const Encoded encoded = Encode(
       CodedOf(tensors, num, coding, iteration), SourcesOf(tensors, num, coding, scales),
       coding.fingerprint, CurrentLevel(), threads, words, VectorsOf(vectors, num_vectors));
   for (int i = 0; i < num_vectors; ++i) SetFlag(vectors[i], !encoded.all_taken);
+  return encoded.all_taken;
 }
 
 // Returns what is wrong, or "". Without `rate` the sums are written, else descended by.

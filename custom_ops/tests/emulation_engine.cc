@@ -151,13 +151,14 @@ void CheckStep(Random& random, const TfDgcCoding& coding, Worker* cpu, Worker* g
   Allocate(tensors, gpu);
   const std::vector<TfDgcVector> mine = cpu->Vectors(), theirs = gpu->Vectors();
   Pool pool(2);
-  EncodeOnCpu(tensors.data(), count, coding, scales.data(), iteration, mine.data(), 3, pool,
-              cpu->words.data());
+  uint8_t taken = 7;
+  const bool cpu_taken = EncodeOnCpu(tensors.data(), count, coding, scales.data(), iteration,
+                                     mine.data(), 3, pool, cpu->words.data());
   std::vector<char> workspace = Memory(tf_dgc_cuda_encode_workspace(on_gpu.data(), count));
   const char* wrong =
       tf_dgc_cuda_encode(nullptr, on_gpu.data(), count, &coding, scales.data(), &iteration,
-                         theirs.data(), 3, workspace.data(), gpu->words.data());
-  REQUIRE(wrong == nullptr);
+                         theirs.data(), 3, workspace.data(), gpu->words.data(), &taken);
+  REQUIRE(wrong == nullptr && taken == cpu_taken);
   REQUIRE(Same(cpu->words, gpu->words));
   for (int i = 0; i < 3; ++i) REQUIRE(Same(cpu->numbers[i], gpu->numbers[i]));
   for (int i = 0; i < count; ++i) {

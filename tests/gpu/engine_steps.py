@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import devices
 import numpy as np
 from common import cuda_engine, cuda_library
 from harness_gpu import FINGERPRINT, RIGHT, same
@@ -76,37 +77,11 @@ def draw(size, seed, dtype="float32"):
     return to_bfloat16(drawn) if dtype == "bfloat16" else drawn.astype(dtype)
 
 
-class Host:
-    """Memory of the host, as `devices.Device` has it."""
-
-    def array(self, content, shift=0):
-        del shift
-        return HostArray(np.array(content))
-
-    def poisoned(self, num_bytes, dtype=np.uint8):
-        return HostArray(np.full(num_bytes, 0x5A, np.uint8).view(dtype))
-
-
-class HostArray:
-    def __init__(self, content):
-        self._content, self.shape = content, content.shape
-
-    @property
-    def pointer(self):
-        return self._content.ctypes.data if self._content.size else None
-
-    def read(self):
-        return self._content
-
-    def write(self, content):
-        self._content[...] = content
-
-
 class Worker:
     """One worker's tensors in some memory.
 
     Args:
-        memory: a device, or `Host()`.
+        memory: a device, or `devices.Emulated()`.
         engine: for numbers of words.
         cases: what it has; they are copied.
         rule: "none", "momentum" or "nesterov".
@@ -120,6 +95,7 @@ class Worker:
         self.residual = [memory.array(c.residual, c.shift) for c in cases]
         self.scales = memory.array(np.array([c.scale for c in cases]))
         self.iteration = memory.array(np.array([0], np.int64))
+        self.all_taken = memory.poisoned(1)
         self.coding = cuda_engine.Coding(
             cuda_library.RULES[rule], 0.75, FINGERPRINT, worker, 12345
         )
@@ -186,7 +162,7 @@ class Both:
         `change(number)` may return gradients and scales of a step.
         """
         mine = Worker(self.device, self.engine, cases, rule, worker)
-        theirs = Worker(Host(), self.engine, cases, rule, worker)
+        theirs = Worker(devices.Emulated(), self.engine, cases, rule, worker)
         done = []
         for number in range(count):
             scales = [c.scale for c in cases]
@@ -203,6 +179,8 @@ class Both:
             self.queue(mine)
             self.encode_on_cpu(theirs)
             mine.expect(theirs)
+            left_out = not mine.all_taken.read()[0]
+            assert left_out == (mine.numbers["float32"].read()[0] != 0)
             done.append(theirs.sent())
         return done
 
@@ -211,7 +189,7 @@ class Both:
         self.engine.encode(
             *(self.device.stream, worker.tensors, worker.coding),
             *(worker.scales.pointer, worker.iteration.pointer, worker.vectors),
-            *(workspace.pointer, worker.words.pointer),
+            *(workspace.pointer, worker.words.pointer, worker.all_taken.pointer),
         )
         self.device.synchronize()
 
@@ -261,7 +239,7 @@ class Both:
         return (self.describe(int(found["error"])), found["nonfinite"], *given.read())
 
     def _sum_on_cpu(self, cases, buffers, numbers, descend):
-        given = _Given(Host(), cases, buffers, numbers, descend)
+        given = _Given(devices.Emulated(), cases, buffers, numbers, descend)
         nonfinite, wrong = self.cpu.sum(
             *(given.tensors, FINGERPRINT, given.buffers.pointer, *buffers.shape),
             *(given.vectors, [t.pointer for t in given.targets]),

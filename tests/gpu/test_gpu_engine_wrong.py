@@ -31,7 +31,7 @@ def test_small_wrong_arguments(engine, wrong, what):
     assert engine.sum_workspace(tensors, 1) == -1
     with pytest.raises(ValueError, match=what):
         engine.encode(
-            None, tensors, cuda_engine.Coding(), *[None] * 2, NONE, None, None
+            None, tensors, cuda_engine.Coding(), *[None] * 2, NONE, *[None] * 3
         )
 
 
@@ -47,7 +47,7 @@ def test_small_wrong_steps(engine, wrong, rule, what):
     tensors = cuda_engine.tensors([{**right, **wrong}])
     coding = cuda_engine.Coding(cuda_library.RULES[rule])
     with pytest.raises(ValueError, match=what):
-        engine.encode(None, tensors, coding, *[None] * 2, NONE, None, None)
+        engine.encode(None, tensors, coding, *[None] * 2, NONE, *[None] * 3)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_small_wrong_vectors(engine, kinds, what):
     vectors = cuda_engine.vectors([(None, kind) for kind in kinds])
     with pytest.raises(ValueError, match=what):
         engine.encode(
-            *(None, tensors, cuda_engine.Coding(), None, None, vectors, None, None)
+            *(None, tensors, cuda_engine.Coding(), None, None, vectors, *[None] * 3)
         )
 
 
