@@ -76,6 +76,7 @@ class Engine:
 
     def __init__(self, path):
         self._c = ctypes.CDLL(str(path))
+        self._methods = _declare(self._c, "tf_dgc_cuda_engine_methods", _TEXT)
         size = _declare(self._c, "tf_dgc_cuda_encode_workspace", _I64, _POINTER, _I32)
         self._encode_workspace = size
         self._words = _declare(
@@ -95,6 +96,10 @@ class Engine:
             *(self._c, "tf_dgc_cuda_sum", _TEXT, _POINTER, _POINTER, _I32, _U32),
             *(_POINTER, _I32, _I64, _POINTER, _I32, *[_POINTER] * 5),
         )
+
+    def methods(self):
+        """Return the names of the methods that have kernels."""
+        return self._methods().decode().splitlines()
 
     def words(self, tensors):
         """Return how many words a step's buffer has; negative: impossible."""

@@ -84,9 +84,7 @@ const char* tf_dgc_cuda_decode(void* stream, const TfDgcTensor* tensors, int32_t
 /* One tensor of a step of a method that codes every entry (custom_ops/methods). The arrays
  * are on the device, but for `method` and `parameters`. */
 typedef struct {
-  const char* method;      /* "two_bit", "ef_sign_sgd", "one_bit", "qsgd, fixed", "natural",
-                              "uniform_8bit", "uniform_8bit, stochastic", "float16",
-                              "bfloat16"; "whole" for an exempt tensor */
+  const char* method;      /* one of tf_dgc_cuda_engine_methods; "whole" if exempt */
   const float* parameters; /* as many as the method has, in the order of its Python */
   int32_t num_parameters;
   int32_t vector;          /* that it is summed in on the way; -1 if it is gathered */
@@ -112,6 +110,9 @@ typedef struct {
   int32_t worker;   /* index of this one, for draws */
   int64_t seed;
 } TfDgcCoding;
+
+/* The names of all methods that have kernels, a line each. */
+const char* tf_dgc_cuda_engine_methods(void);
 
 /* Words of the buffer of a step, 0 if no tensor is gathered; numbers of a vector, with its
  * flag; bytes of device memory that a step needs while it runs, aligned to 256 bytes. Negative

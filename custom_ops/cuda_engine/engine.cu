@@ -206,6 +206,15 @@ const char* Run(const Decoding& decoding, gpu::Stream stream) {
 
 #define TF_DGC_EXPORT extern "C" __attribute__((visibility("default")))
 
+TF_DGC_EXPORT const char* tf_dgc_cuda_engine_methods() {
+  static const std::string names = [] {
+    std::string all;
+    for (const auto& known : tf_dgc::gpu::engine::kAllKnown) all += std::string(known.name) + "\n";
+    return all;
+  }();
+  return names.c_str();
+}
+
 TF_DGC_EXPORT int64_t tf_dgc_cuda_engine_words(const TfDgcCoded* tensors, int32_t num_tensors) {
   using namespace tf_dgc::gpu::engine;
   return Check(tensors, num_tensors) != nullptr ? -1 : NumWords(tensors, num_tensors);

@@ -53,20 +53,21 @@ constexpr Known Summed(const char* name, int num_parameters, ValueType type, boo
   return known;
 }
 
+inline constexpr Known kAllKnown[] = {
+    Gathered<TwoBit>("two_bit", 1),
+    Gathered<EFSignSGD>("ef_sign_sgd", 0),
+    Gathered<OneBit>("one_bit", 1),
+    Gathered<Levels<Planes>>("qsgd, fixed", 4),
+    Gathered<Natural>("natural", 0),
+    Gathered<Uniform8Bit>("uniform_8bit", 1),
+    Gathered<Stochastic>("uniform_8bit, stochastic", 1),
+    Summed<Rounded<Float16>>("float16", 1, ValueType::kFloat16, false),
+    Summed<Rounded<BFloat16>>("bfloat16", 1, ValueType::kBFloat16, false),
+    Summed<Exact>("whole", 1, ValueType::kFloat32, true),
+};
+
 inline const Known* Find(const char* name) {
-  static constexpr Known kAll[] = {
-      Gathered<TwoBit>("two_bit", 1),
-      Gathered<EFSignSGD>("ef_sign_sgd", 0),
-      Gathered<OneBit>("one_bit", 1),
-      Gathered<Levels<Planes>>("qsgd, fixed", 4),
-      Gathered<Natural>("natural", 0),
-      Gathered<Uniform8Bit>("uniform_8bit", 1),
-      Gathered<Stochastic>("uniform_8bit, stochastic", 1),
-      Summed<Rounded<Float16>>("float16", 1, ValueType::kFloat16, false),
-      Summed<Rounded<BFloat16>>("bfloat16", 1, ValueType::kBFloat16, false),
-      Summed<Exact>("whole", 1, ValueType::kFloat32, true),
-  };
-  for (const Known& known : kAll) {
+  for (const Known& known : kAllKnown) {
     if (std::strcmp(known.name, name) == 0) return &known;
   }
   return nullptr;

@@ -16,7 +16,7 @@ from selection import rows
 import tf_dgc
 from tf_dgc import compressors
 from tf_dgc.ops import loader
-from tf_dgc.steps import composed, engine, kinds, plan
+from tf_dgc.steps import composed, engine, engine_on_gpu, kinds, plan
 
 pytestmark = pytest.mark.skipif(
     loader.native().library is None, reason="there are no native operations"
@@ -212,6 +212,30 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
     @given(examples(2))
     def check(drawn):
         take_the_same_steps(paths, drawn, 2)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("name", "has_kernels"),
+    [("ef_sign_sgd, adam", True), ("float16", True), ("qsgd", False)],
+)
+def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
+    """Dense gradients, divided before, and sums back: here by the CPU's operations."""
+    case = CASES[name]
+    strategy = strategies[case.workers]
+    paths = {"composed": make_path(strategy, case, [composed.begin])}
+    chosen = [engine.begin] if has_kernels else [engine.begin, composed.begin]
+    with (
+        mock.patch.object(engine_on_gpu, "is_wanted", lambda: True),
+        mock.patch.object(engine_on_gpu, "suits", lambda *_: has_kernels),
+    ):
+        paths["as on GPUs"] = make_path(strategy, case, chosen)
+
+    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @given(examples(case.workers))
+    def check(drawn):
+        take_the_same_steps(paths, drawn, case.workers)
 
     check()
 

@@ -53,6 +53,10 @@ def both(device, library, cpu, engine, cpu_engine):
     return Both(device, library, engine, cpu_engine)
 
 
+def test_small_all_methods_are_tested(engine):
+    assert {name for name, _ in METHODS.values()} == {*engine.methods()}
+
+
 # --- methods, sizes, types ------------------------------------------------------------
 
 

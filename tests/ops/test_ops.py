@@ -199,6 +199,7 @@ def test_why_cuda_kernels_are_not_used(monkeypatch, stamp, environment, problem)
         monkeypatch.setenv(name, value)
     state = loader.Native(object(), "", True, stamp)
     assert state.cuda_problem == problem
+    assert bool(state.cuda) or not state.cuda_methods
     rows = dict(doctor.report(state._replace(library=None)))
     assert rows["path"] == "TensorFlow operations"
 

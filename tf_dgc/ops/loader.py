@@ -74,6 +74,11 @@ class Native(NamedTuple):
             return f"{_CUDA_VARIABLE}=1 is not set"
         return _text("tf_dgc_cuda_problem")
 
+    @property
+    def cuda_methods(self) -> list[str]:
+        """Names of the engine's methods that have CUDA kernels."""
+        return _text("tf_dgc_cuda_engine_methods").splitlines() if self.cuda else []
+
 
 @functools.cache
 def native() -> Native:

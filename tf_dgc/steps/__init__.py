@@ -10,6 +10,7 @@ __all__ = [
     "composed",
     "engine",
     "engine_calls",
+    "engine_on_gpu",
     "fused",
     "kinds",
     "memory",

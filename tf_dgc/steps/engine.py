@@ -16,7 +16,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.packs import num_bytes
 from tf_dgc.compressors.base import Compressor, Native
 from tf_dgc.ops import loader
-from tf_dgc.steps import native
+from tf_dgc.steps import engine_on_gpu, native
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.engine_calls import Call
 from tf_dgc.steps.plan import shares
@@ -35,16 +35,19 @@ def begin(inputs: Inputs) -> Step | None:
     if tracing.in_xla_context():
         native.warn_of_xla()
         return None
-    return _step(inputs, known)
+    if not engine_on_gpu.is_wanted():
+        return _step(inputs, known)
+    if not engine_on_gpu.suits(inputs, known):
+        return None
+    return _step(engine_on_gpu.simplify(inputs), known, updates=False)
 
 
 def _suits(inputs: Inputs) -> bool:
     """Return whether the engine has what the step needs, whatever the method."""
     plain = all(t.dtype == tf.float32 and t.narrow is None for t in inputs.tensors)
     watched = inputs.memory.last_sent is not None
-    on_cpu = not tf.config.get_visible_devices("GPU")
     live = loader.native().library is not None
-    return plain and on_cpu and live and not watched
+    return plain and live and not watched
 
 
 def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | None:
@@ -60,7 +63,7 @@ def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | Non
     return compressor.native(tensor.shape)
 
 
-def _step(inputs: Inputs, methods: Sequence[Native]) -> Step:
+def _step(inputs: Inputs, methods: Sequence[Native], updates: bool = True) -> Step:
     call = Call(inputs, methods)
     sent = [call.encode(0)]
     inputs.memory.warn_of(sent[0].finite, inputs.iteration)
@@ -75,5 +78,5 @@ def _step(inputs: Inputs, methods: Sequence[Native]) -> Step:
         decode=lambda: call.decode(replies),
         entries=add_up([s.entries for s in sent]),
         sent_bytes=add_up([num_bytes(request[0]) for request in requests]),
-        apply=lambda rule: call.apply(replies, rule),
+        apply=(lambda rule: call.apply(replies, rule)) if updates else None,
     )

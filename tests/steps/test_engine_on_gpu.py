@@ -1,0 +1,35 @@
+"""When the engine's CUDA kernels are taken; what they compute is in tests/gpu."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tf_dgc.compressors.base import Native
+from tf_dgc.ops import loader
+from tf_dgc.steps import engine_on_gpu, native
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """Return a function that says whether kernels are taken."""
+
+    def answer(methods, problem="", on_gpu=(True, True)):
+        state = SimpleNamespace(cuda_problem=problem, cuda_methods=["whole", "two_bit"])
+        monkeypatch.setattr(loader, "native", lambda: state)
+        monkeypatch.setattr(native, "is_on_gpu", lambda variables: variables[0])
+        memory = SimpleNamespace(velocity=on_gpu[:1], residual=on_gpu[1:])
+        inputs = SimpleNamespace(memory=memory)
+        return engine_on_gpu.suits(inputs, [Native(name) for name in methods])
+
+    return answer
+
+
+def test_kernels_are_taken_where_all_has_some(take):
+    assert take(["whole", "two_bit"])
+    assert take(["two_bit"], on_gpu=())
+    assert not take(["whole", "top_k"])
+
+
+def test_kernels_are_not_taken_where_they_cannot_run(take):
+    assert not take(["two_bit"], problem="they were not built")
+    assert not take(["two_bit"], on_gpu=(True, False))
