@@ -176,7 +176,7 @@ def _by_method(rows):
 def compare(task, strategy, steps, seeds):
     """Return the rows of all methods on a task, those of the ablation last."""
     comparison = Comparison(task, strategy, steps, seeds)
-    chosen = _METHODS.value or [*compressors.METHODS, "dgc"]
+    chosen = _METHODS.value or [*compressors.METHODS, *method_settings.DGC]
     todo = [(name, *method_settings.method(name)) for name in chosen]
     if _ABLATION.value or (_ABLATION.value is None and not _METHODS.value):
         todo += method_settings.ablation(task.clipnorm)
@@ -205,7 +205,8 @@ def read(paths):
     for path in paths:
         for key, group in _by_method(json.loads(pathlib.Path(path).read_text())):
             found[key] = list(group)
-    names = ["dense", *compressors.METHODS, "dgc"]  # then the ablation, as it was run
+    # Then the ablation, as it was run.
+    names = ["dense", *compressors.METHODS, *method_settings.DGC]
     rank = {name: i for i, name in enumerate(names)}
     order = sorted(found, key=lambda key: (key[0], rank.get(key[1], len(names))))
     return [row for key in order for row in found[key]]

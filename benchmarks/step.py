@@ -73,6 +73,7 @@ _THREADS = flags.DEFINE_integer(
     "threads", 1, "Intra-op threads of a worker; workers share the processors."
 )
 _VALUE_DTYPE = flags.DEFINE_string("value_dtype", None, "Passed to DGCOptimizer.")
+_EXEMPT_DTYPE = flags.DEFINE_string("exempt_dtype", None, "Passed to DGCOptimizer.")
 _FRESH = flags.DEFINE_boolean(
     "fresh", None, "New processes for every turn; by default only if memory is short."
 )
@@ -100,7 +101,8 @@ def main(_):
 
 def measure(rate, modes):
     """Return one row per mode."""
-    options = {"value_dtype": _VALUE_DTYPE.value} if _VALUE_DTYPE.value else {}
+    given = {"value_dtype": _VALUE_DTYPE.value, "exempt_dtype": _EXEMPT_DTYPE.value}
+    options = {name: value for name, value in given.items() if value}
     about = {
         "model": _MODEL.value,
         "loop": _LOOP.value,

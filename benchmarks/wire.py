@@ -25,7 +25,15 @@ from common import kernels, paths, reporting
 from tf_dgc.compressors import num_sent
 from tf_dgc.ops import loader
 
-VALUE_TYPES = {"float32": 0, "bfloat16": 2, "float16": 3, "sign": 4}  # as in wire.h
+# As in wire.h.
+VALUE_TYPES = {
+    "float32": 0,
+    "bfloat16": 2,
+    "float16": 3,
+    "mxint8": 6,
+    "mxfp4": 7,
+    "sign": 4,
+}
 PAYLOADS = 8
 
 _WIRE_SIZES = flags.DEFINE_list("n", ["1e6", "2.556e7"], "Entries of the tensor.")

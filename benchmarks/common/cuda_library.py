@@ -22,6 +22,7 @@ NAMES = {
 }
 GRADIENT_TYPES = {"float32": 0, "bfloat16": 2, "float16": 3}
 VALUE_TYPES = {"float32": 0, "bfloat16": 2, "float16": 3, "sign": 4, "exempt": 5}
+VALUE_TYPES |= {"mxint8": 6, "mxfp4": 7, "exempt:bfloat16": 8, "exempt:mxint8": 9}
 RULES = {"none": 0, "momentum": 1, "nesterov": 2}
 HINT_BYTES = 12
 STATUS_BYTES = 16

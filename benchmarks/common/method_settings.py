@@ -28,6 +28,14 @@ INNER = {
 }
 
 
+# DGC, and with values in fewer bits; those of small tensors likewise.
+DGC = {
+    "dgc": {},
+    "dgc bfloat16": {"value_dtype": "bfloat16"},
+    "dgc mxint8": {"value_dtype": "mxint8", "exempt_dtype": "bfloat16"},
+    "dgc mxfp4": {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"},
+}
+
 MODES = {"no_compression" if m == "none" else m: m for m in compressors.METHODS}
 """Methods as modes of `step.py`, where "none" is no communication."""
 
@@ -42,8 +50,8 @@ def parameters(name, steps):
 
 def method(name):
     """Return how the optimizer of a method is made, and what differs for its SGD."""
-    if name == "dgc":
-        return _dgc, {}
+    if name in DGC:
+        return _Dgc(DGC[name], warms_up=True), {}
 
     def make(inner, steps):
         compressor = compressors.METHODS[name](**parameters(name, steps))
@@ -83,6 +91,3 @@ class _Dgc:
         if self._warms_up and steps >= 5:
             sparsity = tf_dgc.schedules.WarmupSparsity(steps // 5, sparsity)
         return tf_dgc.DGCOptimizer(inner, sparsity, **self._options)
-
-
-_dgc = _Dgc({}, True)

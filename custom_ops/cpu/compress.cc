@@ -48,7 +48,7 @@ class State {
   virtual ~State() = default;
 
   const Layout& layout() const { return layout_; }
-  bool exempt() const { return layout_.value_type == ValueType::kExempt; }
+  bool exempt() const { return layout_.exempt(); }
 
   bool small() const { return layout_.size < kSmall; }
 

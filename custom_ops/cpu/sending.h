@@ -54,7 +54,7 @@ class Sender {
       TakeEach(positions.data() + begin, count, values_.data() + begin);
     });
     Code();
-    if (layout_.value_type == ValueType::kSign) Subtract(positions.data(), layout_.k, 0);
+    if (IsShared(layout_.value_type)) Subtract(positions.data(), layout_.k, 0);
   }
 
   // Sends the entries whose bits are set, k of them, a word per block.
@@ -82,14 +82,14 @@ class Sender {
       }
     });
     Code();
-    if (layout_.value_type != ValueType::kSign) return;
+    if (!IsShared(layout_.value_type)) return;
     ForEachPart(taken, [&](int64_t, const std::vector<int32_t>& positions, int64_t first,
                            int64_t count) { Subtract(positions.data(), count, first); });
   }
 
  private:
   static constexpr int64_t kSendJob = 1 << 12;
-  static constexpr int64_t kCodeJob = 1 << 16;
+  static constexpr int64_t kCodeJob = 16 * kPartValues;
   static constexpr int64_t kAhead = 16;
   static constexpr int64_t kBlocks = kPart / kBlock;
   static constexpr int64_t kFew = 12;  // of fewer than one in so many, each is taken by itself
@@ -151,17 +151,15 @@ class Sender {
     }
   }
 
-  // Codes the values, on all threads where each is coded by itself.
+  // Codes the values, on all threads unless all of them share a magnitude.
   void Code() {
     if (layout_.value_type == ValueType::kSign) {
       return WriteValues(layout_, values_.data(), words_);
     }
     uint32_t* words = words_ + StreamsOf(layout_).values;
     ForEachJob(threads_, (layout_.k + kCodeJob - 1) / kCodeJob, [&](int64_t job) {
-      Layout before = layout_, part = layout_;
-      before.k = job * kCodeJob;
-      part.k = std::min(layout_.k - before.k, kCodeJob);
-      EncodeValues(part, values_.data() + before.k, words + ValueWords(before));
+      const int64_t first = job * kCodeJob, count = std::min(layout_.k - first, kCodeJob);
+      EncodePart(layout_, first, count, values_.data() + first, words);
     });
   }
 

@@ -122,7 +122,7 @@ std::string Decoded::Decode(const std::vector<Layout>& layout, const uint32_t* b
 void Decoded::Sum(const std::vector<void*>& sums, Threads& threads) const {
   ForEachPart(layout_, threads, [&](const Range& part) {
     const size_t at = part.tensor * num_workers_;
-    const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
+    const bool exempt = layout_[part.tensor].exempt();
     if (layout_[part.tensor].wide) {
       SumPart<double>(&wide_[at], num_workers_, exempt, part.begin, part.end,
                       static_cast<double*>(sums[part.tensor]) + part.begin);
@@ -137,7 +137,7 @@ void Decoded::Apply(const UpdateRules& rules, Threads& threads) const {
   ForEachPart(layout_, threads, [&](const Range& part) {
     alignas(64) float sums[kSummed];
     const Entries<float>* workers = &narrow_[part.tensor * num_workers_];
-    const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
+    const bool exempt = layout_[part.tensor].exempt();
     float rate;
     if (rules.Descends(part.tensor, &rate)) {
       return DescendPart<float>(workers, num_workers_, exempt, part.begin, part.end, rate,
@@ -162,7 +162,7 @@ void Decoded::Descend(const std::vector<void*>& variables, double rate,
                       Threads& threads) const {
   ForEachPart(layout_, threads, [&](const Range& part) {
     const size_t at = part.tensor * num_workers_;
-    const bool exempt = layout_[part.tensor].value_type == ValueType::kExempt;
+    const bool exempt = layout_[part.tensor].exempt();
     if (layout_[part.tensor].wide) {
       DescendPart<double>(&wide_[at], num_workers_, exempt, part.begin, part.end, rate,
                           static_cast<double*>(variables[part.tensor]));

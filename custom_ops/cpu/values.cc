@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "blocks.h"
 #include "formats.h"
 
 namespace tf_dgc {
@@ -36,6 +38,72 @@ float MeanMagnitude(const A* values, int64_t k) {
   return static_cast<float>(sum / k);
 }
 
+// Codes a block of n values into a word of several codes each, and returns its scale; what is
+// coded is read back into `values`.
+template <class Format, class A>
+uint32_t WriteBlock(int64_t n, A* values, uint32_t* words) {
+  constexpr int kPerWord = 32 / Format::kBits;
+  float block[kShared] = {};
+  int32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    block[i] = Narrow(values[i]);
+    largest = std::max(largest, MagnitudeOf(block[i]));
+  }
+  const uint32_t scale = ScaleOf<Format>(largest);
+  if (scale == kBrokenScale) {  // receivers refuse it
+    std::fill(words, words + WordsFor(Format::kBits * n), 0);
+    std::fill(values, values + n, std::numeric_limits<A>::quiet_NaN());
+    return scale;
+  }
+  const float factor = FactorOf<Format>(scale), unit = UnitOf<Format>(scale);
+  uint32_t codes[kShared];
+  for (int64_t i = 0; i < kShared; ++i) {
+    codes[i] = Format::Code(block[i] * factor);
+    block[i] = Format::Level(codes[i]) * unit;
+  }
+  for (int64_t i = 0; i < n; i += kPerWord) {
+    uint32_t word = 0;
+    for (int j = 0; j < kPerWord; ++j) word |= codes[i + j] << (j * Format::kBits);
+    words[i / kPerWord] = word;
+  }
+  for (int64_t i = 0; i < n; ++i) values[i] = block[i];
+  return scale;
+}
+
+template <class Format, class A>
+void WriteBlocks(int64_t k, int64_t first, int64_t count, A* values, uint32_t* words) {
+  uint32_t* scales = words + first / kShared / 4;
+  uint32_t* codes = words + ScaleWords(k) + first * Format::kBits / 32;
+  std::fill(scales, scales + ScaleWords(count), 0);
+  for (int64_t at = 0; at < count; at += kShared) {
+    const int64_t n = std::min(kShared, count - at), block = at / kShared;
+    const uint32_t scale = WriteBlock<Format>(n, values + at, codes + block * Format::kBits);
+    scales[block / 4] |= scale << (8 * (block % 4));
+  }
+}
+
+template <class Format, class A>
+std::string ReadBlocks(int64_t k, const uint32_t* words, A* values) {
+  const uint32_t* codes = words + ScaleWords(k);
+  if (Padding(words, 8 * NumScales(k)) || Padding(codes, Format::kBits * k)) {
+    return "unused bits of the values are set";
+  }
+  bool finite = true, possible = true;
+  for (int64_t block = 0; block < NumScales(k); ++block) {
+    const uint32_t scale = ScaleAt(words, block);
+    finite &= scale != kBrokenScale;
+    possible &= IsScale<Format>(scale);
+    const float unit = UnitOf<Format>(scale);
+    const int64_t end = std::min(k, (block + 1) * kShared);
+    for (int64_t i = block * kShared; i < end; ++i) {
+      const int64_t bit = i * Format::kBits;
+      const uint32_t code = codes[bit / 32] >> (bit % 32);
+      values[i] = Format::Level(code & ((1u << Format::kBits) - 1)) * unit;
+    }
+  }
+  return !finite ? "a value is not finite" : !possible ? "a scale is out of range" : "";
+}
+
 template <class A>
 std::string ReadSigns(int64_t k, const uint32_t* words, A* values) {
   const float magnitude = BitCast<float>(words[0]);
@@ -54,7 +122,7 @@ std::string ReadSigns(int64_t k, const uint32_t* words, A* values) {
 }  // namespace
 
 int64_t ValueWords(const Layout& layout) {
-  switch (layout.value_type) {
+  switch (layout.coded_as()) {
     case ValueType::kFloat64:
       return 2 * layout.k;
     case ValueType::kBFloat16:
@@ -62,6 +130,10 @@ int64_t ValueWords(const Layout& layout) {
       return (layout.k + 1) / 2;
     case ValueType::kSign:
       return 1 + WordsFor(layout.k);
+    case ValueType::kMxInt8:
+      return ScaleWords(layout.k) + WordsFor(8 * layout.k);
+    case ValueType::kMxFp4:
+      return ScaleWords(layout.k) + WordsFor(4 * layout.k);
     default:
       return layout.k;
   }
@@ -70,13 +142,17 @@ int64_t ValueWords(const Layout& layout) {
 template <class A>
 std::string DecodeValues(const Layout& layout, const uint32_t* words, A* values) {
   const int64_t k = layout.k;
-  switch (layout.value_type) {
+  switch (layout.coded_as()) {
     case ValueType::kSign:
       return ReadSigns(k, words, values);
+    case ValueType::kMxInt8:
+      return ReadBlocks<MxInt8>(k, words, values);
+    case ValueType::kMxFp4:
+      return ReadBlocks<MxFp4>(k, words, values);
     case ValueType::kBFloat16:
     case ValueType::kFloat16:
       if (k % 2 && words[k / 2] >> 16) return "unused bits of the values are set";
-      if (layout.value_type == ValueType::kBFloat16) {
+      if (layout.coded_as() == ValueType::kBFloat16) {
         for (int64_t i = 0; i < k; ++i) values[i] = ToFloat(BFloat16{Half(words, i)});
       } else {
         for (int64_t i = 0; i < k; ++i) values[i] = ToFloat(Float16{Half(words, i)});
@@ -106,8 +182,22 @@ void EncodeSigns(float magnitude, int64_t k, A* values, uint32_t* words) {
 
 template <class A>
 void EncodeValues(const Layout& layout, A* values, uint32_t* words) {
-  const int64_t k = layout.k;
-  switch (layout.value_type) {
+  EncodePart(layout, 0, layout.k, values, words);
+}
+
+template <class A>
+void EncodePart(const Layout& layout, int64_t first, int64_t k, A* values, uint32_t* words) {
+  const ValueType type = layout.coded_as();
+  if (type == ValueType::kMxInt8) {
+    return WriteBlocks<MxInt8>(layout.k, first, k, values, words);
+  }
+  if (type == ValueType::kMxFp4) {
+    return WriteBlocks<MxFp4>(layout.k, first, k, values, words);
+  }
+  Layout before = layout;
+  before.k = first;
+  if (first > 0) words += ValueWords(before);
+  switch (type) {
     case ValueType::kSign:
       return EncodeSigns(MeanMagnitude(values, k), k, values, words);
     case ValueType::kBFloat16:
@@ -128,6 +218,7 @@ void EncodeValues(const Layout& layout, A* values, uint32_t* words) {
 
 #define TF_DGC_INSTANTIATE(A)                               \
   template void EncodeValues(const Layout&, A*, uint32_t*); \
+  template void EncodePart(const Layout&, int64_t, int64_t, A*, uint32_t*); \
   template void EncodeSigns(float, int64_t, A*, uint32_t*); \
   template std::string DecodeValues(const Layout&, const uint32_t*, A*);
 TF_DGC_INSTANTIATE(float)

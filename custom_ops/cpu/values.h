@@ -6,6 +6,7 @@
 #include <string>
 #include <type_traits>
 
+#include "blocks.h"
 #include "formats.h"
 #include "wire.h"
 
@@ -23,7 +24,7 @@ inline uint32_t Padding(const uint32_t* words, int64_t bits) {
 int64_t ValueWords(const Layout& layout);
 
 // What a decoder will see of a value of a type; and what stays of it in the residual. All
-// of it for signs: their magnitude is known later, as it is the mean.
+// of it where that depends on others: it is known later.
 template <class A, ValueType kType>
 struct Coding {
   static inline __attribute__((always_inline)) A Coded(A value) {
@@ -34,7 +35,7 @@ struct Coding {
   }
 
   static inline __attribute__((always_inline)) A Kept(A value, A coded) {
-    return kType == ValueType::kSign ? value : value - coded;
+    return IsShared(kType) ? value : value - coded;
   }
 };
 
@@ -50,6 +51,8 @@ auto WithType(ValueType type, Work work) {
     case ValueType::kFloat32:
       return work(std::integral_constant<ValueType, ValueType::kFloat32>());
     case ValueType::kSign:
+    case ValueType::kMxInt8:
+    case ValueType::kMxFp4:  // all that is shared is alike here
       return work(std::integral_constant<ValueType, ValueType::kSign>());
     default:
       return work(std::integral_constant<ValueType, ValueType::kFloat64>());
@@ -59,6 +62,12 @@ auto WithType(ValueType type, Work work) {
 // Codes k values into their words; `values` becomes what a decoder will see.
 template <class A>
 void EncodeValues(const Layout& layout, A* values, uint32_t* words);
+
+// The same for a part of a tensor's values, from the `first`-th on: a multiple of kPartValues.
+// Several may be coded at once, but for signs.
+constexpr int64_t kPartValues = 1 << 12;
+template <class A>
+void EncodePart(const Layout& layout, int64_t first, int64_t count, A* values, uint32_t* words);
 
 // Codes the signs of k values that all have one magnitude, which goes before them.
 template <class A>

@@ -49,7 +49,7 @@ Streams StreamsOf(const Layout& layout) {
 }
 
 int64_t TensorWords(const Layout& layout) {
-  if (layout.value_type == ValueType::kExempt) return layout.size * (layout.wide ? 2 : 1);
+  if (layout.exempt()) return ValueWords(layout);
   return StreamsOf(layout).end;
 }
 
@@ -60,7 +60,7 @@ int64_t BufferWords(const std::vector<Layout>& layout) {
 }
 
 std::string CheckLayout(const Layout& layout) {
-  const bool exempt = layout.value_type == ValueType::kExempt;
+  const bool exempt = layout.exempt();
   if (layout.size < 0 || layout.size > INT32_MAX) {
     return "a tensor has " + std::to_string(layout.size) + " entries; at most 2**31 - 1 are "
            "possible";
@@ -124,8 +124,7 @@ void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* wo
 
 template <class A>
 void WriteValues(const Layout& layout, A* values, uint32_t* words) {
-  const bool exempt = layout.value_type == ValueType::kExempt;
-  EncodeValues(layout, values, exempt ? words : words + StreamsOf(layout).values);
+  EncodeValues(layout, values, layout.exempt() ? words : words + StreamsOf(layout).values);
 }
 
 std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expected_words,
@@ -191,7 +190,7 @@ std::string ReadPositions(const Layout& layout, const uint32_t* words, int32_t* 
 template <class A>
 std::string ReadTensor(const Layout& layout, const uint32_t* words, Entries<A>* entries) {
   entries->values.Allocate(layout.k);
-  if (layout.value_type == ValueType::kExempt) {
+  if (layout.exempt()) {
     return DecodeValues(layout, words, entries->values.data());
   }
   const Streams streams = StreamsOf(layout);

@@ -9,14 +9,54 @@
 
 namespace tf_dgc {
 
-enum class ValueType : int { kFloat32, kFloat64, kBFloat16, kFloat16, kSign, kExempt };
+enum class ValueType : int {
+  kFloat32,
+  kFloat64,
+  kBFloat16,
+  kFloat16,
+  kSign,
+  kExempt,
+  kMxInt8,
+  kMxFp4,
+  kExemptBFloat16,
+  kExemptMxInt8,
+};
+constexpr int kNumValueTypes = 10;
+
+// Whether all entries are sent, without positions.
+constexpr bool IsExempt(ValueType type) {
+  return type == ValueType::kExempt || type == ValueType::kExemptBFloat16 ||
+         type == ValueType::kExemptMxInt8;
+}
+
+// How the values are coded of a tensor that may be exempt.
+constexpr ValueType CodedAs(ValueType type, bool wide) {
+  switch (type) {
+    case ValueType::kExempt:
+      return wide ? ValueType::kFloat64 : ValueType::kFloat32;
+    case ValueType::kExemptBFloat16:
+      return ValueType::kBFloat16;
+    case ValueType::kExemptMxInt8:
+      return ValueType::kMxInt8;
+    default:
+      return type;
+  }
+}
+
+// Whether what a value is coded as depends on others that are sent with it.
+constexpr bool IsShared(ValueType type) {
+  return type == ValueType::kSign || type == ValueType::kMxInt8 || type == ValueType::kMxFp4;
+}
 
 // What all workers know of a tensor before the step.
 struct Layout {
   int64_t size;          // n
   int64_t k;             // entries sent; n if exempt
   bool wide;             // accumulators are float64, not float32
-  ValueType value_type;  // kExempt: sent whole, in the accumulators' type
+  ValueType value_type;
+
+  bool exempt() const { return IsExempt(value_type); }
+  ValueType coded_as() const { return CodedAs(value_type, wide); }
 };
 
 constexpr int64_t kHeaderWords = 5;

@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 /* float32 is 0, bfloat16 2, float16 3 (tf_dgc::GradientType). */
-/* Values: float32 is 0, bfloat16 2, float16 3, sign 4, exempt 5 (tf_dgc::ValueType). */
+/* Values: float32 is 0, bfloat16 2, float16 3, sign 4, exempt 5, mxint8 6, mxfp4 7,
+ * exempt as bfloat16 8, exempt as mxint8 9 (tf_dgc::ValueType). */
 
 /* One tensor of a step. The three arrays are on the device. */
 typedef struct {

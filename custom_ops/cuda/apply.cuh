@@ -55,7 +55,7 @@ TF_DGC_DEVICE void ApplyWhole(const Buffers& b, const Target& target, int64_t be
   for (int64_t i = begin + ThreadIndex(); i < end; i += kThreads) {
     float sum = 0;
     for (int64_t w = 0; w < b.num_workers; ++w) {
-      sum += BitCast<float>(b.words[w * b.num_words + target.words + i]);
+      sum += ValueAt(b.words + w * b.num_words + target.words, target.coded_as(), target.k, i);
     }
     Put(b, target.target + i, sum);
   }
@@ -67,7 +67,7 @@ TF_DGC_DEVICE void ApplySparse(const Buffers& b, const Target& target, int64_t b
   auto& memory = Shared<ApplyMemory>();
   for (int i = ThreadIndex(); i < kRange; i += kThreads) memory.sums[i] = 0;
   for (int i = ThreadIndex(); i < kRange / 32; i += kThreads) memory.sent[i] = 0;
-  const ValueType type = static_cast<ValueType>(target.value_type);
+  const ValueType type = target.coded_as();
   for (int first = 0; first < b.num_workers; first += kWorkers) {
     const int count = b.num_workers - first < kWorkers ? b.num_workers - first : kWorkers;
     const int32_t* positions = b.positions + first * b.num_entries + target.first_entry;
@@ -85,7 +85,7 @@ TF_DGC_DEVICE void ApplySparse(const Buffers& b, const Target& target, int64_t b
       const uint32_t* values = b.words + (first + w) * b.num_words + target.words + target.values;
       for (int32_t i = memory.begins[w] + ThreadIndex(); i < memory.ends[w]; i += kThreads) {
         const int at = static_cast<int>(positions[w * b.num_entries + i] - begin);
-        memory.sums[at] += ValueAt(values, type, i);
+        memory.sums[at] += ValueAt(values, type, target.k, i);
         AtomicOr(&memory.sent[at / 32], 1u << (at % 32));
       }
       SyncBlock();

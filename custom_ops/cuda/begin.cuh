@@ -117,6 +117,9 @@ TF_DGC_GLOBAL(kWide) Begin(Tables t, Upload upload) {
   if (!source.exempt()) {
     for (int i = ThreadIndex(); i < kBuckets; i += kWide) HistogramOf(t, source)[i] = 0;
   }
+  for (int64_t i = ThreadIndex(); i < source.num_blocks(); i += kWide) {
+    t.largest[source.first_block + i] = 0;
+  }
   const TfDgcHint hint = t.hints[tensor];
   // Gradients that alternate in size would make every other hint wrong.
   const bool trusted = hint.distrust <= 0 && hint.k == source.k;

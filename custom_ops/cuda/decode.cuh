@@ -23,7 +23,10 @@ struct Target {
   int8_t value_type;
 
   TF_DGC_DEVICE bool exempt() const {
-    return value_type == static_cast<int8_t>(ValueType::kExempt);
+    return IsExempt(static_cast<ValueType>(value_type));
+  }
+  TF_DGC_DEVICE ValueType coded_as() const {
+    return CodedAs(static_cast<ValueType>(value_type), false);
   }
 };
 
@@ -64,12 +67,25 @@ TF_DGC_DEVICE uint16_t HalfAt(const uint32_t* words, int64_t i) {
   return static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
 }
 
-TF_DGC_DEVICE float ValueAt(const uint32_t* values, ValueType type, int64_t i) {
+template <class Format>
+TF_DGC_DEVICE float ScaledAt(const uint32_t* values, int64_t k, int64_t i) {
+  const int64_t bit = i * Format::kBits;
+  const uint32_t code = values[ScaleWords(k) + bit / 32] >> (bit % 32);
+  const float unit = UnitOf<Format>(ScaleAt(values, i / kShared));
+  return Format::Level(code & ((1u << Format::kBits) - 1)) * unit;
+}
+
+// The i-th of k values.
+TF_DGC_DEVICE float ValueAt(const uint32_t* values, ValueType type, int64_t k, int64_t i) {
   switch (type) {
     case ValueType::kBFloat16:
       return ToFloat(BFloat16{HalfAt(values, i)});
     case ValueType::kFloat16:
       return ToFloat(Float16{HalfAt(values, i)});
+    case ValueType::kMxInt8:
+      return ScaledAt<MxInt8>(values, k, i);
+    case ValueType::kMxFp4:
+      return ScaledAt<MxFp4>(values, k, i);
     case ValueType::kSign:
       return BitCast<float>(values[0] | (values[1 + i / 32] >> (i % 32) & 1) << 31);
     default:
@@ -140,9 +156,29 @@ TF_DGC_DEVICE void CheckPositions(const Buffers& b, const Target& target, int te
   Report(b, outside, worker, tensor + 1, Wrong::kRange);
 }
 
+template <class Format>
+TF_DGC_DEVICE void CheckScaled(const Buffers& b, const Target& target, int tensor,
+                               const uint32_t* values, int64_t worker) {
+  const int64_t blocks = NumScales(target.k);
+  if (ThreadIndex() == 0) {
+    const bool padding = Padding(values, 8 * blocks) != 0 ||
+                         Padding(values + ScaleWords(target.k), Format::kBits * int64_t{target.k}) != 0;
+    Report(b, padding, worker, tensor + 1, Wrong::kPadding);
+  }
+  bool broken = false;
+  bool impossible = false;
+  for (int64_t i = ThreadIndex(); i < blocks; i += kWide) {
+    const uint32_t scale = ScaleAt(values, i);
+    broken |= scale == kBrokenScale;
+    impossible |= !IsScale<Format>(scale);
+  }
+  Report(b, broken, worker, tensor + 1, Wrong::kValue);
+  Report(b, impossible, worker, tensor + 1, Wrong::kScale);
+}
+
 TF_DGC_DEVICE void CheckValues(const Buffers& b, const Target& target, int tensor,
                                const uint32_t* values, int64_t worker) {
-  const ValueType type = static_cast<ValueType>(target.value_type);
+  const ValueType type = target.coded_as();
   const int64_t k = target.k;
   if (type == ValueType::kSign) {
     if (ThreadIndex() != 0) return;
@@ -151,12 +187,16 @@ TF_DGC_DEVICE void CheckValues(const Buffers& b, const Target& target, int tenso
     Report(b, Padding(values + 1, k) != 0, worker, tensor + 1, Wrong::kPadding);
     return;
   }
+  if (type == ValueType::kMxInt8) return CheckScaled<MxInt8>(b, target, tensor, values, worker);
+  if (type == ValueType::kMxFp4) return CheckScaled<MxFp4>(b, target, tensor, values, worker);
   const bool halves = type == ValueType::kBFloat16 || type == ValueType::kFloat16;
   if (halves && ThreadIndex() == 0) {
     Report(b, Padding(values, 16 * k) != 0, worker, tensor + 1, Wrong::kPadding);
   }
   bool wrong = false;
-  for (int64_t i = ThreadIndex(); i < k; i += kWide) wrong |= !IsFinite(ValueAt(values, type, i));
+  for (int64_t i = ThreadIndex(); i < k; i += kWide) {
+    wrong |= !IsFinite(ValueAt(values, type, k, i));
+  }
   Report(b, wrong, worker, tensor + 1, Wrong::kValue);
 }
 

@@ -74,6 +74,7 @@ TF_DGC_DEVICE uint32_t AtomicAdd(uint32_t* target, uint32_t value) {
   return atomicAdd(target, value);
 }
 TF_DGC_DEVICE void AtomicOr(uint32_t* target, uint32_t value) { atomicOr(target, value); }
+TF_DGC_DEVICE void AtomicMax(uint32_t* target, uint32_t value) { atomicMax(target, value); }
 TF_DGC_DEVICE void AtomicMin(uint64_t* target, uint64_t value) {
   atomicMin(reinterpret_cast<unsigned long long*>(target), value);
 }

@@ -30,11 +30,11 @@ TF_DGC_GLOBAL(kWide) Finish(Tables t) {
   SyncGrid();
   uint32_t checksum = 0;
   Send(t, &checksum);
-  if (t.num_sign > 0) {
+  if (t.num_shared > 0) {
     SyncGrid();
     for (int64_t i = first; i < t.num_tensors; i += stride) WriteMean(t, i, &checksum);
     SyncGrid();
-    KeepRest(t);
+    KeepRest(t, &checksum);
   }
   if (first == 0 && ThreadIndex() == 0) WriteHeader(t, &checksum);
   const uint32_t sum = BlockSum<kWide>(checksum);

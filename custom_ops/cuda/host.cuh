@@ -17,14 +17,13 @@ Layout LayoutOf(const TfDgcTensor& tensor) {
   return {tensor.size, tensor.k, false, static_cast<ValueType>(tensor.value_type)};
 }
 
-bool IsExempt(const Layout& layout) { return layout.value_type == ValueType::kExempt; }
-
 const char* Check(const TfDgcTensor* tensors, int32_t num_tensors) {
   if (num_tensors < 1) return "there are no tensors";
   int64_t entries = 0;
   for (int32_t i = 0; i < num_tensors; ++i) {
     const auto type = static_cast<ValueType>(tensors[i].value_type);
-    if (type == ValueType::kFloat64 || tensors[i].value_type < 0 || type > ValueType::kExempt) {
+    if (type == ValueType::kFloat64 || tensors[i].value_type < 0 ||
+        tensors[i].value_type >= kNumValueTypes) {
       return "unknown value type";
     }
     const Layout layout = LayoutOf(tensors[i]);
@@ -62,7 +61,7 @@ void Describe(const Layout& layout, Record* record) {
   record->k = static_cast<int32_t>(layout.k);
   record->value_type = static_cast<int8_t>(layout.value_type);
   record->end = static_cast<int32_t>(TensorWords(layout));
-  if (IsExempt(layout)) return;
+  if (layout.exempt()) return;
   const Streams streams = StreamsOf(layout);
   record->low_bits = static_cast<int8_t>(streams.low_bits);
   record->high = static_cast<int32_t>(streams.high);

@@ -29,6 +29,7 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
   int64_t entries = 0;
   int64_t words = kHeaderWords;
   int64_t tiles = 0;
+  int64_t blocks = 0;
   for (int32_t i = 0; i < num_tensors; ++i) {
     const TfDgcTensor& tensor = tensors[i];
     const Layout layout = LayoutOf(tensor);
@@ -43,11 +44,14 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
     source.words = words;
     source.candidates = step.num_candidates;
     source.first_tile = static_cast<int32_t>(tiles);
-    const bool exempt = IsExempt(layout);
+    const bool exempt = layout.exempt();
     source.limit = exempt ? 0 : static_cast<int32_t>(CandidateLimit(layout.size, layout.k));
     source.index = step.tables.num_compressed;
     step.tables.num_compressed += !exempt;
+    source.first_block = static_cast<int32_t>(blocks);
     step.tables.num_sign += layout.value_type == ValueType::kSign;
+    step.tables.num_shared += IsShared(layout.value_type);
+    blocks += source.num_blocks();
     step.num_candidates += source.limit;
     entries += exempt ? 0 : layout.k;
     words += source.end;
@@ -56,6 +60,7 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
   }
   step.tables.num_words = words;
   step.tables.num_tensors = num_tensors;
+  step.tables.num_blocks = static_cast<int32_t>(blocks);
   step.tables.num_tiles = static_cast<int32_t>(tiles);
   return step;
 }
@@ -71,6 +76,7 @@ int64_t Place(void* memory, Step* step) {
   workspace.Place(&t.histograms, int64_t{t.num_compressed} * kBuckets);
   workspace.Place(&t.tiles, t.num_tiles);
   workspace.Place(&t.tile_sums, t.num_sign > 0 ? t.num_tiles : 0);
+  workspace.Place(&t.largest, t.num_blocks);
   workspace.Place(&t.candidates, step->num_candidates);
   workspace.Place(&t.inside, int64_t{t.num_compressed} * kInside);
   workspace.Place(&t.block_sent, kMaxBlocks);
@@ -131,7 +137,7 @@ Decoding MakeDecoding(const TfDgcTensor* tensors, int32_t num_tensors, int32_t n
     target.first_entry = entries;
     target.first_range = static_cast<int32_t>(ranges);
     words += target.end;
-    entries += IsExempt(layout) ? 0 : layout.k;
+    entries += layout.exempt() ? 0 : layout.k;
     ranges += Divide(layout.size, kRange);
     decoding.targets.push_back(target);
   }
@@ -192,6 +198,8 @@ const char* Text(Wrong wrong) {
       return "a value is not finite";
     case Wrong::kMagnitude:
       return "a magnitude is negative or not finite";
+    case Wrong::kScale:
+      return "a scale is out of range";
   }
   return "";
 }

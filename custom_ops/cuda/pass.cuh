@@ -100,7 +100,7 @@ TF_DGC_UNROLL
   Append(t, source, tensor, tile, bits, v);
 }
 
-// Zeros the tile's share of the tensor's words: positions are set bit by bit later.
+// Zeros the tile's share of the words of a tensor that are set bit by bit later.
 TF_DGC_DEVICE void ZeroWords(const Tables& t, const Source& source, int64_t tile) {
   const int64_t tiles = (int64_t{source.size} + kTile - 1) / kTile;
   const int64_t index = tile - source.first_tile;
@@ -116,7 +116,7 @@ TF_DGC_GLOBAL(kThreads) Pass(Tables t) {
   const int64_t tile = BlockIndex();
   const int tensor = TensorOf(t.first_tiles, t.num_tensors, tile);
   const Source source = t.sources[tensor];
-  if (!source.exempt()) ZeroWords(t, source, tile);
+  if (source.sets_bits()) ZeroWords(t, source, tile);
   switch (static_cast<GradientType>(source.gradient_type)) {
     case GradientType::kBFloat16:
       return PassTile<BFloat16, kRule>(t, source, tensor, tile);

@@ -1,67 +1,11 @@
-// Out of the residual and into words: positions, values, masking, checksum.
+// Out of the residual and into words: what is sent, its number, masking, what stays.
 #ifndef TF_DGC_CUDA_SEND_CUH_
 #define TF_DGC_CUDA_SEND_CUH_
 
-#include "choose.cuh"
+#include "write.cuh"
 
 namespace tf_dgc {
 namespace gpu {
-
-// The checksum is linear in the words, so each thread adds up what it contributes to it.
-TF_DGC_DEVICE uint32_t Weight(int64_t word) { return 2 * static_cast<uint32_t>(word) + 1; }
-
-TF_DGC_DEVICE void SetBits(const Tables& t, int64_t word, uint32_t bits, uint32_t* checksum) {
-  if (bits == 0) return;
-  AtomicOr(&t.words[word], bits);
-  *checksum += Weight(word) * bits;
-}
-
-TF_DGC_DEVICE void WriteWord(const Tables& t, int64_t word, uint32_t content,
-                             uint32_t* checksum) {
-  t.words[word] = content;
-  *checksum += Weight(word) * content;
-}
-
-// Codes the i-th position by Elias-Fano (docs/wire_format.md).
-TF_DGC_DEVICE void WritePosition(const Tables& t, const Source& source, int64_t i,
-                                 int32_t position, uint32_t* checksum) {
-  const int l = source.low_bits;
-  const int64_t high = (position >> l) + i;
-  SetBits(t, source.words + source.high + high / 32, 1u << (high % 32), checksum);
-  const int64_t at = i * l;
-  const uint64_t low = static_cast<uint64_t>(position & ((1u << l) - 1)) << (at % 32);
-  SetBits(t, source.words + at / 32, static_cast<uint32_t>(low), checksum);
-  SetBits(t, source.words + at / 32 + 1, static_cast<uint32_t>(low >> 32), checksum);
-}
-
-// Codes the i-th value; returns what a decoder will see. Of a sign that is known later.
-TF_DGC_DEVICE float WriteValue(const Tables& t, const Source& source, int64_t i, float value,
-                               uint32_t* checksum) {
-  const int64_t words = source.words + source.values;
-  const uint32_t shift = 16 * (i % 2);
-  switch (static_cast<ValueType>(source.value_type)) {
-    case ValueType::kBFloat16: {
-      const BFloat16 coded = ToBFloat16(value);
-      SetBits(t, words + i / 2, uint32_t{coded.bits} << shift, checksum);
-      return ToFloat(coded);
-    }
-    case ValueType::kFloat16: {
-      const Float16 coded = ToFloat16(value);
-      SetBits(t, words + i / 2, uint32_t{coded.bits} << shift, checksum);
-      return ToFloat(coded);
-    }
-    case ValueType::kSign:
-      SetBits(t, words + 1 + i / 32, static_cast<uint32_t>(value < 0) << (i % 32), checksum);
-      return 0;
-    default:
-      WriteWord(t, words + i, BitCast<uint32_t>(value), checksum);
-      return value;
-  }
-}
-
-TF_DGC_DEVICE float AtMostLargest(const Source& source, float value) {
-  return value > source.largest ? source.largest : value < -source.largest ? -source.largest : value;
-}
 
 // Takes the i-th entry that is sent out of the state. Returns its magnitude.
 TF_DGC_DEVICE float SendEntry(const Tables& t, const Source& source, int64_t i,
@@ -70,12 +14,29 @@ TF_DGC_DEVICE float SendEntry(const Tables& t, const Source& source, int64_t i,
   const float value = AtMostLargest(source, whole);
   WritePosition(t, source, i, position, checksum);
   const float coded = WriteValue(t, source, i, value, checksum);
-  if (!source.sign()) source.residual[position] = whole - coded;
+  if (!source.shared()) source.residual[position] = whole - coded;
   // With every entry sent, masking would erase the momentum of all of them.
   if (t.rule != Rule::kNone && t.factor_masking && source.k < source.size) {
     source.velocity[position] = 0;
   }
   return value < 0 ? -value : value;
+}
+
+// Sends a block of an exempt tensor's values.
+TF_DGC_DEVICE void SendBlock(const Tables& t, const Source& source, int64_t block,
+                             uint32_t* checksum) {
+  const int64_t begin = block * kShared;
+  const int64_t end = begin + kShared < source.size ? begin + kShared : source.size;
+  int32_t largest = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int32_t magnitude = MagnitudeOf(AtMostLargest(source, source.residual[i]));
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    const float value = AtMostLargest(source, source.residual[i]);
+    const uint32_t scale = ScaleOf<MxInt8>(largest);
+    source.residual[i] -= WriteScaled<MxInt8>(t, source, i, scale, value, checksum);
+  }
 }
 
 TF_DGC_DEVICE void SendWhole(const Tables& t, const Source& source, int64_t begin, int64_t end,
@@ -84,9 +45,19 @@ TF_DGC_DEVICE void SendWhole(const Tables& t, const Source& source, int64_t begi
     ForEachEntry(source, tile, [&](int, int32_t position) {
       if (position < 0) return;
       const float value = AtMostLargest(source, source.residual[position]);
-      WriteWord(t, source.words + position, BitCast<uint32_t>(value), checksum);
-      source.residual[position] -= value;
+      source.residual[position] -= WriteValue(t, source, position, value, checksum);
     });
+  }
+}
+
+// The same of a tensor whose values share a scale, each thread a block of values.
+TF_DGC_DEVICE void SendWholeBlocks(const Tables& t, const Source& source, int64_t begin,
+                                   int64_t end, uint32_t* checksum) {
+  const int64_t first = (begin - source.first_tile) * kTile / kShared;
+  const int64_t past = (end - source.first_tile) * kTile / kShared;
+  const int64_t last = past < NumScales(source.size) ? past : NumScales(source.size);
+  for (int64_t block = first + ThreadIndex(); block < last; block += kWide) {
+    SendBlock(t, source, block, checksum);
   }
 }
 
@@ -185,6 +156,9 @@ TF_DGC_DEVICE void Send(const Tables& t, uint32_t* checksum) {
   ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
     const Source source = t.sources[tensor];
     const Choice choice = t.choices[tensor];
+    if (source.exempt() && source.coded_as() == ValueType::kMxInt8) {
+      return SendWholeBlocks(t, source, begin, end, checksum);
+    }
     if (source.exempt()) return SendWhole(t, source, begin, end, checksum);
     const auto send = [&](int64_t tile, int32_t position, uint32_t number) {
       const int64_t i = t.tiles[tile].sent - source.first_entry + number;
@@ -228,22 +202,44 @@ TF_DGC_DEVICE void WriteMean(const Tables& t, int tensor, uint32_t* checksum) {
   WriteWord(t, source.words + source.values, BitCast<uint32_t>(mean), checksum);
 }
 
-// Leaves in the residual what the signs lose.
-TF_DGC_DEVICE void KeepRest(const Tables& t) {
+// What a decoder will see of the i-th value, which shares something with others.
+TF_DGC_DEVICE float WriteShared(const Tables& t, const Source& source, const Choice& choice,
+                                int64_t i, float value, uint32_t* checksum) {
+  const auto largest = [&] {
+    return static_cast<int32_t>(t.largest[source.first_block + i / kShared]);
+  };
+  switch (source.coded_as()) {
+    case ValueType::kMxInt8:
+      return WriteScaled<MxInt8>(t, source, i, ScaleOf<MxInt8>(largest()), value, checksum);
+    case ValueType::kMxFp4:
+      return WriteScaled<MxFp4>(t, source, i, ScaleOf<MxFp4>(largest()), value, checksum);
+    default:  // a sign, which is written
+      return value < 0 ? -choice.mean : choice.mean;
+  }
+}
+
+// Leaves in the residual what values lose that share a magnitude or scale.
+TF_DGC_DEVICE void KeepRest(const Tables& t, uint32_t* checksum) {
   ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
-    if (!source.sign()) return;
-    const auto keep = [&](int32_t position, uint32_t) {
+    if (!source.shared()) return;
+    const auto keep = [&](int64_t tile, int32_t position, uint32_t number) {
+      const int64_t i = t.tiles[tile].sent - source.first_entry + number;
       const float whole = source.residual[position];
-      source.residual[position] = whole - (whole < 0 ? -choice.mean : choice.mean);
+      const float value = AtMostLargest(source, whole);
+      source.residual[position] = whole - WriteShared(t, source, choice, i, value, checksum);
     };
     if (choice.mode == Mode::kListed) {
       ForEachTileOfWarp(begin, end, [&](int64_t tile) {
-        ForEachListed(t, source, choice, t.tiles[tile], keep);
+        ForEachListed(t, source, choice, t.tiles[tile],
+                      [&](int32_t position, uint32_t number) { keep(tile, position, number); });
       });
     } else {
-      for (int64_t tile = begin; tile < end; ++tile) ForEachRead(source, choice, tile, keep);
+      for (int64_t tile = begin; tile < end; ++tile) {
+        ForEachRead(source, choice, tile,
+                    [&](int32_t position, uint32_t number) { keep(tile, position, number); });
+      }
     }
   });
 }

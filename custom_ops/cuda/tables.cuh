@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "api.h"
+#include "blocks.h"
 #include "compress.h"
 #include "entries.cuh"
 
@@ -62,15 +63,32 @@ struct Source {
   int32_t high;      // words from its first one (Streams)
   int32_t values;
   int32_t end;
+  int32_t first_block;  // blocks of values with a scale that tensors before this one send
   int8_t low_bits;
   int8_t gradient_type;
   int8_t value_type;
   float largest;     // what is sent of an entry at most
 
   TF_DGC_DEVICE bool exempt() const {
-    return value_type == static_cast<int8_t>(ValueType::kExempt);
+    return IsExempt(static_cast<ValueType>(value_type));
+  }
+  TF_DGC_DEVICE ValueType coded_as() const {
+    return CodedAs(static_cast<ValueType>(value_type), false);
+  }
+  // Whether its words are set bit by bit: not where all are numbers of 32 bits.
+  TF_DGC_DEVICE bool sets_bits() const {
+    return value_type != static_cast<int8_t>(ValueType::kExempt);
   }
   TF_DGC_DEVICE bool sign() const { return value_type == static_cast<int8_t>(ValueType::kSign); }
+  TF_DGC_EVERYWHERE bool has_blocks() const {
+    return value_type == static_cast<int8_t>(ValueType::kMxInt8) ||
+           value_type == static_cast<int8_t>(ValueType::kMxFp4);
+  }
+  // Whether what a value is coded as depends on others.
+  TF_DGC_DEVICE bool shared() const { return sign() || has_blocks(); }
+  TF_DGC_EVERYWHERE int64_t num_blocks() const {
+    return has_blocks() ? NumScales(k) : 0;
+  }
 };
 
 struct Candidate {
@@ -133,6 +151,7 @@ struct Tables {
   uint32_t* histograms;  // [num_compressed, kBuckets]
   Tile* tiles;
   double* tile_sums;   // [tiles], of magnitudes that are sent as signs
+  uint32_t* largest;   // [blocks with a scale], bits of magnitudes
   Candidate* candidates;
   Candidate* inside;      // [num_compressed, kInside]
   uint32_t* block_sent;   // [blocks]
@@ -145,6 +164,8 @@ struct Tables {
   int32_t num_tiles;
   int32_t num_compressed;
   int32_t num_sign;
+  int32_t num_shared;  // tensors whose values are coded once all are known
+  int32_t num_blocks;  // with a scale
   Rule rule;
   float momentum;
   bool factor_masking;

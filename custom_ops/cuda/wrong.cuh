@@ -23,6 +23,7 @@ enum class Wrong : int {
   kRange,
   kValue,
   kMagnitude,
+  kScale,
 };
 
 constexpr uint64_t kRight = ~uint64_t{0};

@@ -27,9 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<Layout> layout;
   for (int i = 0; i < 2; ++i) {
     const int64_t n = 1 + data[3 * i] * (1 + data[6]);
-    const auto type = static_cast<ValueType>(data[3 * i + 1] % 6);
+    const auto type = static_cast<ValueType>(data[3 * i + 1] % kNumValueTypes);
     const bool wide = type == ValueType::kFloat64 || data[3 * i + 1] & 0x40;
-    const int64_t k = type == ValueType::kExempt ? n : 1 + data[3 * i + 2] % n;
+    const int64_t k = IsExempt(type) ? n : 1 + data[3 * i + 2] % n;
     layout.push_back({n, k, wide, type});
     if (!CheckLayout(layout.back()).empty()) std::abort();
   }

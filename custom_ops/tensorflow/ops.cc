@@ -8,8 +8,9 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
-#define TF_DGC_VALUE_TYPES \
-  "value_types: list({'float32', 'float64', 'bfloat16', 'float16', 'sign', 'exempt'})"
+#define TF_DGC_VALUE_TYPES                                                             \
+  "value_types: list({'float32', 'float64', 'bfloat16', 'float16', 'sign', 'exempt', " \
+  "'mxint8', 'mxfp4', 'exempt:bfloat16', 'exempt:mxint8'})"
 
 // What every operation that applies update rules takes; rule_kernel.h reads it.
 #define TF_DGC_RULE_OP(name)                    \

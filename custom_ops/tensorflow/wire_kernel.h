@@ -23,6 +23,10 @@ inline ValueType ValueTypeOf(const std::string& name) {
   if (name == "bfloat16") return ValueType::kBFloat16;
   if (name == "float16") return ValueType::kFloat16;
   if (name == "sign") return ValueType::kSign;
+  if (name == "mxint8") return ValueType::kMxInt8;
+  if (name == "mxfp4") return ValueType::kMxFp4;
+  if (name == "exempt:bfloat16") return ValueType::kExemptBFloat16;
+  if (name == "exempt:mxint8") return ValueType::kExemptMxInt8;
   return ValueType::kExempt;
 }
 

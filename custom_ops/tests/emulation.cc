@@ -45,11 +45,13 @@ Case MakeCase(Random& random) {
   const double density = std::pow(10.0, -0.5 * Below(random, 8));
   const int64_t k = std::max<int64_t>(1, density * size);
   const ValueType types[] = {ValueType::kFloat32, ValueType::kBFloat16, ValueType::kFloat16,
-                             ValueType::kSign};
+                             ValueType::kSign, ValueType::kMxInt8, ValueType::kMxFp4};
+  const ValueType whole[] = {ValueType::kExempt, ValueType::kExemptBFloat16,
+                             ValueType::kExemptMxInt8};
   const GradientType gradients[] = {GradientType::kFloat32, GradientType::kBFloat16,
                                     GradientType::kFloat16};
   const bool unaligned = Below(random, 3) == 0;
-  return {{size, exempt ? size : k, false, exempt ? ValueType::kExempt : types[Below(random, 4)]},
+  return {{size, exempt ? size : k, false, exempt ? whole[Below(random, 3)] : types[Below(random, 6)]},
           gradients[Below(random, 3)],
           static_cast<int>(Below(random, 4)),
           unaligned,
@@ -137,7 +139,7 @@ std::vector<std::vector<uint32_t>> CheckSteps(Random& random, std::vector<Case> 
       REQUIRE(cases[i].velocity == expected[i].velocity);
       // Predictions are made alike, but for small tensors and much to send.
       const bool alike = layout[i].size > 8192 && layout[i].k <= layout[i].size / 8;
-      if (cases[i].kind == 0 && alike && layout[i].value_type != ValueType::kExempt) {
+      if (cases[i].kind == 0 && alike && !layout[i].exempt()) {
         REQUIRE(gpu_hints[i].threshold == hints[i].threshold);
         REQUIRE(gpu_hints[i].distrust == hints[i].distrust);
       }

@@ -110,6 +110,9 @@ inline uint32_t AtomicAdd(uint32_t* target, uint32_t value) {
   return before;
 }
 inline void AtomicOr(uint32_t* target, uint32_t value) { *target |= value; }
+inline void AtomicMax(uint32_t* target, uint32_t value) {
+  if (value > *target) *target = value;
+}
 inline void AtomicMin(uint64_t* target, uint64_t value) {
   if (value < *target) *target = value;
 }

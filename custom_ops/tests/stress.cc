@@ -49,10 +49,12 @@ struct Case {
     const double density = std::pow(10.0, -0.5 * Below(random, 8));
     const int64_t k = std::max<int64_t>(1, density * size);
     const bool wide = type == GradientType::kFloat64;
-    ValueType value_type = static_cast<ValueType>(Below(random, 5));
+    ValueType value_type = static_cast<ValueType>(Below(random, kNumValueTypes));
     if (value_type == ValueType::kFloat64 && !wide) value_type = ValueType::kFloat32;
-    if (exempt) value_type = ValueType::kExempt;
-    tensor = {{size, exempt ? size : k, wide, value_type}, type,   nullptr, nullptr, nullptr,
+    const ValueType whole[] = {ValueType::kExempt, ValueType::kExemptBFloat16,
+                               ValueType::kExemptMxInt8};
+    if (exempt || IsExempt(value_type)) value_type = whole[Below(random, 3)];
+    tensor = {{size, IsExempt(value_type) ? size : k, wide, value_type}, type,   nullptr, nullptr, nullptr,
               Below(random, 2) ? 1.0 : 0.3,                Below(random, size)};
     if (Below(random, 3) == 0) tensor.largest = 0.5;
     if (Below(random, 3) == 0) MakeSparse(random);
@@ -132,9 +134,10 @@ struct Case {
   // Takes out what is sent, by sorting everything.
   void Send(const Settings& settings, const Entries<A>& sent) {
     const Layout& layout = tensor.layout;
-    if (layout.value_type == ValueType::kExempt) {
+    if (layout.exempt()) {
       for (int64_t i = 0; i < layout.size; ++i) {
-        REQUIRE(sent.values[i] == AtMostLargest(residual[i]));
+        REQUIRE(layout.value_type != ValueType::kExempt ||
+                sent.values[i] == AtMostLargest(residual[i]));
         residual[i] -= sent.values[i];
       }
       return;

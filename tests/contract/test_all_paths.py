@@ -118,6 +118,15 @@ CASES = {
     "clipvalue": Case(1, lambda: SGD(0.125, momentum=0.9, clipvalue=0.5)),
     "float16 on the wire": Case(1, value_dtype="float16"),
     "bfloat16 on the wire": Case(1, value_dtype="bfloat16"),
+    "mxint8 on the wire": Case(
+        1, value_dtype="mxint8", settings={"exempt_dtype": "bfloat16"}
+    ),
+    "mxfp4 on the wire": Case(
+        *(3, MIXED["inner"]),
+        value_dtype="mxfp4",
+        settings={"exempt_dtype": "mxint8"},
+        paths=("tensorflow", "mixed", "composed", "native"),
+    ),
     "float64": Case(1, dtype="float64"),
     "float64, coded": Case(1, dtype="float64", value_dtype="float16"),
     "bfloat16 variables": Case(1, value_dtype="sign", dtype="bfloat16"),
@@ -167,6 +176,13 @@ CASES = {
         apart=True,
         paths=("tensorflow", "mixed"),
     ),
+    "exempt apart, coded": Case(
+        *(3, lambda: SGD(0.125, momentum=0.5)),
+        exact=True,
+        apart=True,
+        settings={"exempt_dtype": "mxint8"},
+        paths=("tensorflow", "composed", "native"),
+    ),
     "exempt apart, float64": Case(
         3, dtype="float64", apart=True, paths=("tensorflow", "native")
     ),
@@ -190,7 +206,7 @@ ALWAYS = [
 
 
 def make_optimizer(path, case):
-    if path != "composed":
+    if path != "composed" or "exempt_dtype" in case.settings:
         return tf_dgc.DGCOptimizer(
             case.inner(), case.sparsity, value_dtype=case.value_dtype, **case.settings
         )

@@ -95,15 +95,16 @@ def test_schedules_of_top_k(schedule):
 
 
 @pytest.mark.parametrize("generic", [False, True])
-def test_signs_of_a_scheduled_number_cannot_be_compiled(generic):
+@pytest.mark.parametrize("value_dtype", ["sign", "mxint8", "mxfp4"])
+def test_what_a_scheduled_number_shares_cannot_be_compiled(generic, value_dtype):
     """Said while the first step is traced, with what to do."""
     sgd, schedule = keras.optimizers.SGD(0.1), SCHEDULES["warm-up"]
     if generic:
-        method = compressors.TopK(schedule, "sign")
+        method = compressors.TopK(schedule, value_dtype)
         optimizer = tf_dgc.CompressedOptimizer(sgd, method, min_compress_size=0)
     else:
         optimizer = tf_dgc.DGCOptimizer(
-            sgd, schedule, value_dtype="sign", min_compress_size=0
+            sgd, schedule, value_dtype=value_dtype, min_compress_size=0
         )
     with pytest.raises(ValueError, match="jit_compile=False"):
         train(optimizer, True)

@@ -28,6 +28,8 @@ CASES = {
     "bfloat16": ({"momentum": 0.9}, {"value_dtype": "bfloat16"}),
     "float16": ({"momentum": 0.9, "nesterov": True}, {"value_dtype": "float16"}),
     "float32": ({}, {"value_dtype": "float32"}),
+    "mxint8": ({"momentum": 0.9}, {"value_dtype": "mxint8"}),
+    "mxfp4": ({"momentum": 0.9}, {"value_dtype": "mxfp4"}),
     "sign": (
         {"momentum": 0.9},
         {"value_dtype": "sign", "sparsity": SCHEDULE, "min_compress_size": 0},
@@ -121,7 +123,10 @@ def test_workers_stay_bit_identical(strategies, num_workers):
 
 @pytest.mark.parametrize(
     "value_dtype",
-    rows([None, "float32", "bfloat16", "float16", "sign"], [None, "bfloat16", "sign"]),
+    rows(
+        [None, "float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"],
+        [None, "bfloat16", "sign", "mxfp4"],
+    ),
 )
 def test_nothing_is_lost(strategies, value_dtype):
     """Sent plus residual equals all gradients, with plain error feedback."""

@@ -7,6 +7,7 @@ arithmetic is in float32, one rounding per operation.
 import dataclasses
 
 import numpy as np
+import wire_reference
 
 MAGIC = 0x44474301
 
@@ -18,7 +19,7 @@ class Case:
     Attributes:
         gradient: [size] float32, float16, or uint16: the bits of bfloat16.
         k: entries to send.
-        value_type: of the wire, or "exempt".
+        value_type: of the wire, or "exempt", with a colon and a type if it is coded.
         velocity: [size] float32, changed by a step; so is `residual`.
         scale: what the gradient is multiplied by.
         offset: where ties are broken from.
@@ -147,10 +148,11 @@ def _add(case, rule, gradient):
 
 def _send(case, rule):
     """Return the tensor's words, and take what is sent out of its state."""
-    if case.value_type == "exempt":
-        sent = _within(case, case.residual)
+    if wire_reference.is_exempt(case.value_type):
+        coded_as = wire_reference.coded_as(case.value_type, "float32")
+        words, sent = _encode_values(_within(case, case.residual), coded_as)
         case.residual = case.residual - sent
-        return sent.view(np.uint32)
+        return words
     positions = chosen(case.residual, case.k, case.offset)
     found = case.residual[positions]
     values = _within(case, found)
@@ -197,6 +199,9 @@ def _encode_values(values, value_type):
         negative = values < 0
         words = np.concatenate([mean.reshape(1).view(np.uint32), pack(negative)])
         return words, np.where(negative, -mean, mean)
+    if value_type in wire_reference.SHARED:
+        words = np.array(wire_reference.value_words(values, value_type), np.uint32)
+        return words, wire_reference.rounded(values, value_type).astype(np.float32)
     if value_type == "bfloat16":
         coded = to_bfloat16(values)
     else:

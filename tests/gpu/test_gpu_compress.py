@@ -13,7 +13,8 @@ from step_oracle import Case, Rule
 
 EMULATED_LIMIT = 1_000_000  # entries, for the time it takes
 SMALL = 9_000  # more than two of the kernels' tiles
-VALUE_TYPES = ["float32", "bfloat16", "float16", "sign"]
+VALUE_TYPES = ["float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"]
+EXEMPT = ["exempt", "exempt:bfloat16", "exempt:mxint8"]
 
 
 def floats(size, seed, dtype="float32"):
@@ -67,10 +68,10 @@ def test_small_empty_tensors(runner):
     runner.check_steps([exempt(0)])
 
 
-@pytest.mark.parametrize("value_type", [*VALUE_TYPES, "exempt"])
+@pytest.mark.parametrize("value_type", [*VALUE_TYPES, *EXEMPT])
 @pytest.mark.parametrize("dtype", cuda_library.GRADIENT_TYPES)
 def test_small_types(runner, dtype, value_type):
-    k = SMALL if value_type == "exempt" else 101
+    k = SMALL if value_type in EXEMPT else 101
     tensor = case(SMALL, k, dtype=dtype, value_type=value_type, scale=0.3)
     buffers = runner.check_steps([tensor], steps=2, change=new_gradients)
     assert len({b.tobytes() for b in buffers}) == 2
@@ -90,7 +91,7 @@ def test_small_buffer_is_that_of_the_reference(runner):
         *((900, "float32", t) for t in VALUE_TYPES),
         *((33, "float32", "exempt"), (64, "float32", "float32")),
     ]
-    counts = [90, 7, 101, 450, 33, 64]
+    counts = [90, 7, 101, 450, 70, 33, 33, 64]
     cases = [
         case(n, k, i, value_type=t)
         for i, ((n, _, t), k) in enumerate(zip(layout, counts, strict=True))
@@ -183,9 +184,9 @@ def test_small_overflow_counts_as_nonfinite(runner):
     assert [int(b[2]) for b in buffers] == [0, 1]
 
 
-@pytest.mark.parametrize("value_type", [*VALUE_TYPES, "exempt"])
+@pytest.mark.parametrize("value_type", [*VALUE_TYPES, *EXEMPT])
 def test_small_no_more_than_the_largest_is_sent(runner, value_type):
-    k = SMALL if value_type == "exempt" else 101
+    k = SMALL if value_type in EXEMPT else 101
     runner.check_steps([case(SMALL, k, value_type=value_type, largest=0.5)], steps=2)
 
 
@@ -264,7 +265,7 @@ def test_every_run_gives_the_same(runner, size):
         ({"size": -1}, "size or k"),
         ({"size": 2**31 - 1, "k": 2**31 - 1}, "words"),
         ({"value_type": 1}, "unknown value type"),
-        ({"value_type": 6}, "unknown value type"),
+        ({"value_type": 10}, "unknown value type"),
     ],
 )
 def test_small_wrong_arguments(runner, wrong, what):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import step_oracle
+import wire_reference
 from harness_gpu import FINGERPRINT, RIGHT, describe_layout, same
 from step_oracle import Case, Rule
 
@@ -14,6 +15,10 @@ LAYOUT = [
     (0, 0, "exempt"),
     (700, 700, "float16"),
     (8_193, 500, "sign"),
+    (5_000, 333, "mxint8"),
+    (5_000, 801, "mxfp4"),
+    (4_501, 4_501, "exempt:bfloat16"),
+    (4_501, 4_501, "exempt:mxint8"),
     (333, 333, "exempt"),
 ]
 
@@ -53,27 +58,37 @@ def expected_targets(layout, buffers, descend):
 
 def read_tensor(words, size, k, value_type):
     """Return positions, values, and how many words they took."""
-    if value_type == "exempt":
-        return slice(None), words[:size].view(np.float32), size
+    if wire_reference.is_exempt(value_type):
+        value_type = wire_reference.coded_as(value_type, "float32")
+        return slice(None), *read_values(words, 0, size, value_type)
     width = (size // k).bit_length() - 1
     low_words = math.ceil(k * width / 32)
     high_words = math.ceil((k + ((size - 1) >> width)) / 32)
     low = bits_of(words[:low_words])[: k * width].reshape(k, width)
     high = np.flatnonzero(bits_of(words[low_words:][:high_words])) - np.arange(k)
     where = (high << width) + (low << np.arange(width)).sum(axis=1)
-    at = low_words + high_words
+    return where, *read_values(words, low_words + high_words, k, value_type)
+
+
+def read_values(words, at, k, value_type):
+    """Return k values from a word on, and the word behind them."""
     if value_type == "sign":
         num_words = 1 + math.ceil(k / 32)
         negative = bits_of(words[at + 1 : at + num_words])[:k]
         magnitude = words[at : at + 1].view(np.float32)
-        return where, np.where(negative, -magnitude, magnitude), at + num_words
+        return np.where(negative, -magnitude, magnitude), at + num_words
     if value_type == "float32":
-        return where, words[at : at + k].view(np.float32), at + k
+        return words[at : at + k].view(np.float32), at + k
+    if value_type in wire_reference.SHARED:
+        num_words = wire_reference.num_value_words(k, value_type)
+        coded = [int(word) for word in words[at : at + num_words]]
+        values = wire_reference.values_of(coded, k, value_type)
+        return values.astype(np.float32), at + num_words
     num_words = math.ceil(k / 2)
     halves = words[at : at + num_words].view(np.uint16)[:k]
     if value_type == "float16":
         halves = halves.view(np.float16)
-    return where, step_oracle.widen(halves), at + num_words
+    return step_oracle.widen(halves), at + num_words
 
 
 def bits_of(words):
@@ -152,7 +167,7 @@ def high_bit(add):
         (word(4, 7), False, "checksum"),
         (word(9, 7), False, "checksum"),
         (word(2, 6), True, "unknown flags"),
-        (word(-1, 0x7F800000), True, "tensor 5: a value is not finite"),
+        (word(-1, 0x7F800000), True, "tensor 9: a value is not finite"),
         (high_bit(True), True, "tensor 0: there are too many positions"),
         (high_bit(False), True, "tensor 0: there are too few positions"),
     ],

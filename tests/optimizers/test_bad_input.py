@@ -34,6 +34,12 @@ def test_sparsity(sparsity):
         tf_dgc.DGCOptimizer(O.SGD(0.1), sparsity)
 
 
+@pytest.mark.parametrize("exempt_dtype", ["float16", "mxfp4", "sign", "", 16])
+def test_exempt_dtype(exempt_dtype):
+    with pytest.raises(ValueError, match="`exempt_dtype` must be None or one of"):
+        tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), exempt_dtype=exempt_dtype)
+
+
 @pytest.mark.parametrize("value_dtype", ["float64", "int8", "", 16, tf.bfloat16])
 def test_value_dtype(value_dtype):
     with pytest.raises(ValueError, match=r"None or one of float32.*Received: value_dt"):

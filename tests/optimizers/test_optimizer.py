@@ -299,7 +299,9 @@ def test_dtypes(dtype):
     np.testing.assert_allclose(total, gradient, rtol=1e-2)
 
 
-@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16", "sign"])
+@pytest.mark.parametrize(
+    "value_dtype", ["float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"]
+)
 def test_value_types(value_dtype):
     """Fewer bytes, and what the coding loses is still there."""
     gradient = np.random.default_rng(0).normal(size=(100, 100)).astype("float32")
@@ -315,7 +317,29 @@ def test_value_types(value_dtype):
         np.testing.assert_allclose(sent + kept, gradient, rtol=0, atol=1e-6)
         sent_bytes[name] = optimizer.stats.bytes_per_step
     saved = {"float32": 0, "bfloat16": 200, "float16": 200, "sign": 400 - 20}
+    saved |= {"mxint8": 300 - 4, "mxfp4": 400 - 52 - 4}  # scales fill a word
     assert sent_bytes[None] - sent_bytes[value_dtype] == saved[value_dtype]
+
+
+@pytest.mark.parametrize("exempt_dtype", [None, "bfloat16", "mxint8"])
+def test_exempt_tensors_are_coded(exempt_dtype):
+    """Fewer bytes, and what the coding loses goes out later."""
+    gradient = np.random.default_rng(0).normal(size=500).astype("float32")
+    variable = keras.Variable(np.zeros(500, "float32"))
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), exempt_dtype=exempt_dtype)
+    optimizer.build([variable])
+    optimizer.apply([gradient], [variable])
+    header = 20
+    expected = {None: 2000, "bfloat16": 1000, "mxint8": 500 + 16}[exempt_dtype]
+    assert optimizer.stats.bytes_per_step == header + expected
+    kept = optimizer.residual[0].numpy()
+    np.testing.assert_array_equal(kept - variable.numpy(), gradient)
+    assert bool(np.any(kept)) == (exempt_dtype is not None)
+    for _ in range(20):
+        optimizer.apply([np.zeros_like(gradient)], [variable])
+    np.testing.assert_allclose(-variable.numpy(), gradient, rtol=1e-6)
+    restored = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
+    assert restored.exempt_dtype == exempt_dtype
 
 
 def test_variables_without_entries():

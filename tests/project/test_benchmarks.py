@@ -146,7 +146,13 @@ def test_an_unknown_rate():
             "wire.py",
             ["--n=1e5", "--sparsity=0.999", "--rounds=3"],
             "value_dtype n sparsity bytes_per_entry encode_ms decode_ms",
-            4,
+            6,
+        ),
+        (
+            "sizes.py",
+            ["--model=tiny", "--sparsity=0.99"],
+            "value_dtype exempt_dtype entries bytes_per_step ratio",
+            6,
         ),
     ],
 )
@@ -163,6 +169,10 @@ def test_compress_and_wire(tmp_path, script, flags, keys, num_rows):
     if script == "wire.py":
         size = {row["value_dtype"]: row["bytes_per_entry"] for row in rows}
         assert size["sign"] < size["bfloat16"] < size["float32"] < 6
+        assert size["sign"] < size["mxfp4"] < size["mxint8"] < 2.6
+    if script == "sizes.py":
+        sizes = [row["bytes_per_step"] for row in rows]
+        assert sizes == sorted(sizes, reverse=True)
 
 
 def test_gpu_compress_without_a_gpu():

@@ -48,6 +48,14 @@ CASES = {
     "bfloat16": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "bfloat16"}),
     "float16": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "float16"}),
     "sign": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "sign"}),
+    "mxint8": (
+        lambda: O.SGD(0.1, momentum=0.9),
+        {"value_dtype": "mxint8", "exempt_dtype": "bfloat16"},
+    ),
+    "mxfp4": (
+        lambda: O.SGD(0.1, momentum=0.9),
+        {"value_dtype": "mxfp4", "exempt_dtype": "mxint8", "sparsity": SCHEDULE},
+    ),
     "float32": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "float32"}),
 }
 
@@ -82,6 +90,8 @@ ONE_WORKER = [(case, "float32", 1) for case in CASES]
             ("float32", "float64", 2),
             ("adam", "float64", 2),
             ("sign", "float64", 2),
+            ("mxint8", "float64", 1),
+            ("mxfp4", "float64", 2),
         ],
         # Others with like settings are in test_all_paths.py.
         [
@@ -144,12 +154,12 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
 
 
 def reference_layout(layout):
-    return [
-        (t.size, t.dtype.name, "exempt" if t.exempt else t.value_dtype) for t in layout
-    ]
+    return [(t.size, t.dtype.name, t.wire_name) for t in layout]
 
 
-@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16", "sign"])
+@pytest.mark.parametrize(
+    "value_dtype", ["float32", "bfloat16", "float16", "sign", "mxint8", "mxfp4"]
+)
 @pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
 def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
     monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
@@ -158,8 +168,10 @@ def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
         Tensor("", (70_000,), tf.float32, False, value_dtype),
         Tensor("", (33,), tf.float64, True, "float64"),
         Tensor("", (500,), tf.float64, False, value_dtype),
+        Tensor("", (77,), tf.float32, True, None, "bfloat16"),
+        Tensor("", (77,), tf.float32, True, None, "mxint8"),
     ]
-    counts = [97, 33, 6]
+    counts = [97, 33, 6, 77, 77]
     gradients = [rng.normal(size=t.size).astype(t.dtype.name) for t in layout]
     words, _, residual = run_compress(gradients, counts, layout)
     selections = []

@@ -48,7 +48,9 @@ VARIANTS = {
         {"threshold": 1.0, "capacity": 0.5, "value_dtype": "float16"},
         {"threshold": 0.5, "capacity": 0.3, "binary": True},
     ],
-    "top_k": [{"sparsity": 0.9, "value_dtype": t} for t in ("bfloat16", "sign")],
+    "top_k": [
+        {"sparsity": 0.9, "value_dtype": t} for t in ("bfloat16", "sign", "mxint8")
+    ],
     "uniform_8bit": [{"bucket": 32}, {"bucket": 32, "stochastic": True}],
     "variance_based": [{"alpha": 0.5, "capacity": 0.5}],
 }

@@ -110,7 +110,8 @@ class Oracle:
             residual += velocity
         offset = self.tie_offsets(self.iteration)[i]
         cyclic = (np.arange(residual.size) - offset) % residual.size
-        sent = np.lexsort((cyclic, -np.abs(residual.ravel())))[:k]
+        # In their order, in which blocks of them may share a scale.
+        sent = np.sort(np.lexsort((cyclic, -np.abs(residual.ravel())))[:k])
         out = np.zeros_like(residual)
         out.flat[sent] = wire_reference.rounded(residual.flat[sent], value_dtype)
         residual.flat[sent] -= out.flat[sent]

@@ -1,8 +1,9 @@
 """The wire format, bit by bit, in Python: written from docs/wire_format.md alone.
 
 A layout is a list of `(size, dtype, value_type)`, all but the first strings; the value
-type is "exempt" for a tensor that is sent whole. A selection is `(positions, values)`,
-NumPy arrays; positions are None for a tensor that is sent whole.
+type is "exempt" for a tensor that is sent whole, with a colon and a type if it is
+coded. A selection is `(positions, values)`, NumPy arrays; positions are None for a
+tensor that is sent whole.
 """
 
 import itertools
@@ -13,6 +14,10 @@ import zlib
 import numpy as np
 
 MAGIC = 0x44474301
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+BLOCK = 32
+# Bits of a value, exponent of the largest one, range of the scale.
+SHARED = {"mxint8": (8, 0, 8, 254), "mxfp4": (4, 2, 3, 252)}
 LARGEST = {
     "float32": float(np.finfo(np.float32).max),
     "bfloat16": float.fromhex("0x1.fep127"),
@@ -25,11 +30,11 @@ def encode(layout, counts, selections, finite):
     body = []
     for item, k, (positions, values) in zip(layout, counts, selections, strict=True):
         size, dtype, value_type = item
-        if value_type == "exempt":
-            body += _value_words(values, dtype)
+        if is_exempt(value_type):
+            body += value_words(values, coded_as(value_type, dtype))
         else:
             low, high = _position_bits(positions, size, k)
-            body += _to_words(low) + _to_words(high) + _value_words(values, value_type)
+            body += _to_words(low) + _to_words(high) + value_words(values, value_type)
     header = [MAGIC, fingerprint(layout), 0 if finite else 1, 5 + len(body), 0]
     return seal(np.array(header + body, np.uint32))
 
@@ -51,14 +56,14 @@ def decode(words, layout, counts):
     selections = []
     for (size, dtype, value_type), k in zip(layout, counts, strict=True):
         positions = None
-        if value_type == "exempt":
-            k, value_type = size, dtype
+        if is_exempt(value_type):
+            k, value_type = size, coded_as(value_type, dtype)
         else:
             width = low_width(size, k)
             low = _take(rest, k * width)
             high = _take(rest, k + ((size - 1) >> width))
             positions = _positions(low, high, size, k)
-        selections.append((positions, _values(rest, k, value_type)))
+        selections.append((positions, values_of(rest, k, value_type)))
     assert not rest
     return selections, words[2] == 0
 
@@ -67,20 +72,36 @@ def length(layout, counts):
     """Return how many words a buffer has."""
     words = 5
     for (size, dtype, value_type), k in zip(layout, counts, strict=True):
-        if value_type == "exempt":
-            words += size * {"float32": 1, "float64": 2}[dtype]
+        if is_exempt(value_type):
+            words += num_value_words(size, coded_as(value_type, dtype))
             continue
         width = low_width(size, k)
         words += math.ceil(k * width / 32)
         words += math.ceil((k + ((size - 1) >> width)) / 32)
-        words += {
-            "float32": k,
-            "float64": 2 * k,
-            "bfloat16": math.ceil(k / 2),
-            "float16": math.ceil(k / 2),
-            "sign": 1 + math.ceil(k / 32),
-        }[value_type]
+        words += num_value_words(k, value_type)
     return words
+
+
+def is_exempt(value_type):
+    return value_type.partition(":")[0] == "exempt"
+
+
+def coded_as(value_type, dtype):
+    """Return the type of an exempt tensor's values."""
+    return value_type.partition(":")[2] or dtype
+
+
+def num_value_words(k, value_type):
+    """Return how many words k values take."""
+    return {
+        "float32": k,
+        "float64": 2 * k,
+        "bfloat16": math.ceil(k / 2),
+        "float16": math.ceil(k / 2),
+        "sign": 1 + math.ceil(k / 32),
+        "mxint8": math.ceil(math.ceil(k / 32) / 4) + math.ceil(k / 4),
+        "mxfp4": math.ceil(math.ceil(k / 32) / 4) + math.ceil(k / 8),
+    }[value_type]
 
 
 def fingerprint(layout):
@@ -110,8 +131,8 @@ def low_width(size, k):
 
 def rounded(values, value_type):
     """Return what is decoded from values that were sent, as float64."""
-    words = _value_words(np.asarray(values), value_type)
-    return _values(words, len(values), value_type)
+    words = value_words(np.asarray(values), value_type)
+    return values_of(words, len(values), value_type)
 
 
 def require(condition, what):
@@ -174,7 +195,7 @@ def _positions(low, high, size, k):
 # --- values ---------------------------------------------------------------------------
 
 
-def _value_words(values, value_type):
+def value_words(values, value_type):
     values = [float(v) for v in values]
     if value_type == "float64":
         return [w for v in values for w in struct.unpack("<II", struct.pack("<d", v))]
@@ -184,15 +205,19 @@ def _value_words(values, value_type):
     if value_type == "sign":
         magnitude = _float32(math.fsum(abs(v) for v in values) / len(values))
         return [_float32_bits(magnitude), *_to_words([v < 0 for v in values])]
+    if value_type in SHARED:
+        return _block_words(values, value_type)
     to_bits = {"bfloat16": _bfloat16_bits, "float16": _float16_bits}[value_type]
     return _to_words([bit for v in values for bit in _bits_of(to_bits(v), 16)])
 
 
-def _values(words, k, value_type):
+def values_of(words, k, value_type):
     if value_type == "sign":
         (magnitude,) = struct.unpack("<f", struct.pack("<I", words.pop(0)))
         require(math.copysign(1, magnitude) > 0, "magnitude")
         values = [-magnitude if negative else magnitude for negative in _take(words, k)]
+    elif value_type in SHARED:
+        values = _block_values(words, k, value_type)
     else:
         width = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}[
             value_type
@@ -202,6 +227,49 @@ def _values(words, k, value_type):
         values = [_from_bits(number, value_type) for number in numbers]
     require(all(map(math.isfinite, values)), "values: not finite")
     return np.array(values)
+
+
+def _block_words(values, value_type):
+    width, largest_exponent, least, _ = SHARED[value_type]
+    scales, codes = [], []
+    for begin in range(0, len(values), BLOCK):
+        block = values[begin : begin + BLOCK]
+        if not all(map(math.isfinite, block)):
+            scale, numbers = 255, [0] * len(block)
+        else:
+            exponent = math.frexp(max(map(abs, block)))[1] - 1  # of 0 any is too small
+            scale = (
+                max(127 + exponent - largest_exponent, least) if any(block) else least
+            )
+            to_code = _int8_code if width == 8 else _fp4_code
+            numbers = [to_code(math.ldexp(v, 127 - scale)) for v in block]
+        scales += _bits_of(scale, 8)
+        codes += [bit for number in numbers for bit in _bits_of(number, width)]
+    return _to_words(scales) + _to_words(codes)
+
+
+def _block_values(words, k, value_type):
+    width, _, least, most = SHARED[value_type]
+    bits = _take(words, 8 * math.ceil(k / BLOCK))
+    scales = [_number(bits[i : i + 8]) for i in range(0, len(bits), 8)]
+    require(all(least <= scale <= most for scale in scales), "scale")
+    bits = _take(words, k * width)
+    codes = [_number(bits[i : i + width]) for i in range(0, len(bits), width)]
+    if width == 8:
+        levels = [(c - 256 if c >= 128 else c) / 64 for c in codes]
+    else:
+        levels = [-FP4[c - 8] if c >= 8 else FP4[c] for c in codes]
+    return [math.ldexp(v, scales[i // BLOCK] - 127) for i, v in enumerate(levels)]
+
+
+def _int8_code(scaled):
+    return max(-127, min(round(64 * scaled), 127)) % 256
+
+
+def _fp4_code(scaled):
+    """Return the nearest level's, of two the even one; no zero is negative."""
+    code = min(range(8), key=lambda c: (abs(FP4[c] - abs(scaled)), c % 2))
+    return code + 8 if code and scaled < 0 else code
 
 
 def _clamped(value, value_type):

@@ -5,6 +5,7 @@ docs/wire_format.md specifies them. May import `transforms` and `_internals`.
 
 __all__ = [
     "bitstream",
+    "blocks",
     "checks",
     "dense",
     "elias",

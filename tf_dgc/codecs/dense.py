@@ -12,7 +12,7 @@ from tf_dgc.codecs.tensor import Tensor
 
 def num_words(layout: Sequence[Tensor]) -> int:
     """Return the length of the vector, in words of 32 bits."""
-    return num_entries(layout) * widest(layout).size // 4
+    return -(-num_entries(layout) * summed_dtype(layout).size // 4)
 
 
 def num_entries(layout: Sequence[Tensor]) -> int:
@@ -20,17 +20,19 @@ def num_entries(layout: Sequence[Tensor]) -> int:
     return 1 + sum(t.size for t in layout)
 
 
-def encode(tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
+def encode(
+    tensors: Sequence[tf.Tensor], finite: tf.Tensor, dtype: tf.DType
+) -> tf.Tensor:
     """Concatenate all tensors whole.
 
     Args:
-        tensors: values of each tensor, float32 or float64 `[n]`.
+        tensors: values of each tensor, float `[n]`.
         finite: scalar bool, whether this worker's gradient was finite.
+        dtype: dtype of the vector, `summed_dtype` of the layout.
 
     Returns:
-        `[1 + sum of n]`, float64 if any tensor is, else float32.
+        `[1 + sum of n]`.
     """
-    dtype = widest(tensors)
     flag = tf.cast(tf.logical_not(finite), dtype)[tf.newaxis]
     return tf.concat([flag, *(tf.cast(t, dtype) for t in tensors)], axis=0)
 
@@ -53,7 +55,13 @@ def decode(
     return totals, tf.cast(flag[0], tf.int32)
 
 
-def widest(tensors: Sequence[Tensor | tf.Tensor]) -> tf.DType:
-    """Return the type in which tensors are summed together."""
-    wide = any(t.dtype == tf.float64 for t in tensors)
+def summed_dtype(layout: Sequence[Tensor]) -> tf.DType:
+    """Return the type in which tensors are summed together.
+
+    Of exempt ones alone that are coded it is bfloat16: there is no sum of codes. Beside
+    others, nothing is coded.
+    """
+    if all(t.exempt and t.exempt_dtype for t in layout):
+        return tf.bfloat16
+    wide = any(t.dtype == tf.float64 for t in layout)
     return tf.float64 if wide else tf.float32

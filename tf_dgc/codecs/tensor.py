@@ -16,6 +16,8 @@ class Tensor(NamedTuple):
         exempt: whether it is always sent whole, not compressed.
         value_dtype: type of the values on the wire, one of `value_types.CHOICES` or
             "float64"; None for `dtype`. Without meaning if exempt.
+        exempt_dtype: the same if exempt, one of `value_types.EXEMPT_CHOICES`; None for
+            `dtype`. Without meaning if not.
         narrow: dtype of the variable, if that holds less than `dtype`, else None.
         largest: bound of what one worker sends of an entry, a power of two, so that the
             sum does not overflow (`value_types.largest_share`); the rest stays in the
@@ -27,6 +29,7 @@ class Tensor(NamedTuple):
     dtype: tf.DType
     exempt: bool
     value_dtype: str | None = None
+    exempt_dtype: str | None = None
     narrow: tf.DType | None = None
     largest: float = math.inf
 
@@ -38,8 +41,15 @@ class Tensor(NamedTuple):
     @property
     def value_type(self) -> str:
         """Type of the values on the wire, by name."""
-        compressed = not self.exempt and self.value_dtype
-        return compressed or self.dtype.name
+        chosen = self.exempt_dtype if self.exempt else self.value_dtype
+        return chosen or self.dtype.name
+
+    @property
+    def wire_name(self) -> str:
+        """Name of how it travels: its value type, "exempt", or "exempt:" and a type."""
+        if not self.exempt:
+            return self.value_type
+        return f"exempt:{self.exempt_dtype}" if self.exempt_dtype else "exempt"
 
     @property
     def agreed(self) -> str:
@@ -48,4 +58,5 @@ class Tensor(NamedTuple):
 
     def agreed_by(self, method: str) -> str:
         """Return that text, of a tensor that a method sends unless it is exempt."""
-        return f"{self.size}:{self.dtype.name}:{'exempt' if self.exempt else method}"
+        name = self.wire_name if self.exempt else method
+        return f"{self.size}:{self.dtype.name}:{name}"

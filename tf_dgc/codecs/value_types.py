@@ -7,11 +7,14 @@ import math
 
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream
+from tf_dgc.codecs import bitstream, blocks
 from tf_dgc.codecs.checks import Check
 
-CHOICES = ("float32", "bfloat16", "float16", "sign")
+CHOICES = ("float32", "bfloat16", "float16", "mxint8", "mxfp4", "sign")
 """What a user may choose. "float64" is what float64 accumulators send by default."""
+
+EXEMPT_CHOICES = ("bfloat16", "mxint8")
+"""What a user may choose for exempt tensors; None for the type of the accumulators."""
 
 _OVERFLOW = (
     "What that worker accumulated has overflowed; clip its gradients (`clipnorm` of "
@@ -28,9 +31,23 @@ def check_choice(value_dtype: str | None) -> None:
         )
 
 
+def check_exempt_choice(exempt_dtype: str | None) -> None:
+    """Raise `ValueError` unless exempt tensors may be sent so."""
+    if exempt_dtype is not None and str(exempt_dtype) not in EXEMPT_CHOICES:
+        raise ValueError(
+            f"`exempt_dtype` must be None or one of {', '.join(EXEMPT_CHOICES)}. "
+            f"Received: exempt_dtype={exempt_dtype!r}"
+        )
+
+
 def is_exact(value_dtype: str, dtype: tf.DType) -> bool:
     """Whether decoding gives back what was encoded from accumulators of `dtype`."""
     return value_dtype in {dtype.name, "float64"}
+
+
+def is_shared(value_dtype: str | None) -> bool:
+    """Whether what a value is coded as depends on others that are sent with it."""
+    return value_dtype == "sign" or value_dtype in blocks.FORMATS
 
 
 def stream_bits(value_dtype: str, k: int | tf.Tensor) -> list:
@@ -46,6 +63,8 @@ def stream_bits(value_dtype: str, k: int | tf.Tensor) -> list:
     k = k if isinstance(k, int) else tf.cast(k, tf.int64)
     if value_dtype == "sign":
         return [32, k]  # the magnitude, which fills a word, and the signs
+    if value_dtype in blocks.FORMATS:
+        return blocks.stream_bits(value_dtype, k)
     return [8 * tf.as_dtype(value_dtype).size * k]
 
 
@@ -68,6 +87,8 @@ def encode(values: tf.Tensor, value_dtype: str) -> tf.Tensor:
     values = narrow(values, tf.float32)
     if value_dtype == "sign":
         return _encode_sign(values)
+    if value_dtype in blocks.FORMATS:
+        return blocks.encode(values, value_dtype)
     return _to_words(narrow(values, tf.as_dtype(value_dtype)))
 
 
@@ -89,19 +110,24 @@ def decode(
         magnitudes = tf.bitcast(words[:, :1], tf.float32)
         negative = bitstream.unpack(words[:, 1:])[:, :k] > 0
         return tf.cast(tf.where(negative, -magnitudes, magnitudes), dtype)
+    if value_dtype in blocks.FORMATS:
+        return tf.cast(blocks.decode(words, value_dtype, k), dtype)
     if value_dtype == "float64":
         words = tf.reshape(words, [words.shape[0], -1, 2])
     values = tf.bitcast(words, tf.as_dtype(value_dtype))  # 16 bits: [N, w, 2]
     return tf.cast(tf.reshape(values, [words.shape[0], -1])[:, :k], dtype)
 
 
-def checks(values: tf.Tensor, words: tf.Tensor, value_dtype: str) -> list[Check]:
+def checks(
+    values: tf.Tensor, words: tf.Tensor, value_dtype: str, k: int | tf.Tensor
+) -> list[Check]:
     """Return what must hold before decoded values may be used.
 
     Args:
         values: result of `decode`, float `[N, k]`.
         words: words that they were decoded from, int32 `[N, w]`.
         value_dtype: value type that they were encoded with.
+        k: number of values; an int, or a scalar int32 tensor.
     """
     bad = tf.math.count_nonzero(~tf.math.is_finite(values), axis=1, dtype=tf.int32)
     found = [Check("values that are not finite", bad, 0, _OVERFLOW)]
@@ -109,6 +135,9 @@ def checks(values: tf.Tensor, words: tf.Tensor, value_dtype: str) -> list[Check]
         # By its sign bit: whether a denormal is less than 0 depends on the processor.
         negative = tf.cast(words[:, 0] < 0, tf.int32)
         found.append(Check("negative magnitudes", negative, 0))
+    if value_dtype in blocks.FORMATS:
+        wrong = blocks.num_wrong_scales(words, value_dtype, k)
+        found.append(Check("scales that are out of range", wrong, 0))
     return found
 
 

@@ -187,7 +187,7 @@ def _decode_tensor(
 ) -> tuple[tuple[tf.Tensor | None, tf.Tensor], list[Check]]:
     """Return positions `[N, k]` (None if whole) and values, with their checks."""
     found = value_types.decode(words, tensor.value_type, k, tensor.dtype)
-    checks = value_types.checks(found, words, tensor.value_type)
+    checks = value_types.checks(found, words, tensor.value_type, k)
     if tensor.exempt:
         return (None, found), checks
     where, where_checks = elias_fano.decode(positions, tensor.size, k)

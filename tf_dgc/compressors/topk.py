@@ -184,12 +184,13 @@ def top_k_of(
 
 def _check_capacity(value_dtype: str) -> None:
     """Raise `ValueError` if room that is not used cannot be told from what is."""
-    if value_dtype == "sign":
+    if value_types.is_shared(value_dtype):
         raise ValueError(
             "XLA compiles only shapes that are known while tracing, and with a "
-            "scheduled sparsity the mean magnitude of `value_dtype='sign'` is of a "
-            "number of entries that is not. Pass `jit_compile=False` to "
-            "`model.compile`, or choose a constant sparsity or another `value_dtype`."
+            "scheduled sparsity the magnitude or scale that values share by "
+            f"`value_dtype={value_dtype!r}` is of a number of entries that is not. "
+            "Pass `jit_compile=False` to `model.compile`, or choose a constant "
+            "sparsity or another `value_dtype`."
         )
 
 

@@ -17,14 +17,7 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import (
-    inputs,
-    kept,
-    overwriting,
-    takeover,
-    tensors,
-    validation,
-)
+from tf_dgc.optimizers import inputs, kept, overwriting, takeover, tensors, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.updating import have_operations, update
@@ -140,6 +133,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.second_moment: list[PerWorkerVariable] = []
         self.compressor_state: list[State] = []
         self._keeps_residual = feedback
+        self.exempt_dtype: str | None = None
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
         self._kept: kept.Kept | None = None

@@ -46,12 +46,17 @@ class DGCOptimizer(CompressedOptimizer):
         adam_correction: whether to divide by Adam's second moment before the exchange,
             as in `CompressedOptimizer`.
         min_compress_size: number of entries below which tensors, and those of rank
-            below 2, are exempt: sent whole, with momentum and without loss.
+            below 2, are exempt: sent whole, with momentum.
         value_dtype: type in which values are sent, beside some 12 bits for each
             position at 99.9 %: None, that of `residual` (4 bytes per entry, or 8), or
-            one of "float32" (4), "bfloat16" (2), "float16" (2; nothing below 6e-8) and
+            one of "float32" (4), "bfloat16" (2), "float16" (2; nothing below 6e-8),
+            "mxint8" (1) and "mxfp4" (1/2), in which blocks of 32 share a scale, and
             "sign" (1/8: a sign, and one magnitude per tensor). What the coding loses
             stays in `residual`. Exempt tensors and dense steps are not coded.
+        exempt_dtype: type in which exempt tensors are sent: None, that of `residual`,
+            or "bfloat16" or "mxint8", where what the coding loses stays in `residual`
+            too. Where they are summed by a collective of their own, as they are from
+            some number of workers on, both are bfloat16.
         seed: seed of the order in which equal magnitudes are chosen.
         name: name of the optimizer.
         track_staleness: whether to remember when entries were sent, as in
@@ -84,6 +89,7 @@ class DGCOptimizer(CompressedOptimizer):
         adam_correction: bool = True,
         min_compress_size: int = 1024,
         value_dtype: str | None = None,
+        exempt_dtype: str | None = None,
         seed: int = 0,
         name: str = "dgc_optimizer",
         track_staleness: bool = False,
@@ -92,6 +98,7 @@ class DGCOptimizer(CompressedOptimizer):
     ):
         sparsity = schedules.get(sparsity)
         value_types.check_choice(value_dtype)
+        value_types.check_exempt_choice(exempt_dtype)
         compresses = sparsity != 0
         super().__init__(
             inner,
@@ -108,6 +115,7 @@ class DGCOptimizer(CompressedOptimizer):
         )
         self.sparsity = sparsity
         self.value_dtype = value_dtype
+        self.exempt_dtype = exempt_dtype
         self.momentum_correction = bool(momentum_correction)
         loader.warn_if_missing()
 
@@ -117,4 +125,5 @@ class DGCOptimizer(CompressedOptimizer):
         for settled in ("compressor", "error_feedback"):
             del config[settled]
         sparsity = schedules.config_of(self.sparsity)
-        return {**config, "sparsity": sparsity, "value_dtype": self.value_dtype}
+        own = {"value_dtype": self.value_dtype, "exempt_dtype": self.exempt_dtype}
+        return {**config, "sparsity": sparsity, **own}

@@ -98,4 +98,7 @@ def _describe(
 ) -> Tensor:
     small = tensors.is_small(variable, optimizer.min_compress_size)
     exempt = small or variable in exclusions
-    return tensors.describe(variable, exempt, keeps_residual, optimizer.num_workers)
+    coded = optimizer.exempt_dtype
+    return tensors.describe(
+        variable, exempt, keeps_residual, optimizer.num_workers, coded
+    )

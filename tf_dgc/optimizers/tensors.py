@@ -12,7 +12,11 @@ from tf_dgc.codecs.tensor import Tensor
 
 
 def describe(
-    variable: keras.Variable, exempt: bool, keeps_residual: bool, num_workers: int
+    variable: keras.Variable,
+    exempt: bool,
+    keeps_residual: bool,
+    num_workers: int,
+    exempt_dtype: str | None = None,
 ) -> Tensor:
     """Return what is to be known of a variable.
 
@@ -22,15 +26,21 @@ def describe(
         keeps_residual: whether what is not sent is kept, so that a sum that would not
             fit into the variable can be spread over several steps.
         num_workers: number of workers, N.
+        exempt_dtype: type of the values on the wire if it is exempt and what that loses
+            is kept; None for that of the accumulators.
     """
     own = tf.as_dtype(variable.dtype)
     dtype = tf.float64 if own == tf.float64 else tf.float32
+    coded = exempt_dtype if exempt and keeps_residual else None
     bound = value_types.largest_share(own, num_workers)
+    if coded:  # it may be summed so
+        bound = min(bound, value_types.largest_share(tf.bfloat16, num_workers))
     return Tensor(
         variable.path,
         tuple(variable.shape),
         dtype,
         exempt,
+        exempt_dtype=coded,
         narrow=own if own.size < dtype.size else None,
         largest=bound if keeps_residual else math.inf,
     )

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_dgc.choice import add_up
-from tf_dgc.codecs import value_types
+from tf_dgc.codecs import header, value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
-from tf_dgc.collectives.requests import Result
+from tf_dgc.collectives.requests import Exchange, Result
 from tf_dgc.collectives.rounds import Part
 from tf_dgc.compressors.base import Compressor, Draw
-from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.compressors.common.one_round import (
+    send_coded,
+    send_rounded,
+    send_whole,
+)
 from tf_dgc.compressors.draws import draw_ties
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Inputs, Outcome, Step
@@ -101,9 +105,21 @@ def run_exchanges(
 
 def _exempt_part(tensor: Tensor, values: tf.Tensor, aggregation: str) -> Part:
     within = value_types.at_most(values, tensor.largest)
-    stated = tensor.size * tensor.dtype.size
-    exchange = send_whole(within, aggregation)
+    if tensor.exempt_dtype:
+        stated, exchange = _coded(tensor, within, aggregation)
+    else:
+        stated = tensor.size * tensor.dtype.size
+        exchange = send_whole(within, aggregation)
     return Part(tensor.label, tensor.agreed, stated, exchange, tensor.narrow)
+
+
+def _coded(tensor: Tensor, values: tf.Tensor, aggregation: str) -> tuple[int, Exchange]:
+    """Return the bytes and the exchange of an exempt tensor that is coded."""
+    if aggregation == "sum":
+        return tf.bfloat16.size * tensor.size, send_rounded(values, tf.bfloat16)
+    words = wire.sparse_words([tensor], [tensor.size]) - header.NUM_WORDS
+    flat = tf.reshape(values, [-1])
+    return 4 * words, send_coded(flat, tensor.value_type)
 
 
 def _part(

@@ -44,7 +44,10 @@ def begin(inputs: Inputs) -> Step | None:
 
 def _suits(inputs: Inputs) -> bool:
     """Return whether the engine has what the step needs, whatever the method."""
-    plain = all(t.dtype == tf.float32 and t.narrow is None for t in inputs.tensors)
+    plain = all(
+        t.dtype == tf.float32 and t.narrow is None and t.exempt_dtype is None
+        for t in inputs.tensors
+    )
     watched = inputs.memory.last_sent is not None
     live = loader.native().library is not None
     return plain and live and not watched

@@ -103,7 +103,9 @@ def _coded_as(compressor: TopK, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _flagged(part: _Part, finite: tf.Tensor) -> _Part:
     """Return the part with the flag of the whole step; one that is summed."""
-    return part._replace(vector=dense.encode([part.vector[1:]], finite))
+    return part._replace(
+        vector=dense.encode([part.vector[1:]], finite, part.vector.dtype)
+    )
 
 
 def _compress(

@@ -67,7 +67,7 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     def chosen() -> tuple:
         words = _compress(step)
         finite = tf.equal(words[header.FLAGS], 0)
-        return tf.zeros([0], dense.widest(step.plan.layout)), words, finite
+        return tf.zeros([0], step.plan.summed_dtype), words, finite
 
     return choose(step.plan.dense, whole, chosen)
 
@@ -92,10 +92,27 @@ def unpack(
 
 def _compress_exempt(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Take all in one pass, as words, which are the vector's bits."""
+    dtype = step.plan.summed_dtype
+    if dtype == tf.bfloat16:
+        step = step._replace(plan=step.plan.coded_as("bfloat16"))
     words = _compress(step)
     finite = tf.equal(words[header.FLAGS], 0)
-    values = from_words(words[header.NUM_WORDS :], dense.widest(step.plan.layout), [-1])
-    return dense.encode([values], finite), tf.zeros([0], tf.int32), finite
+    body = words[header.NUM_WORDS :]
+    if dtype == tf.bfloat16:
+        values = _halves(body, [t.size for t in step.plan.layout])
+    else:
+        values = from_words(body, dtype, [-1])
+    return dense.encode([values], finite, dtype), tf.zeros([0], tf.int32), finite
+
+
+def _halves(words: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Return bfloat16 numbers of tensors, each from a word of its own on."""
+    halves = tf.reshape(tf.bitcast(words, tf.bfloat16), [-1])
+    if not any(size % 2 for size in sizes):
+        return halves
+    padded = [size + size % 2 for size in sizes]
+    parts = zip(tf.split(halves, padded), sizes, strict=True)
+    return tf.concat([part[:size] for part, size in parts], axis=0)
 
 
 def _compress(step: LocalStep) -> tf.Tensor:
@@ -170,7 +187,7 @@ def _exponents(plan: Plan) -> list[int]:
 def agreed(plan: Plan) -> dict[str, Any]:
     """Return what all workers agree upon, as attributes of the operations."""
     return {
-        "value_types": ["exempt" if t.exempt else t.value_type for t in plan.layout],
+        "value_types": [t.wire_name for t in plan.layout],
         "fingerprint": wire.fingerprint(plan.layout),
     }
 

@@ -76,6 +76,8 @@ def apply(
     Returns:
         The number of workers whose gradient was not finite, scalar int32.
     """
+    # A sum of what was coded is not coded itself.
+    vector = tf.cast(vector, plan.coded_as(None).summed_dtype)
     if rule.descends:
         return _descend(plan, vector, buffers, rule)
 
@@ -143,7 +145,7 @@ def _descend(
 
     def whole() -> tf.Tensor:
         if plan.is_exempt:
-            return _descend_exempt(plan, vector, rule, rate)
+            return _descend_exempt(plan.coded_as(None), vector, rule, rate)
         sums, nonfinite = dense.decode(vector, plan.layout)
         for v, s in zip(rule.variables, sums, strict=True):
             update = tf.reshape(s * tf.cast(rate, s.dtype), v.shape)

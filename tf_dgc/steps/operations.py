@@ -75,12 +75,13 @@ def pack(
 
     def whole() -> tuple:
         # With every entry sent, masking would erase the momentum of all of them.
+        dtype = dense.summed_dtype(step.layout)
         sent = [
-            value_types.at_most(r, t.largest)
+            rounded(value_types.at_most(r, t.largest), dtype)
             for t, r in zip(step.layout, residual, strict=True)
         ]
         rest = [r - s for r, s in zip(residual, sent, strict=True)]
-        vector = dense.encode(sent, finite)
+        vector = dense.encode(sent, finite, dtype)
         return vector, tf.zeros([0], tf.int32), list(velocity), rest
 
     def chosen() -> tuple:
@@ -91,7 +92,7 @@ def pack(
             )
         ]
         selections, velocities, residuals = map(list, zip(*parts, strict=True))
-        empty = tf.zeros([0], dense.widest(step.layout))
+        empty = tf.zeros([0], dense.summed_dtype(step.layout))
         words = wire.encode(step.layout, step.counts, selections, finite)
         return empty, words, velocities, residuals
 
@@ -119,6 +120,19 @@ def unpack(
     )
 
 
+def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return what is left of values that are sent as `dtype`, in their own."""
+    if dtype.size >= values.dtype.size:
+        return values
+    return tf.cast(value_types.narrow(values, dtype), values.dtype)
+
+
+def decoded(words: tf.Tensor, tensor: Tensor, k: int | tf.Tensor) -> tf.Tensor:
+    """Return what a receiver sees of k values, coded as the tensor's are."""
+    rows = value_types.decode(words[tf.newaxis], tensor.value_type, k, tensor.dtype)
+    return rows[0]
+
+
 def _send(
     tensor: Tensor,
     k: int | tf.Tensor,
@@ -130,7 +144,8 @@ def _send(
     """Return what is sent of one tensor, and its velocity and residual after."""
     if tensor.exempt:
         sent = value_types.at_most(residual, tensor.largest)
-        words = value_types.encode(sent, tensor.dtype.name)
+        words = value_types.encode(sent, tensor.value_type)
+        sent = decoded(words, tensor, tensor.size) if tensor.exempt_dtype else sent
         return Selection(None, words), velocity, residual - sent
     positions, found = top_k(residual, k, offset)
     sent = value_types.at_most(found, tensor.largest)
@@ -139,8 +154,7 @@ def _send(
         masked = mask(velocity, positions)
         velocity = tf.where(tf.equal(k, tensor.size), velocity, masked)
     if not value_types.is_exact(tensor.value_type, tensor.dtype):
-        rows = value_types.decode(words[tf.newaxis], tensor.value_type, k, tensor.dtype)
-        sent = rows[0]
+        sent = decoded(words, tensor, k)
     rest = found - sent
     residual = tf.tensor_scatter_nd_update(residual, positions[:, tf.newaxis], rest)
     return Selection(positions, words), velocity, residual

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_dgc.choice import Choice, add_up
-from tf_dgc.codecs import dense, wire
+from tf_dgc.codecs import dense, header, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
 from tf_dgc.transforms.clipping import Scale
@@ -42,8 +42,18 @@ class Plan(NamedTuple):
     @property
     def is_exempt(self) -> bool:
         """Whether all is exempt, and of one dtype: a dense step of many small ones."""
-        dtypes = {t.dtype for t in self.layout}
+        dtypes = {(t.dtype, bool(t.exempt_dtype)) for t in self.layout}
         return all(t.exempt for t in self.layout) and len(dtypes) == 1
+
+    @property
+    def summed_dtype(self) -> tf.DType:
+        """Type of the vector of a dense step."""
+        return dense.summed_dtype(self.layout)
+
+    def coded_as(self, exempt_dtype: str | None) -> "Plan":
+        """Return the same, with exempt tensors as this type."""
+        layout = [t._replace(exempt_dtype=exempt_dtype) for t in self.layout]
+        return self._replace(layout=layout)
 
     @property
     def dense_entries(self) -> int:
@@ -91,10 +101,16 @@ def shares(tensors: Sequence[Tensor], num_workers: int) -> list[list[int]]:
     Returns:
         Places in `tensors`; if there are two shares, the second is the exempt ones'.
     """
-    exempt = [i for i, t in enumerate(tensors) if t.exempt]
-    others = [i for i, t in enumerate(tensors) if not t.exempt]
-    size = sum(tensors[i].size * tensors[i].dtype.size for i in exempt)
-    saved = size * (num_workers - 1) * (1 - 2 / num_workers)
+    coded = any(t.exempt and t.exempt_dtype for t in tensors)
+    # Where some are coded, those that are not are few, and stay with the others.
+    apart = [t.exempt and bool(t.exempt_dtype) == coded for t in tensors]
+    exempt = [i for i, is_apart in enumerate(apart) if is_apart]
+    others = [i for i, is_apart in enumerate(apart) if not is_apart]
+    layout = [tensors[i] for i in exempt]
+    words = wire.sparse_words(layout, [t.size for t in layout]) - header.NUM_WORDS
+    gathered = 4 * words
+    summed = dense.summed_dtype(layout).size * sum(t.size for t in layout)
+    saved = (num_workers - 1) * (gathered - summed * 2 / num_workers)
     if others and saved > _WORTH_A_COLLECTIVE:
         return [others, exempt]
     return [list(range(len(tensors)))]

@@ -37,7 +37,8 @@ def check_value_dtype(value_dtype: str | None) -> None:
         raise ValueError(
             "The mean magnitude that `value_dtype='sign'` sends is of a fixed number "
             "of entries, which this method does not have. Choose None, 'float32', "
-            f"'bfloat16' or 'float16'. Received: value_dtype={value_dtype!r}"
+            "'bfloat16', 'float16', 'mxint8' or 'mxfp4'. "
+            f"Received: value_dtype={value_dtype!r}"
         )
 
 

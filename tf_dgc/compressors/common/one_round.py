@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
+from tf_dgc.codecs import value_types
+from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw
 
@@ -108,6 +110,37 @@ def send_whole(values: tf.Tensor, aggregation: str) -> Exchange:
     for row in tf.unstack(gathered):
         total += from_words(row, values.dtype, values.shape)
     return Result(total, values)
+
+
+def send_rounded(values: tf.Tensor, dtype: tf.DType) -> Exchange:
+    """Sum a tensor in a narrower type.
+
+    Args:
+        values: tensor to be sent, float32 or float64, of any shape.
+        dtype: float dtype that is summed.
+    """
+    narrow = value_types.narrow(values, dtype)
+    total = yield Sum(narrow)
+    return Result(tf.cast(total, values.dtype), tf.cast(narrow, values.dtype))
+
+
+def send_coded(values: tf.Tensor, value_dtype: str) -> Exchange:
+    """Gather all entries of a tensor, coded.
+
+    Args:
+        values: tensor to be sent, float32 or float64 `[n]`.
+        value_dtype: type of the values on the wire, one of `value_types.CHOICES`.
+    """
+    size, dtype = values.shape[0], values.dtype
+    words = value_types.encode(values, value_dtype)
+    gathered = yield Gather(words)
+    found = value_types.decode(gathered, value_dtype, size, dtype)
+    checks = value_types.checks(found, gathered, value_dtype, size)
+    total = tf.zeros_like(values)
+    for row in tf.unstack(gate(checks, found)):
+        total += row
+    sent = value_types.decode(words[tf.newaxis], value_dtype, size, dtype)
+    return Result(total, sent[0])
 
 
 def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:

@@ -24,7 +24,10 @@ in any case.
 
 
 # In the order of custom_ops/cpu/wire.h.
-_NATIVE_TYPES = ("float32", "float64", "bfloat16", "float16", "sign")
+_NATIVE_TYPES = (
+    *("float32", "float64", "bfloat16", "float16", "sign"),
+    *("exempt", "mxint8", "mxfp4"),
+)
 
 
 def native_places(k: int, value_dtype: str | None) -> list[float]:
@@ -118,7 +121,7 @@ def decoder(value_dtype: str, k: int | tf.Tensor, dtype: tf.DType) -> Decode:
 
     def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
         found = value_types.decode(words, value_dtype, k, dtype)
-        return found, value_types.checks(found, words, value_dtype)
+        return found, value_types.checks(found, words, value_dtype, k)
 
     return decode
 
