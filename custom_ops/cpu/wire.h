@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "formats.h"
+
 namespace tf_dgc {
 
 enum class ValueType : int {
@@ -24,13 +26,13 @@ enum class ValueType : int {
 constexpr int kNumValueTypes = 10;
 
 // Whether all entries are sent, without positions.
-constexpr bool IsExempt(ValueType type) {
+TF_DGC_EVERYWHERE constexpr bool IsExempt(ValueType type) {
   return type == ValueType::kExempt || type == ValueType::kExemptBFloat16 ||
          type == ValueType::kExemptMxInt8;
 }
 
 // How the values are coded of a tensor that may be exempt.
-constexpr ValueType CodedAs(ValueType type, bool wide) {
+TF_DGC_EVERYWHERE constexpr ValueType CodedAs(ValueType type, bool wide) {
   switch (type) {
     case ValueType::kExempt:
       return wide ? ValueType::kFloat64 : ValueType::kFloat32;
@@ -44,7 +46,7 @@ constexpr ValueType CodedAs(ValueType type, bool wide) {
 }
 
 // Whether what a value is coded as depends on others that are sent with it.
-constexpr bool IsShared(ValueType type) {
+TF_DGC_EVERYWHERE constexpr bool IsShared(ValueType type) {
   return type == ValueType::kSign || type == ValueType::kMxInt8 || type == ValueType::kMxFp4;
 }
 
