@@ -14,7 +14,9 @@ timed by events on the device:
 - `torch top_k`: the correction by PyTorch, `torch.topk` of the magnitudes, masking;
 - `torch sampled`: the same with a threshold from a sample instead (not exactly k);
 - `torch correction`: the correction alone;
-- `decode 8`: eight such buffers decoded and subtracted from the variables.
+- `decode 8`: eight such buffers decoded and subtracted from the variables;
+- of the engine's methods (`custom_ops/cuda_engine`), by their names, `graph`, `queued`
+  and `decode 8` likewise, and a copy of as many bytes as each has to move.
 """
 
 import pathlib
@@ -24,7 +26,7 @@ import sys
 
 import numpy as np
 from absl import app, flags
-from common import cuda_library, reporting, resnet50
+from common import cuda_engine, cuda_library, reporting, resnet50
 
 _SIZES = flags.DEFINE_list("sizes", ["2.556e7", "1e8"], "Entries of the tensor.")
 _SPARSITIES = flags.DEFINE_list("sparsities", ["0.999"], "Shares that are not sent.")
@@ -74,6 +76,7 @@ def main(_):
                 rows += measure(library, n, sparsity, dtype)
                 torch.cuda.empty_cache()
     rows += measure_many(library, float(_SPARSITIES.value[0]))
+    rows += measure_methods(cuda_engine.Engine(path), int(float(_SIZES.value[0])))
     card = torch.cuda.get_device_properties(0)
     title = f"Compressing on one {card.name}"
     reporting.report(rows, COLUMNS, title, _JSON.value, origin(torch, path))
@@ -132,6 +135,33 @@ def measure_many(library, sparsity):
         if row["path"].startswith("161"):
             one = times[row["path"].replace("161 tensors", "1 tensor")]
             row["by_one_tensor"] = row["median_ms"] / statistics.median(one)
+    return rows
+
+
+def measure_methods(engine, n):
+    """Time the engine's methods on one tensor; return three rows of each."""
+    from common import gpu_contenders as contenders
+    from common import gpu_methods
+
+    flat = contenders.gradients(n, "float32", _GRADIENTS.value)
+    rows = []
+    for method, (_, num_bytes, _) in gpu_methods.METHODS.items():
+        queued, graph, sender = (
+            gpu_methods.Encoding(engine, method, flat) for _ in range(3)
+        )
+        warm_up(queued.queued, graph.queued)
+        decoding = gpu_methods.Summing(engine, sender)
+        paths = {
+            "floor": contenders.floor(n, num_bytes),
+            "graph": graph.captured(),
+            "queued": queued.queued,
+            "decode 8": decoding.queued,
+        }
+        times = take_turns(paths)
+        for path in (queued, graph, decoding):
+            path.check()
+        found = rows_of(times, n, None, "float32", num_bytes)
+        rows += [{**row, "path": f"{method}, {row['path']}"} for row in found]
     return rows
 
 

@@ -185,13 +185,18 @@ class Both:
         return done
 
     def queue(self, worker):
+        """Do a step on the device."""
         workspace = self.device.poisoned(self.engine.encode_workspace(worker.tensors))
+        self.launch(worker, workspace)
+        self.device.synchronize()
+
+    def launch(self, worker, workspace):
+        """Only queue it."""
         self.engine.encode(
             *(self.device.stream, worker.tensors, worker.coding),
             *(worker.scales.pointer, worker.iteration.pointer, worker.vectors),
             *(workspace.pointer, worker.words.pointer, worker.all_taken.pointer),
         )
-        self.device.synchronize()
 
     def encode_on_cpu(self, worker):
         self.cpu.encode(

@@ -1,5 +1,6 @@
 """The engine's methods on the device: the bits of the CPU's engine."""
 
+import devices
 import numpy as np
 import pytest
 import step_oracle
@@ -261,10 +262,35 @@ def test_small_halves_by_numpy(both):
 
 
 def test_small_steps_follow_each_other(both):
-    """Captured where there are graphs: scales and the number of the step may change."""
     cases = [case("qsgd", 9_000), case("ef_sign_sgd", 5_000), exempt(40)]
-    worker = Worker(both.device, both.engine, cases, "momentum")
-    expected = both.steps(cases, "momentum", count=1)
-    worker.write([c.gradient for c in cases], [1, 1, 1], 7)
-    both.queue(worker)
-    assert np.array_equal(worker.words.read(), expected[0][0])
+    mine = Worker(both.device, both.engine, cases, "momentum")
+    theirs = Worker(devices.Emulated(), both.engine, cases, "momentum")
+    workspaces = [
+        both.device.poisoned(both.engine.encode_workspace(mine.tensors))
+        for _ in range(3)
+    ]
+    for workspace in workspaces:
+        both.launch(mine, workspace)
+        both.encode_on_cpu(theirs)
+    mine.expect(theirs)
+
+
+def test_small_captured_steps(both):
+    """Capture fails if anything waits or allocates; replays draw anew."""
+    if both.device.kind == "emulated":
+        pytest.skip("an emulated device has no graphs")
+    cases = [case("qsgd", 9_000), case("one_bit", 5_000), exempt(40)]
+    mine = Worker(both.device, both.engine, cases, "momentum")
+    theirs = Worker(devices.Emulated(), both.engine, cases, "momentum")
+    workspace = both.device.poisoned(both.engine.encode_workspace(mine.tensors))
+    both.queue(mine)  # loads the kernels
+    both.encode_on_cpu(theirs)
+    replay = both.device.capture(lambda: both.launch(mine, workspace))
+    for number in range(1, 4):
+        gradients = [draw(c.size, number) for c in cases]
+        for worker in (mine, theirs):
+            worker.write(gradients, [1, 0.5, 1], number)
+        replay()
+        both.device.synchronize()
+        both.encode_on_cpu(theirs)
+        mine.expect(theirs)
