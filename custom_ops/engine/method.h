@@ -36,16 +36,16 @@ class Encoder {
   virtual ~Encoder() = default;
   virtual int64_t NumJobs() const = 0;
   // Whether it looks at the whole tensor before it sends any of it.
-  virtual bool measures() const = 0;
-  virtual void Measure(int64_t job) = 0;
-  virtual void Agree() = 0;
+  virtual bool measures() const { return false; }
+  virtual void Measure(int64_t) {}
+  virtual void Agree() {}
   virtual void Encode(int64_t job) = 0;
-  virtual void Finish(Threads& threads) = 0;
+  virtual void Finish(Threads&) {}
   // Whether where a job's codes go depends on those of other jobs.
   virtual bool joins() const { return false; }
   virtual void Join(int64_t) {}
   // Whether an entry's gradient was left out, as it would have overflowed.
-  virtual bool left_out() const = 0;
+  virtual bool left_out() const { return false; }
   // Entries that were sent.
   virtual int64_t num_sent() const = 0;
   virtual std::vector<float> notes() const { return {}; }

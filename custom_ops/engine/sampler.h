@@ -36,9 +36,6 @@ class SamplingEncoder : public Encoder {
   int64_t NumJobs() const override {
     return source_.residual == nullptr ? 0 : (source_.size + kPart - 1) / kPart;
   }
-  bool measures() const override { return false; }
-  void Measure(int64_t) override {}
-  void Agree() override {}
 
   void Encode(int64_t job) override {
     const int64_t begin = job * kPart, end = std::min(source_.size, begin + kPart);

@@ -36,11 +36,6 @@ class SketchingEncoder : public Encoder {
         numbers_(static_cast<float*>(numbers)),
         sketch_(settings_.rows, settings_.cells, setup.draw, level) {}
 
-  void Measure(int64_t) override {}
-  void Agree() override {}
-  bool measures() const override { return false; }
-  bool left_out() const override { return false; }
-
  protected:
   int64_t num_parts() const { return (source_.size + kPart - 1) / kPart; }
 
@@ -86,7 +81,6 @@ class TableEncoder : public SketchingEncoder {
       sketch_.Add(job, values, begin, n, cells);
     });
   }
-  void Finish(Threads&) override {}
 
   bool left_out() const override {
     return std::any_of(left_out_.begin(), left_out_.end(), [](char left) { return left; });

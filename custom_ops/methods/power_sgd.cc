@@ -59,10 +59,6 @@ class FactorEncoder : public Encoder {
         left_out_(matrix_.num_tasks) {}
 
   int64_t NumJobs() const override { return matrix_.num_tasks; }
-  bool measures() const override { return false; }
-  void Measure(int64_t) override {}
-  void Agree() override {}
-  void Finish(Threads&) override {}
   bool left_out() const override {
     return std::any_of(left_out_.begin(), left_out_.end(), [](char left) { return left; });
   }
