@@ -137,9 +137,12 @@ TF_DGC_DEVICE typename M::Numbers NumbersOf(const M& method, const char* stored,
     const uint32_t column = static_cast<uint32_t>(entry) % count;
     return {floats[column], floats[count + column]};
   } else if constexpr (kNumberWords<M> > 0) {
-    typename M::Numbers numbers;
     const int64_t unit = UnitOf(method, size, entry);
-    std::memcpy(&numbers, stored + 4 * unit * kNumberWords<M>, sizeof(numbers));
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(stored) + unit * kNumberWords<M>;
+    uint32_t words[kNumberWords<M>];
+    for (int i = 0; i < kNumberWords<M>; ++i) words[i] = from[i];
+    typename M::Numbers numbers;
+    std::memcpy(&numbers, words, sizeof(numbers));
     return numbers;
   } else {
     return {};
