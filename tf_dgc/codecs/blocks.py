@@ -159,7 +159,6 @@ def _unpack(words: tf.Tensor, bits: int) -> tf.Tensor:
     """Return the codes, int32 `[N, 32 / bits * w]`, of N streams, int32 `[N, w]`."""
     shifts = tf.range(0, 32, bits)
     moved = tf.bitwise.right_shift(words[:, :, tf.newaxis], shifts)
-    codes = tf.bitwise.bitwise_and(
-        moved, (1 << bits) - 1
-    )  # of what is shifted in, none
+    # Without what is shifted in.
+    codes = tf.bitwise.bitwise_and(moved, (1 << bits) - 1)
     return tf.reshape(codes, [words.shape[0], -1])
