@@ -43,6 +43,7 @@ COMPRESS = {
     "rotated_quantization": ["g -> p"],
     "sampled_threshold": _SPARSE,
     "sbc": _SPARSE,
+    "scale_com": _SPARSE,
     "sign_sgd": ["g -> p"],
     "signum": ["g h -> h p"],
     "stc": _SPARSE,

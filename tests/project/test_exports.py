@@ -21,8 +21,8 @@ PUBLIC = {
         ATOMO AdaComp BFloat16 Compressor CountSketch DIANA Draw ECQ EFSignSGD
         Exchange Float16 Gather GlobalTopK LAQ LGC METHODS Natural NoCompression
         OneBit OneRound PowerSGD QSGD RandomK Result RotatedQuantization SBC STC
-        SampledThreshold SignSGD Signum StateSpec Sum TernGrad Threshold TopK TwoBit
-        Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
+        SampledThreshold ScaleCom SignSGD Signum StateSpec Sum TernGrad Threshold TopK
+        TwoBit Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",

@@ -42,6 +42,7 @@ VARIANTS = {
     "rotated_quantization": [{"levels": 2}, {"levels": 5, "block": 8}],
     "sampled_threshold": [{"sparsity": 0.8, "value_dtype": "bfloat16"}],
     "sbc": [{"sparsity": 0.5}],
+    "scale_com": [{"sparsity": 0.5, "low_pass": 0.1}, {"sparsity": 0.9}],
     "stc": [{"sparsity": 0.9, "downstream": True}],
     "tern_grad": [{"clip": None}],
     "threshold": [

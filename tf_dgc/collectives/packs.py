@@ -10,11 +10,11 @@ class SumPack:
     """Everything of one dtype that is to be summed, behind the non-finite flag.
 
     Args:
-        requests: values to be summed, float, of any shape, by the part's number.
+        requests: values to be summed, of any shape, by the part's number.
         finite: scalar bool, whether this worker's gradient was finite.
 
     Attributes:
-        message: request of the collective, a float vector behind the flag.
+        message: request of the collective, a vector behind the flag.
     """
 
     def __init__(self, requests: dict[int, tf.Tensor], finite: tf.Tensor):

@@ -12,12 +12,12 @@ Group: TypeAlias = tuple[int, ...] | None
 
 
 class Sum(NamedTuple):
-    """Ask for the sum over workers of a float tensor, by all-reduce.
+    """Ask for the sum over workers of a float or int32 tensor, by all-reduce.
 
     The reply has the same shape and dtype, and the same bits on all of them.
 
     Attributes:
-        values: float tensor of any shape, equal on all workers.
+        values: float or int32 tensor of any shape, equal on all workers.
         group: workers that take part.
     """
 

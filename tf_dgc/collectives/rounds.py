@@ -70,7 +70,7 @@ def merge(parts: Sequence[Part], finite: tf.Tensor) -> Rounds:
             every collective.
 
     Yields:
-        The collectives of a round: `Sum`s of float vectors, of different dtypes, and at
+        The collectives of a round: `Sum`s of vectors of different dtypes, and at
         most one `Gather`.
 
     Raises:
@@ -122,15 +122,15 @@ def _advance(
 
 def _check_request(part: Part, request: Request) -> None:
     if isinstance(request, Sum):
-        right = request.values.dtype.is_floating
+        right = request.values.dtype.is_floating or request.values.dtype == tf.int32
     elif isinstance(request, Gather):
         right = request.words.dtype == tf.int32 and request.words.shape.rank == 1
     else:
         right = False
     if not right:
         raise ValueError(
-            f"{part.label} must yield `Sum` of a float tensor or `Gather` of an int32 "
-            f"vector. Received: {request!r}"
+            f"{part.label} must yield `Sum` of a float or int32 tensor, or `Gather` of "
+            f"an int32 vector. Received: {request!r}"
         )
 
 

@@ -37,6 +37,7 @@ from tf_dgc.compressors.randomk import RandomK as RandomK
 from tf_dgc.compressors.rotated import RotatedQuantization as RotatedQuantization
 from tf_dgc.compressors.sampledthreshold import SampledThreshold as SampledThreshold
 from tf_dgc.compressors.sbc import SBC as SBC
+from tf_dgc.compressors.scalecom import ScaleCom as ScaleCom
 from tf_dgc.compressors.signsgd import SignSGD as SignSGD
 from tf_dgc.compressors.signum import Signum as Signum
 from tf_dgc.compressors.stc import STC as STC

@@ -134,13 +134,13 @@ class Compressor(abc.ABC):
     kind: ClassVar[str]
     reference: ClassVar[str]
     aggregation: ClassVar[str] = "gather"
-    conserves: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0
     reads_residual: ClassVar[bool] = False
     respects_largest: ClassVar[bool] = False
     together: ClassVar[bool] = False
     additive: bool = True
+    conserves: bool = True
     unbiased: bool = False
     error_feedback: str = "default"
 

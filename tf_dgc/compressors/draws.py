@@ -16,9 +16,12 @@ class Draw:
         worker: index of the worker, from 0; an int or a scalar integer tensor.
         ties: result of `draw_ties`, if it has been called; None else.
         largest: bound of what may be sent of an entry, a power of two, or infinity.
+        num_workers: number of workers, N.
 
     Attributes:
         step: iteration, for schedules.
+        worker: index of the worker, for who takes turns.
+        num_workers: number of workers, N.
         largest: bound of what may be sent of an entry; see `Tensor`. The
             optimizer sees to it, unless the method says `respects_largest`.
         sizes: numbers of entries of the tensors that are seen together.
@@ -32,12 +35,14 @@ class Draw:
         worker: int | tf.Tensor,
         ties: tf.Tensor | None = None,
         largest: float = math.inf,
+        num_workers: int = 1,
     ):
         self.step = step
         self.largest = largest
         self.sizes: list[int] = []
         self._key = (seed, tensor)
-        self._worker = worker
+        self.worker = worker
+        self.num_workers = num_workers
         self._ties = ties
 
     def of_sizes(self, sizes: list[int]) -> "Draw":
@@ -72,7 +77,7 @@ class Draw:
 
     def local(self, salt: int = 0) -> tf.Tensor:
         """Return a seed, int32 `[2]`, that is independent on every worker."""
-        return _fold(self.shared(salt), tf.cast(self._worker, tf.int32) + 1)
+        return _fold(self.shared(salt), tf.cast(self.worker, tf.int32) + 1)
 
 
 def draw_ties(seed: int, step: tf.Tensor, num_tensors: int) -> tf.Tensor:

@@ -113,8 +113,8 @@ class Check:
 
         Args:
             dense: whether `vector` is summed over workers; else `words` is gathered.
-            vector: values to be summed, float `[n]`, of any float type: bytes are exact
-                in all of them.
+            vector: values to be summed, `[n]`, int32 or of any float type: bytes are
+                exact in all of them.
             words: words to be gathered, int32 `[w]`.
 
         Returns:
@@ -143,7 +143,7 @@ class Check:
 
         Args:
             dense: choice that `board` was given.
-            total: sum of the vectors, float, `[n]` and the checksums.
+            total: sum of the vectors, `[n]` and the checksums.
             buffers: words of all workers, int32 `[num_workers, w]` and the checksums.
 
         Returns:

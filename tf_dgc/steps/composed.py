@@ -49,8 +49,9 @@ def _step(inputs: Inputs) -> Step:
         for t, v in zip(tensors, values, strict=True)
     ]
     ties = draw_ties(inputs.seed, inputs.iteration, len(inputs.sizes))
+    seeds = inputs.seed, inputs.iteration
     draws = [
-        Draw(inputs.seed, inputs.iteration, i, inputs.worker, ties, t.largest)
+        Draw(*seeds, i, inputs.worker, ties, t.largest, inputs.num_workers)
         for i, t in zip(inputs.indices, tensors, strict=True)
     ]
     states = memory.read(inputs.compressor.reads_residual)

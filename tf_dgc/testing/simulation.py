@@ -114,7 +114,7 @@ class Simulation:
         ties = draw_ties(self.seed, step, len(self._tensors))
         for worker, (have, known) in enumerate(zip(values, states, strict=True)):
             draws = [
-                Draw(self.seed, step, i, worker, ties)
+                Draw(self.seed, step, i, worker, ties, num_workers=self.num_workers)
                 for i in range(len(self._tensors))
             ]
             flat = [tf.reshape(v, [-1]) for v in have]

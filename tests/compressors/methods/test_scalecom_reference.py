@@ -1,0 +1,97 @@
+"""ScaleCom: against the paper's algorithm in NumPy, and what it sends."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc import compressors
+from tf_dgc.testing.simulation import Simulation
+
+SIZE, SPARSITY = 400, 0.9
+STEPS = 7
+
+
+def gradients(num_workers, steps=STEPS, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(steps, num_workers, SIZE))
+
+
+def by_the_paper(given, beta):
+    """Yield sums and memories (algorithm 1) of steps of `given[step][worker]`."""
+    num_workers = given.shape[1]
+    memory = np.zeros((num_workers, SIZE))
+    k = round(SIZE * (1 - SPARSITY))
+    for step, own in enumerate(given):
+        held = memory + own
+        leader = held[step % num_workers]
+        chosen = np.argsort(-np.abs(leader))[:k]
+        sent = np.zeros_like(held)
+        sent[:, chosen] = held[:, chosen]
+        memory = (1 - beta) * memory + beta * (held - sent)
+        yield sent.sum(axis=0), memory.copy()
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_matches_the_paper(num_workers, beta):
+    method = compressors.ScaleCom(SPARSITY, beta)
+    simulation = Simulation(method, [(SIZE,)], num_workers, "float64")
+    given = gradients(num_workers)
+    for own, (total, memory) in zip(given, by_the_paper(given, beta), strict=True):
+        (found,) = simulation.step([[g] for g in own])
+        np.testing.assert_allclose(found, total, rtol=1e-12, atol=1e-12)
+        kept = [worker[0] for worker in simulation.residual]
+        np.testing.assert_allclose(kept, memory, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_sent_does_not_grow_with_the_workers():
+    sent = set()
+    for num_workers in (1, 2, 4, 8):
+        method = compressors.ScaleCom(SPARSITY)
+        simulation = Simulation(method, [(SIZE,)], num_workers, "float32")
+        simulation.step([[g] for g in gradients(num_workers, 1)[0].astype("float32")])
+        sent.add(simulation.sent_bytes)
+        asked = {type(m) for messages in simulation.messages for m in messages}
+        assert asked == {compressors.Sum}
+    assert len(sent) == 1
+    assert method.bytes((SIZE,), tf.float32) < 40 * (4 + 1)
+
+
+def test_everyone_leads_in_turn():
+    method = compressors.ScaleCom(SPARSITY)
+    simulation = Simulation(method, [(SIZE,)], 3, "float64")
+    for step in range(5):
+        before = [worker[0] for worker in simulation.residual]
+        own = gradients(3, 1, seed=step)[0]
+        simulation.step([[g] for g in own])
+        held = np.abs(before[step % 3] + own[step % 3])
+        (sent,) = simulation.sent[0]
+        assert set(np.flatnonzero(sent)) == set(np.argsort(-held)[:40])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_in_an_optimizer(strategies, momentum):
+    """Two rounds of sums, of words and values, with momentum correction and masking."""
+
+    def make():
+        sgd = keras.optimizers.SGD(0.125, momentum)
+        method = compressors.ScaleCom(SPARSITY)
+        return tf_dgc.CompressedOptimizer(
+            sgd, method, momentum_correction=momentum > 0, check_every=1
+        )
+
+    trainer = Trainer(strategies[2], make, initial_weights())
+    for gradient in make_gradients(2, 3):
+        trainer.step(gradient)
+    for one, other in trainer.replica_weights():
+        np.testing.assert_array_equal(one, other)
+    assert trainer.optimizer.stats.ratio > 4
+
+
+@pytest.mark.parametrize("low_pass", [0, -0.5, 1.5, float("nan")])
+def test_bad_settings(low_pass):
+    with pytest.raises(ValueError, match="`low_pass` must be a number above 0"):
+        compressors.ScaleCom(low_pass=low_pass)
