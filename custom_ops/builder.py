@@ -153,7 +153,10 @@ class BuildNative(build_ext):
 
 
 def build(library, work):
-    """Build `library` and its stamp, with object files in the directory `work`."""
+    """Build `library` and its stamp, with object files in the directory `work`.
+
+    Nothing is done if it is there already, built of the same in the same way.
+    """
     command = compiler()
     if command is None:
         raise CompileError("there is no C++ compiler (g++, or what CXX names)")
@@ -166,16 +169,32 @@ def build(library, work):
         toolkit = cuda_toolkit.find()
     except (FileNotFoundError, ValueError) as error:
         raise CompileError(str(error)) from error
+    stamp = _stamp(found[1], command, toolkit)
+    if _is_built(library, stamp):
+        return
     try:
         _compile_and_link(command, found, toolkit, library, work)
     except CompileError as error:
         if toolkit is None or cuda_toolkit.wish() == "1":
             raise
         print(f"tf_dgc is built without its CUDA kernels: {error}", file=sys.stderr)
-        toolkit = None
-        _compile_and_link(command, found, toolkit, library, work)
-    stamp = _stamp(library, found[1], command, toolkit)
-    library.with_name(STAMP).write_text(json.dumps(stamp, indent=2), encoding="utf-8")
+        stamp = _stamp(found[1], command, None)
+        _compile_and_link(command, found, None, library, work)
+    text = json.dumps(_sealed(stamp, library), indent=2)
+    library.with_name(STAMP).write_text(text, encoding="utf-8")
+
+
+def _is_built(library, stamp):
+    """Whether there is a library of this stamp, as it was when that was written."""
+    try:
+        known = json.loads(library.with_name(STAMP).read_text(encoding="utf-8"))
+        return known == _sealed(stamp, library)
+    except (OSError, ValueError):
+        return False
+
+
+def _sealed(stamp, library):
+    return {**stamp, "sha256": hashlib.sha256(library.read_bytes()).hexdigest()}
 
 
 def _compile_and_link(command, found, toolkit, library, work):
@@ -205,16 +224,16 @@ def _tensorflow_requirement():
     return Requirement(re.search(r'^  "(tensorflow[<>=].*)",$', project, re.M).group(1))
 
 
-def _stamp(library, version, command, toolkit):
-    compiler_version = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()[0]
+def _stamp(version, command, toolkit):
+    version_text = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=False
+    ).stdout
     return {
         "tensorflow": version,
-        "compiler": compiler_version,
+        "compiler": version_text.partition("\n")[0],
+        "command": shlex.join([*command, *FLAGS]),
         "cuda": toolkit.describe() if toolkit else "",
         "sources": source_hash(),
-        "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
     }
 
 

@@ -33,7 +33,7 @@ cp -r "$root/tf_dgc" "$copy"
 rm -rf "$copy/tf_dgc/_native"
 (
   cd "$root/custom_ops"
-  CXX="g++ -g $flags" TF_DGC_CUDA=0 TF_DGC_LIBRARY="$copy" python - <<'PYTHON'
+  CXX="g++ -g1 $flags" TF_DGC_CUDA=0 TF_DGC_LIBRARY="$copy" python - <<'PYTHON'
 import os, pathlib
 import builder
 

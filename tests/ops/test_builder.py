@@ -57,6 +57,42 @@ def test_the_installed_tensorflow_is_built_against(builder, monkeypatch):
     assert builder.build_requirements() == []
 
 
+@pytest.fixture
+def compiled(builder, monkeypatch):
+    """Return the commands by which something was compiled, as it seems to be."""
+    commands = []
+
+    def compile_and_link(command, found, toolkit, library, work):
+        commands.append(command)
+        library.write_bytes(b"library")
+
+    monkeypatch.setenv("TF_DGC_CUDA", "0")
+    monkeypatch.setattr(builder, "_compile_and_link", compile_and_link)
+    return commands
+
+
+def test_what_is_built_already_is_not_built_again(builder, compiled, tmp_path):
+    for _ in range(2):
+        builder.build(tmp_path / "library.so", tmp_path)
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("changed", ["library", "stamp", "compiler", "sources"])
+def test_it_is_built_again(builder, compiled, tmp_path, monkeypatch, changed):
+    library = tmp_path / "library.so"
+    builder.build(library, tmp_path)
+    if changed == "library":
+        library.write_bytes(b"damaged")
+    elif changed == "stamp":
+        library.with_name(builder.STAMP).write_text("{")
+    elif changed == "compiler":
+        monkeypatch.setenv("CXX", "g++ -g")
+    else:
+        monkeypatch.setattr(builder, "source_hash", lambda: "another")
+    builder.build(library, tmp_path)
+    assert len(compiled) == 2
+
+
 def test_tensorflow_is_asked_for_where_there_is_none(builder, monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
     monkeypatch.setattr(builder, "find_tensorflow", lambda: None)
