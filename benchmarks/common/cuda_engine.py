@@ -6,7 +6,7 @@ takes tensors in the same form.
 
 import ctypes
 
-from common.cuda_library import addresses, check
+from common.cuda_library import addresses, check, declare
 
 _I32, _I64, _U32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32
 _POINTER, _TEXT = ctypes.c_void_p, ctypes.c_char_p
@@ -76,23 +76,21 @@ class Engine:
 
     def __init__(self, path):
         self._c = ctypes.CDLL(str(path))
-        self._methods = _declare(self._c, "tf_dgc_cuda_engine_methods", _TEXT)
-        size = _declare(self._c, "tf_dgc_cuda_encode_workspace", _I64, _POINTER, _I32)
+        self._methods = declare(self._c, "tf_dgc_cuda_engine_methods", _TEXT)
+        size = declare(self._c, "tf_dgc_cuda_encode_workspace", _I64, _POINTER, _I32)
         self._encode_workspace = size
-        self._words = _declare(
-            self._c, "tf_dgc_cuda_engine_words", _I64, _POINTER, _I32
-        )
-        self._numbers = _declare(
+        self._words = declare(self._c, "tf_dgc_cuda_engine_words", _I64, _POINTER, _I32)
+        self._numbers = declare(
             self._c, "tf_dgc_cuda_engine_numbers", _I64, _POINTER, _I32, _I32
         )
-        self._sum_workspace = _declare(
+        self._sum_workspace = declare(
             self._c, "tf_dgc_cuda_sum_workspace", _I64, _POINTER, _I32, _I32
         )
-        self._encode = _declare(
+        self._encode = declare(
             *(self._c, "tf_dgc_cuda_encode", _TEXT, _POINTER, _POINTER, _I32),
             *(_POINTER, _POINTER, _POINTER, _POINTER, _I32, *[_POINTER] * 3),
         )
-        self._sum = _declare(
+        self._sum = declare(
             *(self._c, "tf_dgc_cuda_sum", _TEXT, _POINTER, _POINTER, _I32, _U32),
             *(_POINTER, _I32, _I64, _POINTER, _I32, *[_POINTER] * 5),
         )
@@ -168,11 +166,11 @@ class Cpu:
 
     def __init__(self, path):
         library = ctypes.CDLL(str(path))
-        self._encode = _declare(
+        self._encode = declare(
             *(library, "tf_dgc_cpu_encode", None, _POINTER, _I32),
             *(_POINTER, _POINTER, _POINTER, _POINTER, _I32, _POINTER),
         )
-        self._sum = _declare(
+        self._sum = declare(
             *(library, "tf_dgc_cpu_sum", _I32, _POINTER, _I32, _U32, _POINTER, _I32),
             *(
                 _I64,
@@ -209,9 +207,3 @@ class Cpu:
         middle = (vectors, len(vectors), addresses(targets), rate, finite)
         nonfinite = self._sum(*start, *middle, text, len(text))
         return nonfinite, text.value.decode()
-
-
-def _declare(library, name, result, *arguments):
-    function = library[name]
-    function.restype, function.argtypes = result, arguments
-    return function

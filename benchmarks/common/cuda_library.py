@@ -95,29 +95,37 @@ class Library:
     """The functions of api.h. Arguments that are on the device are addresses."""
 
     def __init__(self, path):
-        self._c = ctypes.CDLL(str(path))
-        declare = self._declare
-        declare("words", _I64, _POINTER, _I32)
-        declare("compress_workspace", _I64, _POINTER, _I32)
-        declare("decode_workspace", _I64, _POINTER, _I32, _I32)
-        declare("describe", None, ctypes.c_uint64, ctypes.c_char_p, _I32)
-        declare("compress", _TEXT, _POINTER, _POINTER, _I32, *[_POINTER] * 6)
-        declare(
-            *("decode", _TEXT, _POINTER, _POINTER, _I32, _U32, _POINTER, _I32, _I64),
-            *[_POINTER] * 4,
+        c = ctypes.CDLL(str(path))
+        self._words = declare(c, "tf_dgc_cuda_words", _I64, _POINTER, _I32)
+        self._compress_workspace = declare(
+            c, "tf_dgc_cuda_compress_workspace", _I64, _POINTER, _I32
+        )
+        self._decode_workspace = declare(
+            c, "tf_dgc_cuda_decode_workspace", _I64, _POINTER, _I32, _I32
+        )
+        self._describe = declare(
+            c, "tf_dgc_cuda_describe", None, ctypes.c_uint64, ctypes.c_char_p, _I32
+        )
+        self._compress = declare(
+            *(c, "tf_dgc_cuda_compress", _TEXT, _POINTER, _POINTER, _I32),
+            *[_POINTER] * 6,
+        )
+        self._decode = declare(
+            *(c, "tf_dgc_cuda_decode", _TEXT, _POINTER, _POINTER, _I32, _U32),
+            *(_POINTER, _I32, _I64, *[_POINTER] * 4),
         )
 
     def words(self, tensors):
         """Return how many words a step's buffer has; negative: impossible."""
-        return self._call("words", tensors, len(tensors))
+        return self._words(tensors, len(tensors))
 
     def compress_workspace(self, tensors):
         """Return the bytes of device memory that a step needs; negative: impossible."""
-        return self._call("compress_workspace", tensors, len(tensors))
+        return self._compress_workspace(tensors, len(tensors))
 
     def decode_workspace(self, tensors, num_workers):
         """Return the bytes that decoding needs; negative: impossible."""
-        return self._call("decode_workspace", tensors, len(tensors), num_workers)
+        return self._decode_workspace(tensors, len(tensors), num_workers)
 
     def compress(
         self, stream, tensors, settings, scales, offsets, hints, workspace, words
@@ -128,7 +136,7 @@ class Library:
             ValueError: with what the library says.
         """
         start = (stream, tensors, len(tensors), ctypes.byref(settings))
-        check(self._call("compress", *start, scales, offsets, hints, workspace, words))
+        check(self._compress(*start, scales, offsets, hints, workspace, words))
 
     def decode(
         self,
@@ -150,35 +158,27 @@ class Library:
         """
         start = (stream, tensors, len(tensors), fingerprint, buffers, num_workers)
         rest = (num_words, addresses(targets), rate, workspace, status)
-        check(self._call("decode", *start, *rest))
+        check(self._decode(*start, *rest))
 
     def describe(self, error, size=200):
         """Return what a status's error means."""
         text = ctypes.create_string_buffer(size)
-        self._call("describe", error, text, size)
+        self._describe(error, text, size)
         return text.value.decode()
-
-    def _declare(self, name, result, *arguments):
-        function = self._c[f"tf_dgc_cuda_{name}"]
-        function.restype, function.argtypes = result, arguments
-        setattr(self, f"_{name}", function)
-
-    def _call(self, name, *arguments):
-        return getattr(self, f"_{name}")(*arguments)
 
 
 class Cpu:
     """The CPU operations (`custom_ops/cpu`) without TensorFlow; on host addresses."""
 
     def __init__(self, path):
-        self._c = ctypes.CDLL(str(path))
-        self._compress = self._c.tf_dgc_cpu_compress
-        self._compress.restype = None
-        self._compress.argtypes = [_POINTER, _I32, *[_POINTER] * 4]
-        self._decode = self._c.tf_dgc_cpu_decode
-        self._decode.restype = _I32
-        self._decode.argtypes = [_POINTER, _I32, _U32, _POINTER, _I32, _I64]
-        self._decode.argtypes += [_POINTER, _POINTER, ctypes.c_char_p, _I32]
+        c = ctypes.CDLL(str(path))
+        self._compress = declare(
+            c, "tf_dgc_cpu_compress", None, _POINTER, _I32, *[_POINTER] * 4
+        )
+        self._decode = declare(
+            *(c, "tf_dgc_cpu_decode", _I32, _POINTER, _I32, _U32, _POINTER, _I32),
+            *(_I64, _POINTER, _POINTER, ctypes.c_char_p, _I32),
+        )
 
     def compress(self, tensors, settings, scales, offsets, words):
         """Do the step at once."""
@@ -193,6 +193,13 @@ class Cpu:
         start = (tensors, len(tensors), fingerprint, buffers, num_workers, num_words)
         nonfinite = self._decode(*start, addresses(targets), rate, text, len(text))
         return nonfinite, text.value.decode()
+
+
+def declare(library, name, result, *arguments):
+    """Return a function of a library, with the types of its result and arguments."""
+    function = library[name]
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def addresses(pointers):

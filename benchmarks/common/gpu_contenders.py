@@ -81,10 +81,7 @@ class Kernels:
 
     def captured(self):
         """Return a contender that replays the steps from graphs, one per gradient."""
-        replays = [
-            capture(lambda i=i: self.queued(i)) for i in range(len(self.layouts))
-        ]
-        return lambda number: replays[number % len(replays)]()
+        return replayed(self.queued, len(self.layouts))
 
     def _describe(self, i, k, gradient, dtype):
         n, whole = self._sizes[i]
@@ -109,11 +106,7 @@ class Decoding:
 
     def __init__(self, library, kernels, num_workers=8):
         self._library, self._tensors = library, kernels.layouts[0]
-        made = []
-        for number in range(num_workers):
-            kernels.queued(number)
-            made.append(kernels.words.clone())
-        self._buffers = torch.stack(made)
+        self._buffers = buffers_of(kernels, num_workers)
         self._targets = [torch.zeros_like(v) for v in kernels.residual]
         self._rate = torch.tensor([0.1], dtype=torch.float64, device=DEVICE)
         num_bytes = library.decode_workspace(self._tensors, num_workers)
@@ -183,6 +176,21 @@ def floor(n, num_bytes):
     source = torch.zeros(n * num_bytes // 2, **shape)
     target = torch.empty_like(source)
     return lambda _: target.copy_(source)
+
+
+def buffers_of(sender, num_workers):
+    """Return buffers, one a row, of so many steps of what has `queued` and `words`."""
+    made = []
+    for number in range(num_workers):
+        sender.queued(number)
+        made.append(sender.words.clone())
+    return torch.stack(made)
+
+
+def replayed(queued, count):
+    """Return a contender that replays `queued(number)` from as many graphs, in turn."""
+    replays = [capture(lambda i=i: queued(i)) for i in range(count)]
+    return lambda number: replays[number % count]()
 
 
 def capture(queue):

@@ -3,7 +3,14 @@
 import torch
 
 from common import cuda_engine, cuda_library
-from common.gpu_contenders import DEVICE, FINGERPRINT, MOMENTUM, capture, stream
+from common.gpu_contenders import (
+    DEVICE,
+    FINGERPRINT,
+    MOMENTUM,
+    buffers_of,
+    replayed,
+    stream,
+)
 
 # Name and parameters; bytes that a step reads and writes of an entry of a float32
 # gradient, with momentum (docs/gpu.md); and the type of the vector that it is summed
@@ -79,8 +86,7 @@ class Encoding:
 
     def captured(self):
         """Return a contender that replays the steps from graphs, one per gradient."""
-        replays = [capture(lambda i=i: self.queued(i)) for i in range(len(self._flat))]
-        return lambda number: replays[number % len(replays)]()
+        return replayed(self.queued, len(self._flat))
 
     def check(self):
         """Raise if a gradient was left out: then it was another step."""
@@ -99,11 +105,7 @@ class Summing:
 
     def __init__(self, engine, encoding, num_workers=8):
         self._engine, self._encoding = engine, encoding
-        made = []
-        for number in range(num_workers):
-            encoding.queued(number)
-            made.append(encoding.words.clone())
-        self._buffers = torch.stack(made)
+        self._buffers = buffers_of(encoding, num_workers)
         self._target = torch.zeros_like(encoding.residual)
         self._rate = torch.tensor([0.1], dtype=torch.float64, device=DEVICE)
         num_bytes = engine.sum_workspace(encoding.tensors[0], num_workers)

@@ -17,9 +17,6 @@ constexpr int64_t kSampleJob = 1 << 11;
 constexpr int64_t kPrefetch = 16;
 constexpr int64_t kDistrust = 16;     // steps after a hint was wrong
 
-// A gradient that is left out, as one without rows.
-constexpr Rows kZeros{true, nullptr, 0, 1};
-
 int64_t SampleSize(int64_t size) {
   return std::clamp<int64_t>(size / 256, 1024, kMaxSample) / kRun * kRun;
 }
@@ -81,7 +78,7 @@ class TypedState : public State {
       : State(tensor, settings, hint),
         gradient_(static_cast<const G*>(tensor.gradient)),
         left_out_(std::isnan(tensor.scale)),
-        rows_(left_out_ ? kZeros : tensor.rows),
+        rows_(left_out_ ? kNoRows : tensor.rows),
         velocity_(static_cast<A*>(tensor.velocity)),
         residual_(static_cast<A*>(tensor.residual)),
         scale_(static_cast<A>(left_out_ ? 0 : tensor.scale)),
@@ -135,11 +132,7 @@ class TypedState : public State {
       part.gradient = g, part.out = residual_ + from, part.begin = from, part.end = to;
       dividing_.moment == nullptr ? pass_(part, parts_[index]) : Divide(part, parts_[index]);
     };
-    if (!rows_.sparse) {
-      pass(gradient_, part.begin, part.end);
-    } else {
-      rows_.ForEachStep(gradient_, part.begin, part.end, pass);
-    }
+    rows_.ForEachStep(gradient_, part.begin, part.end, pass);
     num_candidates_ += parts_[index].count;
   }
 
@@ -200,8 +193,7 @@ class TypedState : public State {
 
   // What the residual at a position is going to be.
   A Accumulated(int64_t position) const {
-    const G given = rows_.sparse ? rows_.At(gradient_, position) : gradient_[position];
-    A gradient = scale_ * static_cast<A>(ToFloat(given));
+    A gradient = scale_ * static_cast<A>(ToFloat(rows_.At(gradient_, position)));
     if (dividing_.moment != nullptr) {
       A moment = dividing_.moment[position];
       gradient = dividing_.Quotient(gradient, &moment);

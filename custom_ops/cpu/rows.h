@@ -25,10 +25,11 @@ struct Rows {
   }
 
   // Calls work(gradient, from, to) with steps of [begin, end), where gradient[i] is entry i for
-  // from <= i < to. Zeros are neither in memory nor read from there, but from the first-level
-  // cache.
+  // from <= i < to; with one if the gradient has all entries. Zeros of a sparse one are neither
+  // in memory nor read from there, but from the first-level cache.
   template <class G, class Work>
   void ForEachStep(const G* values, int64_t begin, int64_t end, Work work) const {
+    if (!sparse) return work(values, begin, end);
     constexpr int64_t kStep = 1 << 12;
     alignas(64) G entries[kStep];
     for (int64_t from = begin; from < end; from += kStep) {
@@ -42,6 +43,7 @@ struct Rows {
   // Returns one entry of the gradient.
   template <class G>
   G At(const G* values, int64_t position) const {
+    if (!sparse) return values[position];
     const int64_t i = First(position / length);
     if (i == count || indices[i] != position / length) return G{};
     return values[i * length + position % length];
@@ -66,6 +68,9 @@ struct Rows {
     return std::lower_bound(indices, indices + count, index) - indices;
   }
 };
+
+// Of a gradient that is left out.
+constexpr Rows kNoRows{true, nullptr, 0, 1};
 
 }  // namespace tf_dgc
 

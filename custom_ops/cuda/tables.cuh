@@ -85,7 +85,7 @@ struct Source {
            value_type == static_cast<int8_t>(ValueType::kMxFp4);
   }
   // Whether what a value is coded as depends on others.
-  TF_DGC_DEVICE bool shared() const { return sign() || has_blocks(); }
+  TF_DGC_DEVICE bool shared() const { return IsShared(static_cast<ValueType>(value_type)); }
   TF_DGC_EVERYWHERE int64_t num_blocks() const {
     return has_blocks() ? NumScales(k) : 0;
   }

@@ -7,23 +7,9 @@
 namespace tf_dgc {
 namespace {
 
-// Of a gradient that is left out.
-constexpr Rows kNoRows{true, nullptr, 0, 1};
-
 #define TF_DGC_LOOPS "source_loops.inc"
 #include "every_level.inc"
 #undef TF_DGC_LOOPS
-
-// Calls work(gradient, from, to) with steps of [begin, end), as `Rows` does.
-template <class G, class Work>
-void ForEachStep(const Source& source, const Rows& rows, int64_t begin, int64_t end, Work work) {
-  const G* gradient = static_cast<const G*>(source.gradient);
-  if (rows.sparse) {
-    rows.ForEachStep(gradient, begin, end, work);
-  } else {
-    work(gradient, begin, end);
-  }
-}
 
 // The pass, with quotients as gradients. One that is left out is zero.
 template <class G>
@@ -46,7 +32,8 @@ bool LoadQuotients(const Source& source, int64_t begin, int64_t end, Level level
                       pass(part, found);
                     });
   };
-  ForEachStep<G>(source, left_out ? kNoRows : source.rows, begin, end, step);
+  const Rows& rows = left_out ? kNoRows : source.rows;
+  rows.ForEachStep(static_cast<const G*>(source.gradient), begin, end, step);
   return found.left_out;
 }
 
@@ -58,26 +45,25 @@ bool LoadAs(const Source& source, int64_t begin, int64_t end, Level level, float
   const auto scaled = TF_DGC_OF_LEVEL(level, Scaled<G>);
   const auto pass = GetPass<G, float>(source.rule, level);
   Found<float> found;
-  ForEachStep<G>(source, source.rows, begin, end,
-                 [&](const G* gradient, int64_t from, int64_t to) {
-                   float* out = values + (from - begin);
-                   if (source.residual == nullptr) {
-                     return scaled(gradient + from, to - from, source.scale, out);
-                   }
-                   const Part<G, float> part{gradient,        source.velocity,
-                                             source.residual, out,
-                                             from,            to,
-                                             source.scale,    source.momentum,
-                                             Magnitude<float>::kInfinity};
-                   pass(part, found);
-                 });
+  const auto step = [&](const G* gradient, int64_t from, int64_t to) {
+    float* out = values + (from - begin);
+    if (source.residual == nullptr) {
+      return scaled(gradient + from, to - from, source.scale, out);
+    }
+    const Part<G, float> part{gradient,        source.velocity,
+                              source.residual, out,
+                              from,            to,
+                              source.scale,    source.momentum,
+                              Magnitude<float>::kInfinity};
+    pass(part, found);
+  };
+  source.rows.ForEachStep(static_cast<const G*>(source.gradient), begin, end, step);
   return found.left_out;
 }
 
 template <class G>
 float GradientAs(const Source& source, int64_t position) {
-  const G* gradient = static_cast<const G*>(source.gradient);
-  return ToFloat(source.rows.sparse ? source.rows.At(gradient, position) : gradient[position]);
+  return ToFloat(source.rows.At(static_cast<const G*>(source.gradient), position));
 }
 
 float GradientAt(const Source& source, int64_t position) {

@@ -189,7 +189,7 @@ class DecodeKernel : public CodedKernel<AsyncOpKernel> {
     TF_RETURN_IF_ERROR(context->allocate_output(1, {num}, &finite));
     TF_RETURN_IF_ERROR(GiveBack(context, 2, {}));
     std::vector<float*> sums;
-    TF_RETURN_IF_ERROR(Sums(context, &sums));
+    TF_RETURN_IF_ERROR(AllocateSums(context, 3, sizes_, &sums));
     const int num_workers = static_cast<int>(buffers[0].dim_size(0));
     TF_RETURN_IF_ERROR(AllocateBytes(
         context, tf_dgc_cuda_sum_workspace(tensors.data(), num, num_workers), &workspace));
@@ -202,16 +202,6 @@ class DecodeKernel : public CodedKernel<AsyncOpKernel> {
         static_cast<TfDgcStatus*>(status.data()));
     if (wrong != nullptr) return WrongBuffer(absl::StrCat("Decoding: ", wrong));
     return AnswerLater(context, status, nonfinite, std::move(done));
-  }
-
-  absl::Status Sums(OpKernelContext* context, std::vector<float*>* sums) const {
-    for (size_t i = 0; i < num_tensors(); ++i) {
-      Values* sum;
-      TF_RETURN_IF_ERROR(
-          context->allocate_output(3 + static_cast<int>(i), {sizes_[i]}, &sum));
-      sums->push_back(sum->flat<float>().data());
-    }
-    return absl::OkStatus();
   }
 };
 

@@ -146,11 +146,7 @@ class SumKernel : public DecodeKernel {
     TF_RETURN_IF_ERROR(MakeLayout(sizes_, context->input(1), &layout));
     TF_RETURN_IF_ERROR(RefuseFloat64(layout));
     std::vector<float*> sums;
-    for (size_t i = 0; i < num_tensors(); ++i) {
-      Values* sum;
-      TF_RETURN_IF_ERROR(context->allocate_output(i + 1, {sizes_[i]}, &sum));
-      sums.push_back(sum->flat<float>().data());
-    }
+    TF_RETURN_IF_ERROR(AllocateSums(context, 1, sizes_, &sums));
     return Decode(context, layout, context->input(0), sums, nullptr, std::move(done));
   }
 

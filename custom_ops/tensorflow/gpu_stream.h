@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <utility>
+#include <vector>
 
 #include "api.h"
 #include "guard.h"
@@ -46,6 +47,17 @@ struct Copier {
 inline absl::Status AllocateBytes(OpKernelContext* context, int64_t bytes, Values* memory) {
   if (bytes < 0) return absl::InvalidArgumentError("A tensor's size or count is impossible.");
   return context->allocate_temp(tensorflow::DT_UINT8, {bytes}, memory);
+}
+
+// One output per size, from the `first` on.
+inline absl::Status AllocateSums(OpKernelContext* context, int first,
+                                 const std::vector<int64_t>& sizes, std::vector<float*>* sums) {
+  for (const int64_t size : sizes) {
+    Values* sum;
+    TF_RETURN_IF_ERROR(context->allocate_output(first++, {size}, &sum));
+    sums->push_back(sum->flat<float>().data());
+  }
+  return absl::OkStatus();
 }
 
 // Says what decoding found, and calls `done`, when the device has come so far; no thread waits

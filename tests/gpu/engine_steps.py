@@ -6,7 +6,7 @@ import devices
 import numpy as np
 from common import cuda_engine, cuda_library
 from harness_gpu import FINGERPRINT, RIGHT, same
-from step_oracle import to_bfloat16
+from step_oracle import to_bfloat16, type_name
 
 VECTORS = {"float32": 0, "bfloat16": 1, "float16": 2}  # one of each type
 ITEMS = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16}
@@ -52,8 +52,7 @@ class Case:
 
     @property
     def gradient_type(self):
-        name = self.gradient.dtype.name
-        return "bfloat16" if name == "uint16" else name
+        return type_name(self.gradient)
 
     def describe(self, index, gradient, velocity, residual):
         """Return what the libraries are told; arguments are addresses."""

@@ -12,6 +12,11 @@ import wire_reference
 MAGIC = 0x44474301
 
 
+def type_name(numbers):
+    """Return the type of an array's numbers; uint16 are the bits of bfloat16."""
+    return "bfloat16" if numbers.dtype == np.uint16 else numbers.dtype.name
+
+
 @dataclasses.dataclass
 class Case:
     """One tensor of a step.
@@ -49,9 +54,7 @@ class Case:
 
     @property
     def gradient_type(self):
-        return (
-            "bfloat16" if self.gradient.dtype == np.uint16 else self.gradient.dtype.name
-        )
+        return type_name(self.gradient)
 
     def copy(self):
         """Return a case whose state is its own."""

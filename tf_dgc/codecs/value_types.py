@@ -24,19 +24,19 @@ _OVERFLOW = (
 
 def check_choice(value_dtype: str | None) -> None:
     """Raise `ValueError` unless a user may ask for it."""
-    if value_dtype is not None and str(value_dtype) not in CHOICES:
-        raise ValueError(
-            f"`value_dtype` must be None or one of {', '.join(CHOICES)}. "
-            f"Received: value_dtype={value_dtype!r}"
-        )
+    _check("value_dtype", value_dtype, CHOICES)
 
 
 def check_exempt_choice(exempt_dtype: str | None) -> None:
     """Raise `ValueError` unless exempt tensors may be sent so."""
-    if exempt_dtype is not None and str(exempt_dtype) not in EXEMPT_CHOICES:
+    _check("exempt_dtype", exempt_dtype, EXEMPT_CHOICES)
+
+
+def _check(name: str, chosen: str | None, choices: tuple[str, ...]) -> None:
+    if chosen is not None and str(chosen) not in choices:
         raise ValueError(
-            f"`exempt_dtype` must be None or one of {', '.join(EXEMPT_CHOICES)}. "
-            f"Received: exempt_dtype={exempt_dtype!r}"
+            f"`{name}` must be None or one of {', '.join(choices)}. "
+            f"Received: {name}={chosen!r}"
         )
 
 

@@ -5,7 +5,7 @@ docs/wire_format.md specifies.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -42,9 +42,18 @@ def sparse_words(layout: Sequence[Tensor], counts: Sequence) -> int | tf.Tensor:
     Returns:
         An int, or a scalar int64 tensor if one of the counts is a tensor.
     """
+    return header.NUM_WORDS + _body_words(layout, counts)
+
+
+def exempt_words(layout: Sequence[Tensor]) -> int:
+    """Return the words that exempt tensors have in a buffer, without its header."""
+    return _body_words(layout, [t.size for t in layout])
+
+
+def _body_words(layout: Sequence[Tensor], counts: Sequence) -> Any:
     pairs = [_streams(t, k) for t, k in zip(layout, counts, strict=True)]
     streams = [bits for pair in pairs for part in pair for bits in part]
-    return header.NUM_WORDS + sum(map(bitstream.num_words, streams))
+    return sum(map(bitstream.num_words, streams))
 
 
 def encode(

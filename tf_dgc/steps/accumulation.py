@@ -61,7 +61,7 @@ def flatten(gradient: Gradient, tensor: Tensor) -> tf.Tensor:
 
 
 def flatten_dense(gradient: Gradient, tensor: Tensor) -> Gradient:
-    """Return a gradient as what is accumulated; a sparse one as it is."""
+    """Return a gradient as what is accumulated, `[n]`; the rows of a sparse one."""
     if not isinstance(gradient, tf.IndexedSlices):
         return flatten(gradient, tensor)
     return tf.IndexedSlices(tf.cast(gradient.values, tensor.dtype), gradient.indices)
@@ -120,6 +120,20 @@ def prepare(
     by = divisors or [None] * len(flat)
     given = [g if d is None else d.divide(g) for g, d in zip(flat, by, strict=True)]
     return given, finite
+
+
+def divide(
+    tensors: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    scales: Sequence[Scale],
+    divisors: Sequence[Divisor | None],
+) -> tuple[list[tf.Tensor], list[Scale]]:
+    """Return gradients and scales with divisions done, for kernels that know none.
+
+    Arguments are those of `prepare`; a gradient that is not finite has a scale of NaN.
+    """
+    given, finite = prepare(tensors, gradients, scales, divisors)
+    return given, [1.0 + clipping.nan_unless(finite)] * len(given)
 
 
 def accumulate(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_dgc.choice import add_up
-from tf_dgc.codecs import header, value_types, wire
+from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
 from tf_dgc.collectives.requests import Exchange, Result
@@ -118,9 +118,8 @@ def _coded(tensor: Tensor, values: tf.Tensor, aggregation: str) -> tuple[int, Ex
     """Return the bytes and the exchange of an exempt tensor that is coded."""
     if aggregation == "sum":
         return tf.bfloat16.size * tensor.size, send_rounded(values, tf.bfloat16)
-    words = wire.sparse_words([tensor], [tensor.size]) - header.NUM_WORDS
     flat = tf.reshape(values, [-1])
-    return 4 * words, send_coded(flat, tensor.value_type)
+    return 4 * wire.exempt_words([tensor]), send_coded(flat, tensor.value_type)
 
 
 def _part(

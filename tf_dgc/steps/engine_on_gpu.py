@@ -7,9 +7,8 @@ import tensorflow as tf
 from tf_dgc.compressors.base import Native
 from tf_dgc.ops import loader
 from tf_dgc.steps import native
-from tf_dgc.steps.accumulation import flatten, prepare
+from tf_dgc.steps.accumulation import divide, flatten
 from tf_dgc.steps.base import Inputs
-from tf_dgc.transforms import clipping
 
 
 def is_wanted() -> bool:
@@ -31,9 +30,8 @@ def suits(inputs: Inputs, methods: Sequence[Native]) -> bool:
 
 def simplify(inputs: Inputs) -> Inputs:
     """Return the same step with dense gradients, and with its divisions done."""
-    given = list(map(flatten, inputs.gradients, inputs.tensors))
+    tensors, gradients = inputs.tensors, inputs.gradients
     if not inputs.divisors:
-        return inputs._replace(gradients=given)
-    given, finite = prepare(inputs.tensors, given, inputs.scales, inputs.divisors)
-    scales = [1.0 + clipping.nan_unless(finite)] * len(given)
+        return inputs._replace(gradients=list(map(flatten, gradients, tensors)))
+    given, scales = divide(tensors, gradients, inputs.scales, inputs.divisors)
     return inputs._replace(gradients=given, scales=scales, divisors=())

@@ -14,7 +14,7 @@ from tf_dgc.codecs import dense, header, wire
 from tf_dgc.compressors.common.one_round import from_words
 from tf_dgc.ops import loader
 from tf_dgc.steps import operations
-from tf_dgc.steps.accumulation import Gradient, entries, flatten, prepare
+from tf_dgc.steps.accumulation import Gradient, divide, entries, flatten
 from tf_dgc.steps.plan import LocalStep, Plan
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.preconditioning import Divisor
@@ -161,10 +161,7 @@ def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
 
 def _divided(step: LocalStep) -> LocalStep:
     """Return the step with its divisions done, for kernels that know none."""
-    given, finite = prepare(
-        step.plan.layout, step.gradients, step.scales, step.divisors
-    )
-    scales = [1.0 + clipping.nan_unless(finite)] * len(given)
+    given, scales = divide(step.plan.layout, step.gradients, step.scales, step.divisors)
     return step._replace(gradients=given, scales=scales, divisors=())
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_dgc.choice import Choice, add_up
-from tf_dgc.codecs import dense, header, wire
+from tf_dgc.codecs import dense, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
 from tf_dgc.transforms.clipping import Scale
@@ -107,8 +107,7 @@ def shares(tensors: Sequence[Tensor], num_workers: int) -> list[list[int]]:
     exempt = [i for i, is_apart in enumerate(apart) if is_apart]
     others = [i for i, is_apart in enumerate(apart) if not is_apart]
     layout = [tensors[i] for i in exempt]
-    words = wire.sparse_words(layout, [t.size for t in layout]) - header.NUM_WORDS
-    gathered = 4 * words
+    gathered = 4 * wire.exempt_words(layout)
     summed = dense.summed_dtype(layout).size * sum(t.size for t in layout)
     saved = (num_workers - 1) * (gathered - summed * 2 / num_workers)
     if others and saved > _WORTH_A_COLLECTIVE:
