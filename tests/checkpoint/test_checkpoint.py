@@ -265,9 +265,9 @@ def undisturbed(strategies):
     [
         (2, "epoch", 6, {}),
         pytest.param(2, 3, 7, {}, marks=pytest.mark.slow),
-        pytest.param(1, 2, 7, {}, marks=pytest.mark.slow),
-        pytest.param(1, 4, 8, {}, marks=pytest.mark.slow),
-        pytest.param(1, 1, 1, {}, marks=pytest.mark.slow),
+        pytest.param(1, 2, 7, {}, marks=pytest.mark.exhaustive),
+        pytest.param(1, 4, 8, {}, marks=pytest.mark.exhaustive),
+        pytest.param(1, 1, 1, {}, marks=pytest.mark.exhaustive),
         pytest.param(1, 2, 3, {"steps_per_execution": 2}, marks=pytest.mark.slow),
     ],
 )

@@ -194,7 +194,6 @@ CASES = {
 ALWAYS = [
     "nesterov",
     "missing gradients",
-    "adamw, exempt apart",
     "adamw, corrected",
     "bfloat16 variables",
     "warm-up, float16 variables",

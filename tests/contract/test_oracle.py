@@ -76,7 +76,7 @@ MORE_WORKERS = [("momentum", 4), ("bfloat16", 3), ("schedule", 3), ("schedule", 
     ("case", "num_workers"),
     [
         *in_turn(CASES, [1, 2], FEW),
-        *rows(MORE_WORKERS, [("bfloat16", 3), ("schedule", 4)]),
+        *rows(MORE_WORKERS, [("bfloat16", 3)]),
     ],
 )
 def test_matches_oracle_in_float64(strategies, case, num_workers):

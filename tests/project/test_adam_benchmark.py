@@ -32,7 +32,7 @@ app.run(adam.main)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_are_compared_with_dense_ones(tmp_path):
     path = tmp_path / "runs.json"
     flags = ["--steps=5", "--batch=1", "--runs=dgc 99 %", f"--json={path}"]

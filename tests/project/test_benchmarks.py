@@ -44,10 +44,13 @@ def command(*flags):
     return [sys.executable, str(STEP), "--model=tiny", *flags]
 
 
-@pytest.mark.slow
 @pytest.mark.workers
 @pytest.mark.parametrize(
-    ("loop", "modes"), [("custom", "none,dense"), ("fit", "none,dense,dgc")]
+    ("loop", "modes"),
+    [
+        pytest.param("custom", "none,dense", marks=pytest.mark.exhaustive),
+        pytest.param("fit", "none,dense,dgc", marks=pytest.mark.slow),
+    ],
 )
 def test_step(tmp_path, loop, modes):
     """A step is one collective, also in Keras's loop, which asks one more per epoch."""
@@ -242,3 +245,21 @@ def test_what_soak_calls_growth(monkeypatch, key, values, message):
         changed[key] = value
     (problem,) = soak.judge(rows, 8.0)
     assert message in problem
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_exchange(tmp_path):
+    """Three real workers, by every exchange; bytes are counted on limited links."""
+    path = tmp_path / "rows.json"
+    flags = ["--workers=3", "--rate=loopback", "--sums=1e4", "--gathers=1e3"]
+    finished = programs.run(
+        [
+            *(sys.executable, STEP.with_name("exchange.py"), *flags),
+            *("--repeats=3", f"--json={path}"),
+        ]
+    )
+    assert finished.returncode == 0
+    rows = json.loads(path.read_text())
+    assert len(rows) == 2 * 6
+    assert all(row["median_ms"] > 0 and row["rounds"] >= 2 for row in rows)

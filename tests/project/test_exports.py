@@ -11,8 +11,8 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         CompressedCrossDeviceOps CompressedOptimizer CompressionStats DGCOptimizer
-        NovoGrad average_statistics callbacks compressors multi_worker_strategy prepare
-        saving schedules
+        NovoGrad average_statistics callbacks compressors exchanges
+        multi_worker_strategy prepare saving schedules
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
@@ -24,6 +24,7 @@ PUBLIC = {
         SampledThreshold ScaleCom SignSGD Signum StateSpec Sum TernGrad Threshold TopK
         TwoBit Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
     """,
+    "tf_dgc.exchanges": "Butterfly Cost Exchange Place Ring Rounds Star Tree get names",
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",
 }
@@ -43,10 +44,11 @@ def test_names(module):
 def test_a_room_names_its_modules(room):
     found = importlib.import_module(f"tf_dgc.{room}")
     modules = {p.stem for p in (PACKAGE / room).glob("*.py")} - {"__init__"}
-    if room == "compressors":  # it offers what its modules define, by an import of each
+    # These offer what their modules define, by an import of each.
+    if room in ("compressors", "exchanges"):
         defined = vars(found).values()
         assert {getattr(v, "__module__", "") for v in defined} >= {
-            f"tf_dgc.compressors.{m}" for m in modules
+            f"tf_dgc.{room}.{m}" for m in modules
         }
     else:
         assert sorted(found.__all__) == sorted(modules)

@@ -2,7 +2,7 @@
 
 A trace takes a second or two, so a product of methods, dtypes and numbers of workers
 takes minutes. Most faults need one value of one parameter, or two together: those run
-always, more of them in `pytest -m slow`, and the rest of a product in
+always, some more of them in `pytest -m slow`, and the rest of a product in
 `pytest -m exhaustive`.
 """
 
@@ -11,29 +11,40 @@ import itertools
 import pytest
 from harness import Trainer
 
+ONE_IN = 3  # rows that do not run always and are `slow`, not `exhaustive`
+
 
 def rows(every, always):
-    """Return parameters for all rows; those that are not in `always` are `slow`."""
-    always = list(always)
-    return [_row(row, None if row in always else "slow") for row in every]
+    """Return parameters for all rows.
+
+    Of those that are not in `always`, one in three is `slow`, beginning with the first,
+    and the others are `exhaustive`.
+    """
+    every, always = list(every), list(always)
+    return _marked(every, always, [row for row in every if row not in always])
 
 
 def in_turn(first, second, always=None):
     """Return the product of two columns.
 
     Every value of `first`, or of `always` if given, runs always with one of `second`,
-    in turn. Every value of `first` is `slow` with the next one, and the other rows are
-    `exhaustive`.
+    in turn. Of all values of `first` with the next one, one in three is `slow`, and the
+    other rows are `exhaustive`.
     """
     first, second = list(first), list(second)
     chosen = first if always is None else always
     pairs = [(a, second[i % len(second)]) for i, a in enumerate(chosen)]
     more = [(a, second[(i + 1) % len(second)]) for i, a in enumerate(first)]
+    return _marked(list(itertools.product(first, second)), pairs, more)
+
+
+def _marked(every, always, more):
+    slow = [row for row in more if row not in always][::ONE_IN]
 
     def mark(row):
-        return None if row in pairs else "slow" if row in more else "exhaustive"
+        return None if row in always else "slow" if row in slow else "exhaustive"
 
-    return [_row(row, mark(row)) for row in itertools.product(first, second)]
+    return [_row(row, mark(row)) for row in every]
 
 
 def fewer(number):

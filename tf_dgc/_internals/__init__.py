@@ -10,6 +10,7 @@ nothing of the package.
 __all__ = [
     "checkpoints",
     "creation",
+    "groups",
     "keras_optimizers",
     "keras_rules",
     "launching",

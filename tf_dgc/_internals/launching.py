@@ -80,18 +80,37 @@ def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
         A function that tells how many collectives this worker has started and finished
         so far; any thread may call it, at any time.
     """
-    pairs = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
-    started, finished = pairs[0]  # all local replicas go through the same ones
-    return lambda: [int(c.read_value()) for c in (started, finished)]
+    counters = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
+    return counters[0].read  # all local replicas go through the same ones
 
 
-def _count_collectives(launcher: Any) -> tuple[Any, Any]:
+class Counters:
+    """How many collectives of one launcher were started and finished."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            # Not tf.Variable: the strategy would distribute it.
+            self._started, self._finished = (
+                resource_variable_ops.ResourceVariable(0, dtype=tf.int32)
+                for _ in range(2)
+            )
+
+    def read(self) -> list[int]:
+        """Return both numbers; any thread may call it, at any time."""
+        return [int(c.read_value()) for c in (self._started, self._finished)]
+
+    def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Return the key when the tensor is there and its collective is counted."""
+        return _after(self._started, tensor, key)
+
+    def finish(self, result: tf.Tensor) -> tf.Tensor:
+        """Return the result when it is there and counted."""
+        return _after(self._finished, result, result)
+
+
+def _count_collectives(launcher: Any) -> Counters:
     """Count what one launcher starts and finishes, and let it use keys again."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        # Not tf.Variable: the strategy would distribute it.
-        started, finished = (
-            resource_variable_ops.ResourceVariable(0, dtype=tf.int32) for _ in range(2)
-        )
+    counters = Counters()
 
     def counted(kind: str) -> Callable:
         launch = getattr(launcher, kind)
@@ -99,18 +118,17 @@ def _count_collectives(launcher: Any) -> tuple[Any, Any]:
         def launch_and_count(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
             tensor = tf.convert_to_tensor(tensor)
             launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
-            launcher._next_instance_key = lambda: _after(
-                started, [tensor], collective_key(kind, tensor)
+            launcher._next_instance_key = lambda: counters.start(
+                tensor, collective_key(kind, tensor)
             )
-            result = launch(tensor, *args, **kwargs)
-            return _after(finished, [result], result)
+            return counters.finish(launch(tensor, *args, **kwargs))
 
         return launch_and_count
 
     launcher._tf_dgc_kinds = set()
     for kind in ("all_reduce", "_all_gather"):
         setattr(launcher, kind, counted(kind))
-    return started, finished
+    return counters
 
 
 def wrap_launches(
@@ -150,9 +168,9 @@ def _launch(one: Callable, args: Any, kwargs: Any, tensor: tf.Tensor) -> tf.Tens
     return one(tensor, *args, **kwargs)
 
 
-def _after(counter: Any, inputs: list[tf.Tensor], value: tf.Tensor) -> tf.Tensor:
-    """Return `value` when all inputs were there and the counter has counted."""
-    with tf.control_dependencies(inputs):
+def _after(counter: Any, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Return `value` when a tensor was there and the counter has counted."""
+    with tf.control_dependencies([tensor]):
         done = counter.assign_add(1, read_value=False)
     with tf.control_dependencies([] if done is None else [done]):
         return tf.identity(value)

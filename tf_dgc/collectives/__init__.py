@@ -4,6 +4,8 @@ Knows neither methods nor strategies. May import `codecs` and what that may.
 """
 
 __all__ = [
+    "groups",
+    "lockstep",
     "packs",
     "requests",
     "rounds",

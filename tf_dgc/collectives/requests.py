@@ -40,17 +40,50 @@ class Gather(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """Ask for the words of one other worker, which asks for this one's.
+    """Ask for what one other worker has, which asks for this one's.
 
-    The reply, int32 `[w]`, differs from worker to worker.
+    The reply has the same shape and dtype, and differs from worker to worker.
 
     Attributes:
-        words: bits of anything, int32 `[w]`, w equal on both workers.
+        values: tensor of any shape, equal on both workers, float, int32 or int64.
         partner: index of the other worker.
     """
 
-    words: tf.Tensor
+    values: tf.Tensor
     partner: int
+
+
+class Spread(NamedTuple):
+    """Ask for what every worker has for this one (all-to-all).
+
+    The reply has the same shape and dtype: row i is what the i-th worker of the group
+    had for this one. It differs from worker to worker.
+
+    Attributes:
+        rows: a row for each worker of the group, in order, `[members, ...]`; shape and
+            dtype as in `Swap`.
+        group: workers that take part.
+    """
+
+    rows: tf.Tensor
+    group: Group = None
+
+
+class Broadcast(NamedTuple):
+    """Ask for what one worker of a group has.
+
+    The reply has the same shape and dtype, and the same bits on all of them.
+
+    Attributes:
+        values: tensor of any shape, equal on all workers, dtype as in `Swap`; its
+            entries are read where it comes from.
+        source: index among all of the worker it comes from.
+        group: workers that take part.
+    """
+
+    values: tf.Tensor
+    source: int
+    group: Group = None
 
 
 class Either(NamedTuple):
@@ -90,7 +123,8 @@ class Both(NamedTuple):
 
 
 Request: TypeAlias = Sum | Gather
-Message: TypeAlias = Request | Swap | Either
+Primitive: TypeAlias = Request | Swap | Spread | Broadcast
+Message: TypeAlias = Primitive | Either
 Reply: TypeAlias = tf.Tensor | Both
 
 

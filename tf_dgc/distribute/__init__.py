@@ -8,6 +8,7 @@ __all__ = [
     "cross_device",
     "divergence",
     "elastic",
+    "groups",
     "initial_values",
     "pieces",
     "preparation",

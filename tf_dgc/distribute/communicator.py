@@ -5,9 +5,14 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Both, Either, Message, Reply, Sum, Swap
+from tf_dgc.collectives.groups import members_of
+from tf_dgc.collectives.requests import Both, Either, Gather, Message, Reply, Sum
 from tf_dgc.distribute import cross_device
+from tf_dgc.distribute.cross_device import Way
 from tf_dgc.distribute.divergence import Check
+from tf_dgc.distribute.groups import Asked, alone
+from tf_dgc.exchanges import Exchange, Ring
+from tf_dgc.exchanges.base import Place
 
 Outcome = TypeVar("Outcome")
 
@@ -18,6 +23,8 @@ class Communicator:
     Args:
         strategy: strategy in whose replica context it is called. With one replica
             nothing is sent, and the replies are as if there were a cluster of one.
+        exchange: exchange by which sums and gathers of all workers go; None for
+            TensorFlow's own collectives.
 
     Attributes:
         num_workers: number of replicas in sync, N.
@@ -26,11 +33,14 @@ class Communicator:
 
     drops_entries = False
 
-    def __init__(self, strategy: tf.distribute.Strategy):
+    def __init__(
+        self, strategy: tf.distribute.Strategy, exchange: Exchange | None = None
+    ):
         self.num_workers: int = strategy.num_replicas_in_sync
         self._hook = (
             cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
         )
+        self._exchange = None if isinstance(exchange, Ring) else exchange
 
     def run(
         self,
@@ -54,44 +64,75 @@ class Communicator:
                 requests = step.send(replies)
             except StopIteration as end:
                 return end.value, extra
-            if check:
-                first = _as_either(requests[0])
-                extra = check.num_bytes(first.dense, first.vector.dtype)
-            replies = [self.answer(requests[0], check)]
-            replies += [self.answer(request) for request in requests[1:]]
-            check = None
+            if check is None:
+                replies = list(map(self.answer, requests))
+            else:
+                replies, extra = self._answer_with(check, requests)
+                check = None
 
-    def answer(self, request: Message, check: Check | None = None) -> Reply:
+    def answer(self, request: Message) -> Reply:
         """Return the reply to one request; call it in replica context.
 
         Args:
             request: request of the same kind, dtype and size on all workers.
-            check: rider of it; None for none.
 
         Raises:
-            ValueError: for groups of workers and for swaps, which the hook has none of.
+            ValueError: for groups and partners that cannot be, as
+                `collectives.groups.members_of`.
         """
-        either = _as_either(request)
-        reply = self._choose(either, check)
-        if isinstance(request, Either):
-            return reply
-        return reply[0 if either.dense else 1]
+        if _is_of_all(request):
+            return _reply(request, self._choose(_as_either(request)))
+        return self._within(request)
 
-    def _choose(self, either: Either, check: Check | None) -> Both:
+    def _answer_with(
+        self, check: Check, requests: list[Message]
+    ) -> tuple[list[Reply], int | tf.Tensor]:
+        """Let the check ride on the first request, if that is of all workers."""
+        rides = _is_of_all(requests[0])
+        first = _as_either(requests[0] if rides else Gather(tf.zeros([1], tf.int32)))
+        both = self._choose(first, check)
+        replies = [_reply(requests[0], both)] if rides else []
+        replies += map(self.answer, requests[len(replies) :])
+        return replies, check.num_bytes(first.dense, first.vector.dtype)
+
+    def _within(self, request: Message) -> Reply:
+        hook = self._hook
+        if hook is None:
+            members_of(request, 0, 1)
+            return alone(request)
+        asked = Asked(request, *self._place())
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(lambda _, a: hook.answer(a), args=(asked,))
+
+    def _place(self) -> Place:
+        context = tf.distribute.get_replica_context()
+        worker = tf.get_static_value(context.replica_id_in_sync_group)
+        return Place(int(worker), self.num_workers)
+
+    def _choose(self, either: Either, check: Check | None = None) -> Both:
         dense, vector, words, entries, _ = either
         hook = self._hook
         if hook is None:
             return Both(vector, words[tf.newaxis])
 
-        def communicate(_: Any, dense: Any, vector: Any, words: Any) -> Any:
+        exchange = self._exchange
+
+        def communicate(
+            strategy: Any, dense: Any, vector: Any, words: Any, worker: Any
+        ) -> Any:
             # As arguments, there would be one bound for each replica.
-            return hook.communicate(dense, vector, words, bounds)
+            way = None
+            if exchange is not None:
+                local = strategy.experimental_local_results(worker)
+                way = Way(exchange, [Place(w, self.num_workers) for w in local])
+            return hook.communicate(dense, vector, words, bounds, way)
 
         at_most = None if entries is None else entries * vector.dtype.size
         bounds = _num_bytes(vector, at_most), _num_bytes(words, at_most)
         context = tf.distribute.get_replica_context()
         message = check.board(dense, vector, words) if check else (vector, words)
-        total, buffers = context.merge_call(communicate, args=(dense, *message))
+        args = (dense, *message, self._place().worker)
+        total, buffers = context.merge_call(communicate, args=args)
         buffers = tf.reshape(buffers, [self.num_workers, -1])
         if check:
             total, buffers = check.leave(dense, total, buffers)
@@ -100,18 +141,23 @@ class Communicator:
         return Both(total, buffers)
 
 
+def _is_of_all(request: Message) -> bool:
+    """Whether it is one collective of all workers, or a choice of two."""
+    return isinstance(request, Either | Sum | Gather) and request.group is None
+
+
 def _as_either(request: Message) -> Either:
-    if isinstance(request, Swap) or request.group is not None:
-        raise ValueError(
-            "This communicator knows collectives of all workers only. Ask for a "
-            "`Sum`, a `Gather` or `Either` without a group, or give the optimizer "
-            f"another `communicator`. Received: {request!r}"
-        )
     if isinstance(request, Either):
         return request
     if isinstance(request, Sum):
         return Either(True, request.values, tf.zeros([0], tf.int32))
-    return Either(False, tf.zeros([0]), request.words)
+    return Either(False, tf.zeros([0]), request[0])
+
+
+def _reply(request: Message, both: Both) -> Reply:
+    if isinstance(request, Either):
+        return both
+    return both.total if isinstance(request, Sum) else both.buffers
 
 
 def _num_bytes(tensor: tf.Tensor, otherwise: int | None) -> int | None:

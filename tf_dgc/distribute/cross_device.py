@@ -1,15 +1,20 @@
 """The cross-device hook: a strategy's reduction that also exchanges payloads."""
 
 import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tf_dgc._internals import launching, mirrored
 from tf_dgc.choice import Choice, choose
 from tf_dgc.cluster.positions import Group
+from tf_dgc.collectives.lockstep import run_together
+from tf_dgc.collectives.requests import Primitive, Reply
 from tf_dgc.distribute import pieces
+from tf_dgc.distribute.groups import Asked, Groups
+from tf_dgc.exchanges.base import Exchange, Place
 
 Bounds: TypeAlias = tuple[int | None, int | None]
 
@@ -19,12 +24,24 @@ SUPPORTED = (
 )
 
 
+class Way(NamedTuple):
+    """By which exchange something goes.
+
+    Attributes:
+        exchange: exchange, the same on all replicas.
+        places: place of each local replica.
+    """
+
+    exchange: Exchange
+    places: Sequence[Place]
+
+
 class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
     """A `tf.distribute.CrossDeviceOps` that also exchanges compressed payloads.
 
-    `communicate` carries a whole step in one collective. Everything else (metrics,
-    `strategy.reduce`, `strategy.gather`) falls through to the reduction that was there
-    before.
+    `communicate` carries a whole step in one collective, `answer` what is asked for
+    within a group. Everything else (metrics, `strategy.reduce`, `strategy.gather`)
+    falls through to the reduction that was there before.
 
     Args:
         base: the strategy's own `tf.distribute.CrossDeviceOps`.
@@ -39,21 +56,27 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self._launchers = launching.launchers(collective_ops)
         self._count = launching.reuse_collective_keys(collective_ops)
         launching.wrap_launches(collective_ops, pieces.all_reduce, pieces.all_gather)
+        self._groups = Groups(collective_ops)
 
     def count(self) -> dict[Group, list[int]]:
         """Return how many collectives this worker has started and finished.
 
-        By the group of workers that take part: today all of them.
+        By the group of workers that take part.
         """
-        return {None: self._count()}
+        return {None: self._count(), **self._groups.count()}
 
     def communicate(
-        self, dense: Choice, vector: Any, words: Any, bounds: Bounds = (None, None)
+        self,
+        dense: Choice,
+        vector: Any,
+        words: Any,
+        bounds: Bounds = (None, None),
+        way: Way | None = None,
     ) -> tuple[Any, Any]:
         """Sum a dense vector or gather sparse buffers.
 
-        Either is one collective, or one per piece of what is large (`pieces.py`). Call
-        it in cross-replica context.
+        Either is one collective, or one per piece of what is large (`pieces.py`), or
+        what an exchange takes. Call it in cross-replica context.
 
         Args:
             dense: choice between the two, the same on all replicas: a bool, or a
@@ -63,6 +86,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 unless `dense`.
             bounds: number of bytes at the most of either, about, where the graph
                 computes its shape; without a bound it goes whole then.
+            way: exchange by which it goes; None for TensorFlow's own collectives.
 
         Returns:
             The sum of the vectors, `[n]`, and the gathered buffers, int32
@@ -71,8 +95,29 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         local = tf.distribute.get_strategy().experimental_local_results
         if not isinstance(dense, bool):
             dense = local(dense)[0]
-        vectors, buffers = self._communicate(dense, local(vector), local(words), bounds)
+        values = local(vector), local(words)
+        if way is None:
+            vectors, buffers = self._communicate(dense, *values, bounds)
+        else:
+            vectors, buffers = self._go(dense, *values, way)
         return mirrored.per_replica(vectors), mirrored.per_replica(buffers)
+
+    def answer(self, asked: Any) -> Any:
+        """Do what is asked for within groups; call it in cross-replica context.
+
+        Args:
+            asked: request of each local replica, an `Asked` per replica.
+
+        Returns:
+            The replies, per replica.
+        """
+        local = tf.distribute.get_strategy().experimental_local_results(asked)
+        places = range(len(local))
+
+        def answer(_: Any, replica: int) -> Reply:
+            return self._groups.answer(replica, local[replica])
+
+        return mirrored.per_replica(self._launch(answer, places))
 
     def abort_message(self, seconds: float) -> str:
         """Return why all collectives of this worker fail, if they do.
@@ -84,7 +129,8 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
     @property
     def num_keys(self) -> int:
         """How many keys of collectives are in use; more steps need no more keys."""
-        return len(launching.kinds_of_collectives(self._collectives))
+        own = launching.kinds_of_collectives(self._collectives)
+        return len(own) + self._groups.num_keys
 
     def _communicate(
         self, dense: Choice, vectors: Any, words: Any, bounds: Bounds
@@ -107,6 +153,31 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
             lambda: (self._launch(all_reduce, vectors), _empty(words)),
             lambda: (_empty(vectors), self._launch(gather, words)),
         )
+
+    def _go(self, dense: Choice, vectors: Any, words: Any, way: Way) -> tuple[Any, Any]:
+        def run(steps: Any) -> tuple[tf.Tensor, ...]:
+            return tuple(run_together(list(steps), self._answer_each(way.places)))
+
+        exchange, places = way
+        return choose(
+            dense,
+            lambda: (run(map(exchange.sum, vectors, places)), _empty(words)),
+            lambda: (_empty(vectors), run(map(exchange.gather, words, places))),
+        )
+
+    def _answer_each(self, places: Sequence[Place]) -> Any:
+        """Return what answers a round of all local replicas."""
+
+        def answer(asked: Sequence[Sequence[Primitive]]) -> list[list[Reply]]:
+            def answer_one(_: Any, replica: int) -> list[Reply]:
+                return [
+                    self._groups.answer(replica, Asked(message, *places[replica]))
+                    for message in asked[replica]
+                ]
+
+            return list(self._launch(answer_one, range(len(places))))
+
+        return answer
 
     def _launch(self, launch: Any, values: Any) -> tuple[tf.Tensor, ...]:
         with launching.launch_lock(self._collectives):

@@ -108,6 +108,27 @@ def all_gather_at_most(
     return tf.switch_case(tf.reduce_sum(above), branches)
 
 
+def all_to_all(launch: Launch, rows: tf.Tensor, *, size: int = BYTES) -> tf.Tensor:
+    """Hand row i to the i-th replica, and return what all have for this one.
+
+    Args:
+        launch: function that does so in one collective.
+        rows: row for each replica, `[members, ...]`, as in `all_reduce`.
+        size: largest size of a piece in bytes, about.
+    """
+    count = _count(rows, size)
+    if count <= 1:
+        return launch(rows)
+    flat = tf.reshape(rows, [rows.shape[0], -1])
+    width = -(-flat.shape[1] // count)
+    replies: list[tf.Tensor] = []
+    for begin in range(0, flat.shape[1], width):
+        with tf.control_dependencies(replies[-1:]):
+            piece = tf.identity(flat[:, begin : begin + width])
+        replies.append(launch(piece))
+    return tf.reshape(tf.concat(replies, axis=1), rows.shape)
+
+
 def _count(tensor: tf.Tensor, size: int) -> int:
     """Return how many pieces a tensor goes in; 1 if its shape is not known."""
     entries = tensor.shape.num_elements() or 0

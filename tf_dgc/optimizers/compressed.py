@@ -6,7 +6,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors
+from tf_dgc import compressors, exchanges
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import meeting, tf_config
 from tf_dgc.codecs.tensor import Tensor
@@ -15,6 +15,7 @@ from tf_dgc.distribute import divergence
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import inputs, kept, overwriting, takeover, tensors, validation
@@ -70,6 +71,8 @@ class CompressedOptimizer(OptimizerWrapper):
             first step is one. None for never.
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
+        exchange: ways of sums and gathers: "ring", "tree", "butterfly" or "star", or a
+            `tf_dgc.exchanges.Exchange`.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -105,6 +108,7 @@ class CompressedOptimizer(OptimizerWrapper):
         track_staleness: bool = False,
         check_every: int | None = 1000,
         on_divergence: str = "raise",
+        exchange: Exchange | str = "ring",
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
@@ -127,7 +131,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self.track_staleness = bool(track_staleness)
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
-        self.communicator = Communicator(strategy)
+        self.exchange = exchanges.get(exchange)
+        self.communicator = Communicator(strategy, self.exchange)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []

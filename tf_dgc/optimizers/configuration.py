@@ -18,6 +18,7 @@ _SETTINGS = (
     "track_staleness",
     "check_every",
     "on_divergence",
+    "exchange",
 )
 _EXCLUDED = "excluded_from_compression"  # not by the constructor
 

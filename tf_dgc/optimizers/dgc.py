@@ -8,6 +8,7 @@ import keras
 from tf_dgc import schedules
 from tf_dgc.codecs import value_types
 from tf_dgc.compressors import NoCompression, TopK
+from tf_dgc.exchanges import Exchange
 from tf_dgc.ops import loader
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 
@@ -63,6 +64,7 @@ class DGCOptimizer(CompressedOptimizer):
             `CompressedOptimizer`, also below.
         check_every: number of steps between looks whether workers differ, or None.
         on_divergence: reaction to a difference, "raise" or "warn".
+        exchange: ways of sums and gathers, as in `CompressedOptimizer`.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update, without what was taken
@@ -95,6 +97,7 @@ class DGCOptimizer(CompressedOptimizer):
         track_staleness: bool = False,
         check_every: int | None = 1000,
         on_divergence: str = "raise",
+        exchange: Exchange | str = "ring",
     ):
         sparsity = schedules.get(sparsity)
         value_types.check_choice(value_dtype)
@@ -112,6 +115,7 @@ class DGCOptimizer(CompressedOptimizer):
             track_staleness=track_staleness,
             check_every=check_every,
             on_divergence=on_divergence,
+            exchange=exchange,
         )
         self.sparsity = sparsity
         self.value_dtype = value_dtype

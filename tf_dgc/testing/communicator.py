@@ -1,13 +1,42 @@
 """What the communicator does, for all workers of one process at once."""
 
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Both, Gather, Message, Reply, Sum, Swap
+from tf_dgc.collectives.groups import members_of
+from tf_dgc.collectives.lockstep import run_together
+from tf_dgc.collectives.requests import (
+    Both,
+    Broadcast,
+    Gather,
+    Message,
+    Reply,
+    Spread,
+    Sum,
+    Swap,
+)
 
 Outcome = TypeVar("Outcome")
+
+
+class _Meeting(NamedTuple):
+    """What several workers ask for together.
+
+    Attributes:
+        kind: type of the messages.
+        group: group as they name it.
+        source: worker that a broadcast comes from.
+        turn: number of the same before it, in this round.
+        members: workers that take part.
+    """
+
+    kind: type
+    group: Any
+    source: int | None
+    turn: int
+    members: tuple[int, ...]
 
 
 def run_all(
@@ -23,65 +52,76 @@ def run_all(
     Raises:
         ValueError: if some ask for more rounds than others, and as `answer_all`.
     """
-    outcomes: list[Outcome] = []
-    replies: list[Any] = [None] * len(steps)
-    while not outcomes:
-        asked = []
-        for step, reply in zip(steps, replies, strict=True):
-            try:
-                asked.append(step.send(reply))
-            except StopIteration as end:
-                outcomes.append(end.value)
-        if asked and outcomes:
-            raise ValueError("Some workers ask for more rounds than others.")
+
+    def answer(asked: list[list[Message]]) -> list[list[Reply]]:
         for messages, new in zip(record or [], asked, strict=False):
             messages.extend(new)
-        answers = [answer_all(messages) for messages in zip(*asked, strict=True)]
-        replies = [list(row) for row in zip(*answers, strict=True)]
-    return outcomes
+        return answer_all(asked)
+
+    return run_together(steps, answer)
 
 
-def answer_all(messages: Sequence[Message]) -> list[Reply]:
-    """Return the replies to what all workers ask for at once, by worker.
+def answer_all(asked: Sequence[Sequence[Message]]) -> list[list[Reply]]:
+    """Return the replies to what all workers ask for in a round, by worker.
 
     Args:
-        messages: message of each worker, all of one kind.
+        asked: messages of each worker, in order; a worker may have none.
 
     Raises:
-        ValueError: for messages of different kinds or groups, and swaps that are not
-            mutual.
+        ValueError: if not all workers of a group ask for the same, and as `members_of`.
     """
-    if len({type(message) for message in messages}) > 1:
-        raise ValueError(f"All workers must ask for the same. Received: {messages!r}")
-    if isinstance(messages[0], Swap):
-        return [_swapped(messages, worker) for worker in range(len(messages))]
-    return _collectives(messages)
+    meetings: dict[_Meeting, dict[int, tuple[int, Any]]] = {}
+    for worker, messages in enumerate(asked):
+        for place, message in enumerate(messages):
+            meeting = _meeting(message, worker, asked)
+            while worker in meetings.get(meeting, {}):
+                meeting = meeting._replace(turn=meeting.turn + 1)
+            meetings.setdefault(meeting, {})[worker] = place, message
+    replies: list[list[Any]] = [[None] * len(messages) for messages in asked]
+    for meeting, found in meetings.items():
+        if set(found) != set(meeting.members):
+            raise ValueError(_mismatch(meeting, sorted(found), asked))
+        answers = _answer(meeting, [found[m][1] for m in meeting.members])
+        for member, answer in zip(meeting.members, answers, strict=True):
+            replies[member][found[member][0]] = answer
+    return replies
 
 
-def _collectives(messages: Sequence[Any]) -> list[Reply]:
-    replies: dict[Any, Reply] = {}  # of a group, the same for all of its workers
-    for worker, message in enumerate(messages):
-        members = _members(messages, worker)
-        if message.group not in replies:
-            replies[message.group] = _collective([messages[m] for m in members])
-    return [replies[message.group] for message in messages]
+def _meeting(message: Message, worker: int, asked: Sequence) -> _Meeting:
+    members = members_of(message, worker, len(asked))
+    group = None if isinstance(message, Swap) else message.group
+    source = message.source if isinstance(message, Broadcast) else None
+    return _Meeting(type(message), group, source, 0, members)
 
 
-def _members(messages: Sequence[Any], worker: int) -> Sequence[int]:
-    """Return the workers with which this one meets."""
-    group = messages[worker].group
-    members = range(len(messages)) if group is None else group
-    theirs = [messages[member].group for member in members]
-    if worker not in members or any(other != group for other in theirs):
-        raise ValueError(
-            "All workers of a group, and no others, must ask for the same group. "
-            f"Received: group={group} of worker {worker}, and of its members {theirs}"
+def _mismatch(meeting: _Meeting, found: list[int], asked: Sequence) -> str:
+    if meeting.kind is Swap:
+        return (
+            "A swap must be asked for by both workers of a pair. Received: of workers "
+            f"{meeting.members} only {found} ask for it"
         )
-    return members
+    others = [asked[m] for m in meeting.members if m not in found]
+    return (
+        "All workers of a group must ask for the same. Received: of workers "
+        f"{meeting.members} only {found} ask for {meeting.kind.__name__} with "
+        f"group={meeting.group}, and the others for {others!r}"
+    )
 
 
-def _collective(messages: Sequence[Any]) -> Reply:
+def _answer(meeting: _Meeting, messages: Sequence[Any]) -> list[Reply]:
+    """Return the reply to each member."""
+    if meeting.kind is Swap:
+        return [message.values for message in reversed(messages)]
+    if meeting.kind is Spread:
+        rows = [message.rows for message in messages]
+        return [tf.stack(theirs) for theirs in zip(*map(tf.unstack, rows), strict=True)]
+    return [_same_for_all(meeting, messages)] * len(messages)
+
+
+def _same_for_all(meeting: _Meeting, messages: Sequence[Any]) -> Reply:
     first = messages[0]
+    if isinstance(first, Broadcast):
+        return messages[meeting.members.index(first.source)].values
     if isinstance(first, Sum):
         return _add([message.values for message in messages])
     if isinstance(first, Gather):
@@ -97,13 +137,3 @@ def _add(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
     for vector in vectors[1:]:
         total = total + vector
     return total
-
-
-def _swapped(messages: Sequence[Any], worker: int) -> tf.Tensor:
-    partner = messages[worker].partner
-    if not 0 <= partner < len(messages) or messages[partner].partner != worker:
-        raise ValueError(
-            "A swap must be asked for by both workers of a pair. Received: worker "
-            f"{worker} asks for worker {partner} of {len(messages)}"
-        )
-    return messages[partner].words

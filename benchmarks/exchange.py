@@ -1,0 +1,118 @@
+"""How long sums and gathers take along each way, and what they carry.
+
+    sudo python benchmarks/exchange.py --workers 2,4,8 --rate 100mbit
+
+Real workers in network namespaces, whose links have the rate; nothing is computed but
+the sums themselves. Bytes are counted on each worker's link, protocols included, and
+stand beside those of the exchange's formula: the most that a worker sends.
+"""
+
+import sys
+
+import numpy as np
+from absl import app, flags
+from common import network, reporting
+from common.cluster import Cluster, WorkerError
+from common.ways import make
+
+COLUMNS = [
+    ("workers", "workers", "d"),
+    ("rate", "rate", ""),
+    ("kind", "kind", ""),
+    ("payload", "bytes", ",d"),
+    ("exchange", "exchange", ""),
+    ("median_ms", "median (ms)", ",.1f"),
+    ("p90_ms", "p90 (ms)", ",.1f"),
+    ("of_ring", "of the ring", ".2f"),
+    ("rounds", "rounds", "d"),
+    ("sent", "sent", ",d"),
+    ("formula", "by formula", ",d"),
+    ("ratio", "ratio", ".2f"),
+]
+EXCHANGES = ["ring", "tree", "butterfly", "star", "star 2", "star all"]
+
+_WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
+_RATE = flags.DEFINE_string("rate", "1gbit", "Of every link, as `tc` writes it.")
+_SUMS = flags.DEFINE_list("sums", ["1e6"], "Entries of the float32 vectors to sum.")
+_GATHERS = flags.DEFINE_list(
+    "gathers", ["1e3", "9e4"], "Bytes of each worker to gather; 9e4 is DGC's of 25 M."
+)
+_EXCHANGES = flags.DEFINE_list("exchanges", EXCHANGES, "Ways; `star N` has N servers.")
+_REPEATS = flags.DEFINE_integer("repeats", 15, "Times of each, by turns.", 3)
+_TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
+
+
+def main(_):
+    """Measure all numbers of workers, and report."""
+    rows = []
+    try:
+        for number in map(int, _WORKERS.value):
+            rows += measure(number)
+    except (PermissionError, network.NetworkError, WorkerError) as error:
+        sys.exit(f"exchange.py: {error}")
+    reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
+
+
+def all_work():
+    """Return (kind, bytes of a worker) of all that is to be measured."""
+    sums = [("sum", 4 * int(float(n))) for n in _SUMS.value]
+    return sums + [("gather", int(float(n)) // 4 * 4) for n in _GATHERS.value]
+
+
+def measure(number):
+    """Return the rows of so many workers."""
+    rows = []
+    with network.connect(_RATE.value, number, 1) as links:
+        settings = {"mode": "exchange"}
+        addresses = links.addresses(0)
+        worker = "exchange_worker.py"
+        with Cluster(settings, addresses, links, _TIMEOUT.value, worker) as cluster:
+            cluster.wait()
+            links.limit(measure=False)
+            for kind, payload in all_work():
+                rows += _take_turns(cluster, links, number, kind, payload)
+    return rows
+
+
+def _take_turns(cluster, links, number, kind, payload):
+    """Return a row per exchange, which take turns."""
+    times = {name: [] for name in _EXCHANGES.value}
+    sent = dict.fromkeys(times, 0)
+    for name in times:  # trace, and meet for the first time
+        cluster.ask(exchange=name, kind=kind, payload=payload)
+    for _ in range(_REPEATS.value):
+        for name, found in times.items():
+            before = links.sent_by_each()
+            answers = cluster.ask(exchange=name, kind=kind, payload=payload)
+            found.append(max(answer["ms"] for answer in answers))
+            after = links.sent_by_each()
+            sent[name] += max(b - a for a, b in zip(before, after, strict=True))
+    found = [
+        _row(number, kind, payload, name, times[name], sent[name]) for name in times
+    ]
+    ring = next((row["median_ms"] for row in found if row["exchange"] == "ring"), None)
+    return [{**row, "of_ring": ring and row["median_ms"] / ring} for row in found]
+
+
+def _row(number, kind, payload, name, times, sent):
+    cost = getattr(make(name, number), f"cost_of_{kind}")(payload, number)
+    counted = round(sent / len(times)) if sent else None
+    return {
+        "workers": number,
+        "rate": _RATE.value,
+        "kind": kind,
+        "payload": payload,
+        "exchange": name,
+        "median_ms": float(np.median(times)),
+        "p90_ms": float(np.percentile(times, 90)),
+        "rounds": cost.rounds,
+        "sent": counted,
+        "formula": round(cost.sent),
+        "ratio": counted and counted / cost.sent,
+        "times_measured": len(times),
+    }
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,203 @@
+"""Ways of a sum and of a gather: the same everywhere, at the stated cost."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer
+from selection import in_turn, rows
+
+import tf_dgc
+from tf_dgc import exchanges
+from tf_dgc.collectives.requests import Broadcast, Either, Swap
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.exchanges.base import Place
+from tf_dgc.testing.communicator import run_all
+
+ALL = [
+    exchanges.Ring(),
+    exchanges.Tree(),
+    exchanges.Butterfly(),
+    exchanges.Star(),
+    exchanges.Star(shards=2),
+    exchanges.Star(shards=8),
+]
+OWN = ALL[1:]  # whose rounds are known here
+NUMBERS = range(1, 9)
+
+
+def simulate(exchange, kind, mine, record=None):
+    rounds = [
+        getattr(exchange, kind)(tf.constant(value), Place(worker, len(mine)))
+        for worker, value in enumerate(mine)
+    ]
+    return [outcome.numpy() for outcome in run_all(rounds, record)]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("exchange", ALL, ids=str)
+@pytest.mark.parametrize("size", [0, 1, 13])
+def test_all_have_the_same(exchange, number, size):
+    generator = np.random.default_rng(number)
+    vectors = generator.normal(size=(number, size)).astype("float32")
+    sums = simulate(exchange, "sum", vectors)
+    assert len({total.tobytes() for total in sums}) == 1
+    np.testing.assert_allclose(sums[0], vectors.sum(axis=0), atol=1e-5)
+    words = generator.integers(-9, 9, size=(number, size)).astype("int32")
+    np.testing.assert_array_equal(simulate(exchange, "sum", words)[0], sum(words))
+    for everyone in simulate(exchange, "gather", words):
+        np.testing.assert_array_equal(everyone, words)
+
+
+def traffic(record):
+    """Return the bytes that each worker sends and receives."""
+    sent, received = np.zeros((2, len(record)), int)
+    for worker, messages in enumerate(record):
+        for message in messages:
+            size = message.values.dtype.size * int(tf.size(message.values))
+            if isinstance(message, Swap):
+                sent[worker] += size
+                received[worker] += size
+            else:
+                assert isinstance(message, Broadcast)
+                assert len(message.group) == 2
+                target = sent if message.source == worker else received
+                target[worker] += size
+    return sent, received
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("exchange", OWN, ids=str)
+@pytest.mark.parametrize("kind", ["sum", "gather"])
+def test_costs_what_it_says(exchange, number, kind):
+    size = 8 * 3 * 5 * 7  # what all numbers of workers and servers divide
+    mine = np.ones([number, size], "int32")
+    record = [[] for _ in mine]
+    simulate(exchange, kind, mine, record)
+    sent, received = traffic(record)
+    cost = getattr(exchange, f"cost_of_{kind}")(4 * size, number)
+    assert sent.max() == cost.sent
+    assert received.max() == cost.received
+    assert sent.sum() == received.sum()
+
+
+@pytest.mark.parametrize("exchange", OWN, ids=str)
+def test_rounds(exchange):
+    """As many as it says: of the worker that has most of them."""
+    for number in NUMBERS:
+        place = Place(0, number)
+        for kind, shape in [("sum", [840]), ("gather", [840])]:
+            values = tf.ones(shape, tf.int32)
+            step, rounds = getattr(exchange, kind)(values, place), 0
+            try:
+                asked = next(step)
+                while True:
+                    rounds += bool(asked)
+                    asked = step.send([m.values for m in asked])
+            except StopIteration:
+                pass
+            cost = getattr(exchange, f"cost_of_{kind}")(1, number)
+            assert rounds == cost.rounds
+
+
+@pytest.mark.parametrize(
+    ("exchange", "number"),
+    in_turn(OWN, [3, 2, 4]),
+)
+@pytest.mark.parametrize("mode", rows(["traced", "eager"], ["traced"]))
+def test_under_a_strategy(strategies, exchange, number, mode):
+    """What is summed or gathered, as is decided when it runs."""
+    wrap = {"traced": tf.function, "eager": lambda function: function}[mode]
+    strategy = strategies[number]
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(number, 37)).astype("float32")
+    words = generator.integers(-9, 9, size=(number, 5)).astype("int32")
+    local = strategy.experimental_local_results
+
+    @wrap
+    def step(dense):
+        def replica():
+            communicator = Communicator(strategy, exchange)
+            context = tf.distribute.get_replica_context()
+            worker = context.replica_id_in_sync_group
+            mine = tf.gather(vectors, worker), tf.gather(words, worker)
+            return tuple(communicator.answer(Either(dense, *mine)))[:2]
+
+        return strategy.run(replica)
+
+    totals, _ = map(local, step(tf.constant(True)))
+    assert len({total.numpy().tobytes() for total in totals}) == 1
+    np.testing.assert_allclose(totals[0], vectors.sum(axis=0), atol=1e-5)
+    _, buffers = map(local, step(tf.constant(False)))
+    for everyone in buffers:
+        np.testing.assert_array_equal(everyone, words)
+
+
+SETTINGS = {
+    "fused, by a schedule": lambda exchange: tf_dgc.DGCOptimizer(
+        keras.optimizers.SGD(0.5, momentum=0.5),
+        tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.97]),
+        exchange=exchange,
+        check_every=1,
+    ),
+    "composed, of two rounds": lambda exchange: tf_dgc.CompressedOptimizer(
+        keras.optimizers.SGD(0.5), "scale_com", exchange=exchange
+    ),
+    "by the engine": lambda exchange: tf_dgc.CompressedOptimizer(
+        keras.optimizers.SGD(0.5), "two_bit", exchange=exchange, check_every=2
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "exchange"),
+    in_turn(SETTINGS, [exchanges.Butterfly(), exchanges.Tree(), exchanges.Star(2)]),
+)
+def test_an_optimizer_steps_alike(strategies, settings, exchange):
+    """To the last bit, as all of these numbers add up exactly."""
+    rng = np.random.default_rng(0)
+    weights = [np.zeros((40, 50), "float32"), np.zeros(7, "float32")]
+    trainers = [
+        Trainer(strategies[3], lambda e=e: SETTINGS[settings](e), weights, traced=True)
+        for e in ("ring", exchange)
+    ]
+    for _ in range(3):
+        gradients = [
+            [rng.integers(-9, 9, size=w.shape).astype("float32") for w in weights]
+            for _ in range(3)
+        ]
+        for trainer in trainers:
+            trainer.step(gradients)
+        ours, stock = (trainer.state() for trainer in trainers)
+        for (path, copies), expected in zip(ours.items(), stock.values(), strict=True):
+            np.testing.assert_array_equal(copies, expected, err_msg=path)
+
+
+def test_a_config(strategies):
+    with strategies[2].scope():
+        sgd = keras.optimizers.SGD(0.5)
+        optimizer = tf_dgc.DGCOptimizer(sgd, exchange=exchanges.Star(2))
+        again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
+    assert repr(again.exchange) == "Star(shards=2)"
+
+
+@pytest.mark.parametrize("name", exchanges.names())
+def test_found_by_name_and_saved(name):
+    found = exchanges.get(name)
+    assert found.name == name
+    assert type(found).from_config(found.get_config()).get_config() == (
+        found.get_config()
+    )
+    assert exchanges.get(found) is found
+
+
+@pytest.mark.parametrize("wrong", ["circle", 3, None])
+def test_no_exchange(wrong):
+    with pytest.raises(ValueError, match=r"must be one of 'ring'.*Received"):
+        exchanges.get(wrong)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 1.5, "all"])
+def test_no_number_of_servers(shards):
+    with pytest.raises(ValueError, match=r"1 or more\. Received"):
+        exchanges.Star(shards)

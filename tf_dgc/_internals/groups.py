@@ -1,0 +1,108 @@
+"""TensorFlow's collectives of groups of replicas, under keys of their own."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import collective_ops
+
+from tf_dgc._internals.launching import Counters, collective_key
+
+Members = tuple[int, ...]
+
+
+class GroupLauncher:
+    """Launches the collectives of one replica in one group.
+
+    TensorFlow counts groups' keys in each process (`CollectiveKeys`), so that different
+    groups would get the same: here a group's key follows from its members. All groups'
+    collectives of a replica stand in one order, that of the strategy's own
+    (`_ordering_token`): with the same key, two at once would get each other's values.
+
+    Args:
+        launcher: TensorFlow's `CollectiveReplicaLauncher` of the replica.
+        members: indices of the replicas of the group, ascending.
+        rank: place of this replica among them.
+    """
+
+    def __init__(self, launcher: Any, members: Members, rank: int):
+        self._launcher = launcher
+        self._members = members
+        self._rank = rank
+        self.counters = Counters()
+        self.kinds: set[tuple] = set()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the replica is on a GPU, which has connections of its own."""
+        return "GPU" in self._launcher._device
+
+    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Launch one `CollectiveReduceV2` that sums."""
+        return self._launch("sum", tensor, collective_ops.all_reduce_v2)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Launch one `CollectiveGatherV2`, which concatenates along the first axis."""
+        return self._launch("gather", tensor, collective_ops.all_gather_v2)
+
+    def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Launch one `CollectiveAllToAllV2` of a row for each member."""
+        return self._launch("spread", tensor, collective_ops.all_to_all_v2)
+
+    def broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
+        """Launch one `CollectiveBcastSendV2` or `CollectiveBcastRecvV2`.
+
+        The source is part of the key: TensorFlow remembers that of the first time.
+        """
+
+        def launch(values: tf.Tensor, *keys: Any, **options: Any) -> tf.Tensor:
+            del options["ordering_token"]  # which this collective does not know
+            with tf.control_dependencies([values, *self._pass_token()]):
+                if self._members[self._rank] == source:
+                    got = collective_ops.broadcast_send_v2(values, *keys, **options)
+                else:
+                    got = collective_ops.broadcast_recv_v2(
+                        tf.shape(values), values.dtype, *keys, **options
+                    )
+            with tf.control_dependencies([got]):
+                passed = self._pass_token()
+            with tf.control_dependencies(passed):
+                return tf.ensure_shape(got, values.shape)
+
+        return self._launch(f"broadcast of {source}", tensor, launch)
+
+    def _pass_token(self) -> list[tf.Operation]:
+        """Return what stands behind all collectives so far, and before the next ones.
+
+        TensorFlow orders whatever touches the token.
+        """
+        done = self._launcher._ordering_token.assign_add(0.0, read_value=False)
+        return [] if done is None else [done]
+
+    def _launch(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
+        label = f"{kind} {self._members}"
+        self.kinds.add((label, tensor.dtype.name, str(tensor.shape)))
+        stock = self._launcher
+        key = collective_key(label, tensor)
+        with tf.device(stock._device):
+            result = launch(
+                tensor,
+                len(self._members),
+                group_key(self._members),
+                self.counters.start(tensor, key),
+                communication_hint=stock._options.implementation.value,
+                timeout=stock._options.timeout_seconds or 0,
+                ordering_token=stock._get_ordering_token(),
+            )
+            return self.counters.finish(result)
+
+
+def group_key(members: Sequence[int]) -> int:
+    """Return the key of a group, the same on all of its members."""
+    return _FIRST_KEY + zlib.crc32(f"group {tuple(members)}".encode()) % _NUM_KEYS
+
+
+# Above the keys that TensorFlow counts.
+_FIRST_KEY = 1_000_000
+_NUM_KEYS = 2_000_000_000

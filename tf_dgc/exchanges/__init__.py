@@ -1,0 +1,51 @@
+"""Exchanges: along which ways what workers sum and gather travels.
+
+Knows neither methods nor strategies. May import `collectives` and what that may.
+"""
+
+from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
+from tf_dgc.exchanges.butterfly import Butterfly
+from tf_dgc.exchanges.ring import Ring
+from tf_dgc.exchanges.star import Star
+from tf_dgc.exchanges.tree import Tree
+
+__all__ = [
+    "Butterfly",
+    "Cost",
+    "Exchange",
+    "Place",
+    "Ring",
+    "Rounds",
+    "Star",
+    "Tree",
+    "get",
+    "names",
+]
+
+_KNOWN: dict[str, type[Exchange]] = {
+    kind.name: kind for kind in (Ring, Tree, Butterfly, Star)
+}
+
+
+def names() -> list[str]:
+    """Return the names that `get` knows."""
+    return list(_KNOWN)
+
+
+def get(identifier: Exchange | str) -> Exchange:
+    """Return an exchange.
+
+    Args:
+        identifier: exchange, or the name of a kind for its defaults.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(identifier, Exchange):
+        return identifier
+    if isinstance(identifier, str) and identifier in _KNOWN:
+        return _KNOWN[identifier]()
+    raise ValueError(
+        f"`exchange` must be one of {', '.join(map(repr, _KNOWN))}, or a "
+        f"`tf_dgc.exchanges.Exchange`. Received: exchange={identifier!r}"
+    )

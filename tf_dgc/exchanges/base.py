@@ -1,0 +1,127 @@
+"""What an exchange is: rounds in which all workers come to a sum, or to all words."""
+
+import abc
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tf_dgc.collectives.requests import Broadcast, Primitive
+
+Rounds: TypeAlias = Generator[list[Primitive], list[tf.Tensor], tf.Tensor]
+"""What one worker asks for, round after round; nothing in a round it sits out."""
+
+
+class Place(NamedTuple):
+    """Where a worker stands.
+
+    Attributes:
+        worker: index of it among all.
+        num_workers: number of workers, N.
+    """
+
+    worker: int
+    num_workers: int
+
+
+class Cost(NamedTuple):
+    """What an exchange costs the workers that have most to do.
+
+    Attributes:
+        rounds: number of rounds that one takes part in.
+        sent: number of bytes that one sends.
+        received: number of bytes that one receives.
+    """
+
+    rounds: int
+    sent: float
+    received: float
+
+
+class Exchange(abc.ABC):
+    """Along which ways what workers sum and gather travels.
+
+    All workers have the same bits afterwards, for any number of them.
+
+    Attributes:
+        name: name by which `exchange=` finds it.
+        reference: source, or why there is none.
+    """
+
+    name: str
+    reference: str
+
+    @abc.abstractmethod
+    def sum(self, values: tf.Tensor, place: Place) -> Rounds:
+        """Sum a vector over all workers.
+
+        Args:
+            values: values of this worker, float or int32 `[n]`, n equal on all.
+            place: place of this worker.
+
+        Yields:
+            What this worker asks for.
+
+        Returns:
+            The sum, `[n]`, the same bits on all workers.
+        """
+
+    @abc.abstractmethod
+    def gather(self, words: tf.Tensor, place: Place) -> Rounds:
+        """Gather the words of all workers.
+
+        Args:
+            words: words of this worker, int32 `[w]`, w equal on all.
+            place: place of this worker.
+
+        Yields:
+            What this worker asks for.
+
+        Returns:
+            The words, `[num_workers, w]`, by worker.
+        """
+
+    @abc.abstractmethod
+    def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return what it costs to sum vectors of so many bytes."""
+
+    @abc.abstractmethod
+    def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return what it costs to gather words of so many bytes per worker."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Exchange":
+        """Build an exchange from `get_config`'s dictionary."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def num_entries(values: tf.Tensor) -> int | tf.Tensor:
+    """Return the length of the first axis: an int if it is known while tracing."""
+    known = values.shape[0]
+    return tf.shape(values)[0] if known is None else known
+
+
+def hand_over(values: tf.Tensor, source: int, target: int) -> Broadcast:
+    """Return what both ask for; the reply of both is what the source has.
+
+    Args:
+        values: tensor of the source; of the target any of the same shape and dtype.
+        source: index of the worker that sends.
+        target: index of the one that receives.
+    """
+    low, high = sorted([source, target])
+    return Broadcast(values, source, (low, high))
+
+
+def rows_like(rows: tf.Tensor, number: int) -> tf.Tensor:
+    """Return zeros of so many rows, as who receives them hands over."""
+    width = tf.shape(rows)[1] if rows.shape[1] is None else rows.shape[1]
+    return tf.zeros([number, width], rows.dtype)

@@ -1,0 +1,152 @@
+"""Butterfly: every worker swaps with partners at distances of powers of two."""
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.collectives.requests import Swap
+from tf_dgc.exchanges.base import (
+    Cost,
+    Exchange,
+    Place,
+    Rounds,
+    hand_over,
+    num_entries,
+    rows_like,
+)
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class Butterfly(Exchange):
+    """Sums by recursive halving and doubling, and gathers by doubling.
+
+    A sum is first split (partners swap halves of what each holds, and add them up) and
+    then put together again, in 2 log2 N rounds that take as many bytes as a ring. If N
+    is no power of two, each worker beyond the largest one hands its values to one below
+    and gets the result from it.
+    """
+
+    name = "butterfly"
+    reference = "Rabenseifner, ICCS 2004, section 4"
+
+    def sum(self, values: tf.Tensor, place: Place) -> Rounds:
+        """Halve, double; the workers beyond a power of two before and after it."""
+        helper = _helper(place)
+        total = values
+        if helper is not None:
+            (received,) = yield [hand_over(total, *helper)]
+            total = total if _is_helped(place) else total + received
+        else:
+            yield []
+        size = num_entries(values)
+        if _is_helped(place):
+            yield from _sit_out(2 * _bits(place))
+        else:
+            part = yield from _halve(_padded(total, 2 ** _bits(place)), place)
+            total = (yield from _double(part, place))[:size]
+        if helper is None:
+            yield []
+            return total
+        (total,) = yield [hand_over(total, *helper[::-1])]
+        return total
+
+    def gather(self, words: tf.Tensor, place: Place) -> Rounds:
+        """Double the rows from round to round.
+
+        If some workers hand theirs over first, all of the others carry two rows.
+        """
+        helper, rows = _helper(place), words[tf.newaxis]
+        if helper is not None:
+            (received,) = yield [hand_over(rows, *helper)]
+        else:
+            received = rows  # not used
+            yield []
+        if _is_helped(place):
+            yield from _sit_out(_bits(place))
+            rows = rows_like(rows, place.num_workers)
+        else:
+            if place.num_workers > 2 ** _bits(place):
+                rows = tf.concat([rows, received], axis=0)
+            rows = yield from _double(rows, place)
+            rows = tf.gather(rows, _order(place.num_workers))
+        if helper is None:
+            yield []
+            return rows
+        (rows,) = yield [hand_over(rows, *helper[::-1])]
+        return rows
+
+    def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return that of a worker that helps another one, if there is one."""
+        bits = num_workers.bit_length() - 1
+        core = 2**bits
+        each = 2 * num_bytes * (core - 1) / core
+        if core == num_workers:
+            return Cost(2 * bits, each, each)
+        return Cost(2 * bits + 2, each + num_bytes, each + num_bytes)
+
+    def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return that of a worker that helps another one, if there is one."""
+        bits = num_workers.bit_length() - 1
+        core = 2**bits
+        each = (core - 1) * num_bytes
+        if core == num_workers:
+            return Cost(bits, each, each)
+        sent = 2 * each + num_workers * num_bytes
+        return Cost(bits + 2, sent, 2 * each + num_bytes)
+
+
+def _bits(place: Place) -> int:
+    return place.num_workers.bit_length() - 1
+
+
+def _is_helped(place: Place) -> bool:
+    return place.worker >= 2 ** _bits(place)
+
+
+def _helper(place: Place) -> tuple[int, int] | None:
+    """Return who hands over to whom at first, if this worker is one of both."""
+    core = 2 ** _bits(place)
+    if place.worker >= core:
+        return place.worker, place.worker - core
+    if place.worker + core < place.num_workers:
+        return place.worker + core, place.worker
+    return None
+
+
+def _sit_out(rounds: int) -> Rounds:
+    for _ in range(rounds):
+        yield []
+    return None
+
+
+def _padded(values: tf.Tensor, multiple: int) -> tf.Tensor:
+    size = num_entries(values)
+    return tf.pad(values, [[0, -size % multiple]])
+
+
+def _halve(values: tf.Tensor, place: Place) -> Rounds:
+    """Return the sum of the part that belongs to this worker, in the order of them."""
+    for bit in reversed(range(_bits(place))):
+        lower, upper = tf.split(values, 2)
+        takes_upper = place.worker >> bit & 1
+        keep, give = (upper, lower) if takes_upper else (lower, upper)
+        (received,) = yield [Swap(give, place.worker ^ 1 << bit)]
+        values = keep + received
+    return values
+
+
+def _double(values: tf.Tensor, place: Place) -> Rounds:
+    """Return the parts of all workers below the power of two, one behind the other."""
+    for bit in range(_bits(place)):
+        (received,) = yield [Swap(values, place.worker ^ 1 << bit)]
+        is_upper = place.worker >> bit & 1
+        pair = [received, values] if is_upper else [values, received]
+        values = tf.concat(pair, axis=0)
+    return values
+
+
+def _order(num_workers: int) -> list[int]:
+    """Return where each worker's row is after doubling."""
+    core = 2 ** (num_workers.bit_length() - 1)
+    if core == num_workers:
+        return list(range(num_workers))
+    return [2 * w if w < core else 2 * (w - core) + 1 for w in range(num_workers)]

@@ -1,0 +1,130 @@
+"""Star: some workers collect what all have, and send back what comes of it."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.collectives.requests import Broadcast
+from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds, hand_over, num_entries
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class Star(Exchange):
+    """Sums and gathers at servers, each with a shard of the values.
+
+    The first workers are the servers: all others send them the shard that is theirs,
+    and get it back summed or gathered, as with a synchronous parameter server. With one
+    the links of that one carry everything; with as many as there are workers it is
+    balanced.
+
+    Args:
+        shards: number of servers, 1 or more; all workers if there are fewer.
+    """
+
+    name = "star"
+    reference = "Li et al., Parameter Server, OSDI 2014"
+
+    def __init__(self, shards: int = 1):
+        if not isinstance(shards, int) or shards < 1:
+            raise ValueError(
+                "`shards` must be the number of workers that collect, 1 or more. "
+                f"Received: shards={shards!r}"
+            )
+        self.shards = shards
+
+    def sum(self, values: tf.Tensor, place: Place) -> Rounds:
+        """Sum each shard at its server, worker after worker."""
+        shards = self._split(values, place)
+        rows = yield from self._collect(shards, place)
+        mine = None if rows is None else _add(rows)
+        back = yield from self._send_back(mine, shards[0], place)
+        return tf.concat(back, axis=0)[: num_entries(values)]
+
+    def gather(self, words: tf.Tensor, place: Place) -> Rounds:
+        """Gather each shard at its server."""
+        shards = self._split(words, place)
+        rows = yield from self._collect(shards, place)
+        mine = None if rows is None else tf.concat(rows, axis=0)
+        empty = tf.tile(shards[0], [place.num_workers])
+        back = yield from self._send_back(mine, empty, place)
+        columns = [tf.reshape(b, [place.num_workers, -1]) for b in back]
+        everyone = tf.concat(columns, axis=1)[:, : num_entries(words)]
+        return tf.ensure_shape(everyone, [place.num_workers, words.shape[0]])
+
+    def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return that of a server, which is a worker as well."""
+        servers = min(self.shards, num_workers)
+        each = (num_workers + servers - 2) * num_bytes / servers
+        return Cost(2 * (num_workers - 1), each, each)
+
+    def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return that of a server, which sends what it has of all to all."""
+        servers = min(self.shards, num_workers)
+        shard, others = num_bytes / servers, servers - 1
+        sent = (num_workers - 1) * num_workers * shard + others * shard
+        received = (num_workers - 1) * shard + others * num_workers * shard
+        if servers < num_workers:  # who is none gets all shards back
+            received = max(received, num_workers * num_bytes)
+        return Cost(2 * (num_workers - 1), sent, received)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"shards": self.shards}
+
+    def _servers(self, place: Place) -> int:
+        return min(self.shards, place.num_workers)
+
+    def _split(self, values: tf.Tensor, place: Place) -> list[tf.Tensor]:
+        """Return the shard of each server, all of one length."""
+        servers = self._servers(place)
+        padded = tf.pad(values, [[0, -num_entries(values) % servers]])
+        return tf.split(padded, servers)
+
+    def _collect(self, shards: list[tf.Tensor], place: Place) -> Any:
+        """Return the shard of all workers, by worker, if this one is a server."""
+        worker, number = place
+        is_server = worker < len(shards)
+        rows = {worker: shards[worker]} if is_server else {}
+        for distance in range(1, number):
+            source, server = (worker + distance) % number, (worker - distance) % number
+            asked = []
+            if server < len(shards):
+                asked.append(hand_over(shards[server], worker, server))
+            if is_server:
+                asked.append(hand_over(shards[worker], source, worker))
+            replies = yield from _all(asked)
+            if is_server:
+                rows[source] = replies[-1]
+        return [rows[i] for i in range(number)] if is_server else None
+
+    def _send_back(self, mine: tf.Tensor | None, empty: tf.Tensor, place: Place) -> Any:
+        """Return what each server has; `empty` has the shape of it."""
+        worker, number = place
+        servers = self._servers(place)
+        found = {worker: mine}
+        for distance in range(1, number):
+            target, server = (worker + distance) % number, (worker - distance) % number
+            asked = []
+            if worker < servers:
+                asked.append(hand_over(mine, worker, target))
+            if server < servers:
+                asked.append(hand_over(empty, server, worker))
+            replies = yield from _all(asked)
+            if server < servers:
+                found[server] = replies[-1]
+        return [found[i] for i in range(servers)]
+
+
+def _all(asked: list[Broadcast]) -> Any:
+    """Ask in an order that is the same for all, so that no two wait for each other."""
+    order = sorted(range(len(asked)), key=lambda i: (asked[i].group, asked[i].source))
+    replies = yield [asked[i] for i in order]
+    return [replies[order.index(i)] for i in range(len(asked))]
+
+
+def _add(rows: list[tf.Tensor]) -> tf.Tensor:
+    total = rows[0]
+    for row in rows[1:]:
+        total += row
+    return total
