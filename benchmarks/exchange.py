@@ -3,8 +3,9 @@
     sudo python benchmarks/exchange.py --workers 2,4,8 --rate 100mbit
 
 Real workers in network namespaces, whose links have the rate; nothing is computed but
-the sums themselves. Bytes are counted on each worker's link, protocols included, and
-stand beside those of the exchange's formula: the most that a worker sends.
+the sums themselves, and the merges of `gtopk`: entries are gathered by the others, not
+decoded. Bytes are counted on each worker's link, protocols included, and stand beside
+those of the exchange's formula: the most that a worker sends.
 """
 
 import sys
@@ -29,13 +30,16 @@ COLUMNS = [
     ("formula", "by formula", ",d"),
     ("ratio", "ratio", ".2f"),
 ]
-EXCHANGES = ["ring", "tree", "butterfly", "star", "star 2", "star all"]
+EXCHANGES = ["ring", "tree", "butterfly", "star", "star 2", "star all", "gtopk"]
 
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of every link, as `tc` writes it.")
 _SUMS = flags.DEFINE_list("sums", ["1e6"], "Entries of the float32 vectors to sum.")
 _GATHERS = flags.DEFINE_list(
     "gathers", ["1e3", "9e4"], "Bytes of each worker to gather; 9e4 is DGC's of 25 M."
+)
+_ENTRIES = flags.DEFINE_list(
+    "entries", ["25e6:0.999"], "Entries of a model, and the share that is not sent."
 )
 _EXCHANGES = flags.DEFINE_list("exchanges", EXCHANGES, "Ways; `star N` has N servers.")
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Times of each, by turns.", 3)
@@ -55,9 +59,10 @@ def main(_):
 
 
 def all_work():
-    """Return (kind, bytes of a worker) of all that is to be measured."""
-    sums = [("sum", 4 * int(float(n))) for n in _SUMS.value]
-    return sums + [("gather", int(float(n)) // 4 * 4) for n in _GATHERS.value]
+    """Return (kind, bytes or "entries:sparsity") of all that is to be measured."""
+    sums = [("sum", str(4 * int(float(n)))) for n in _SUMS.value]
+    gathers = [("gather", str(int(float(n)) // 4 * 4)) for n in _GATHERS.value]
+    return sums + gathers + [("entries", what) for what in _ENTRIES.value]
 
 
 def measure(number):
@@ -77,10 +82,11 @@ def measure(number):
 
 def _take_turns(cluster, links, number, kind, payload):
     """Return a row per exchange, which take turns."""
-    times = {name: [] for name in _EXCHANGES.value}
+    merges = kind == "entries"  # all else goes around the ring
+    times = {name: [] for name in _EXCHANGES.value if merges or name != "gtopk"}
     sent = dict.fromkeys(times, 0)
     for name in times:  # trace, and meet for the first time
-        cluster.ask(exchange=name, kind=kind, payload=payload)
+        size = cluster.ask(exchange=name, kind=kind, payload=payload)[0]["bytes"]
     for _ in range(_REPEATS.value):
         for name, found in times.items():
             before = links.sent_by_each()
@@ -88,15 +94,14 @@ def _take_turns(cluster, links, number, kind, payload):
             found.append(max(answer["ms"] for answer in answers))
             after = links.sent_by_each()
             sent[name] += max(b - a for a, b in zip(before, after, strict=True))
-    found = [
-        _row(number, kind, payload, name, times[name], sent[name]) for name in times
-    ]
+    found = [_row(number, kind, size, name, times[name], sent[name]) for name in times]
     ring = next((row["median_ms"] for row in found if row["exchange"] == "ring"), None)
     return [{**row, "of_ring": ring and row["median_ms"] / ring} for row in found]
 
 
 def _row(number, kind, payload, name, times, sent):
-    cost = getattr(make(name, number), f"cost_of_{kind}")(payload, number)
+    asked = {"entries": "merge" if name == "gtopk" else "gather"}.get(kind, kind)
+    cost = getattr(make(name, number), f"cost_of_{asked}")(payload, number)
     counted = round(sent / len(times)) if sent else None
     return {
         "workers": number,

@@ -3,7 +3,8 @@
     PYTHONPATH=benchmarks python benchmarks/workers/exchange_worker.py SETTINGS
 
 Every line of standard input is a JSON object: `exchange`, `kind` and `payload`, its
-bytes. It is done once, traced before the first time, and answered by its `ms`.
+bytes, or entries and sparsity. It is done once, traced before the first time, and
+answered by its `ms` and `bytes`.
 """
 
 import faulthandler
@@ -18,7 +19,11 @@ from common.replies import reply, take_standard_output
 from common.ways import make
 
 import tf_dgc
-from tf_dgc.collectives.requests import Gather, Sum
+from tf_dgc.codecs import wire
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.value_types import encode
+from tf_dgc.collectives.requests import Either, Form, Gather, Sum
+from tf_dgc.compressors import num_sent
 from tf_dgc.distribute.communicator import Communicator
 
 
@@ -34,30 +39,59 @@ class Worker:
         self._step = functools.cache(self._make)
 
     def run(self, exchange, kind, payload):
-        """Do it once; return milliseconds."""
-        step = self._step(exchange, kind, payload)
+        """Do it once; return milliseconds, and bytes of this worker."""
+        step, size = self._step(exchange, kind, payload)
         start = time.perf_counter()
-        step()
-        return 1000 * (time.perf_counter() - start)
+        step().numpy()
+        return {"ms": 1000 * (time.perf_counter() - start), "bytes": size}
 
     def _make(self, exchange, kind, payload):
         number = self._strategy.num_replicas_in_sync
         communicator = Communicator(self._strategy, make(exchange, number))
+        value, request = REQUESTS[kind](payload)
         # A variable, or the graph would have it as a constant.
-        values = tf.Variable(np.ones(payload // 4, "int32"), trainable=False)
-        request = {
-            "sum": lambda: Sum(tf.cast(values, tf.float32)),
-            "gather": lambda: Gather(tf.identity(values)),
-        }[kind]
+        variable = tf.Variable(value, trainable=False)
 
         @tf.function
         def step():
             def replica():
-                return tf.reduce_sum(communicator.answer(request()))
+                reply = communicator.answer(request(tf.identity(variable)))
+                replies = [r for r in tf.nest.flatten(reply) if r is not None]
+                return tf.add_n([_some(r) for r in replies])
 
             return self._strategy.run(replica)
 
-        return lambda: step().numpy()
+        return step, value.nbytes
+
+
+def _some(tensor):
+    """Return a number, to be had when the tensor is there."""
+    return tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32))
+
+
+def _sum(payload):
+    return np.ones(int(payload) // 4, "float32"), Sum
+
+
+def _gather(payload):
+    return np.ones(int(payload) // 4, "int32"), Gather
+
+
+def _entries(payload):
+    """Return what `DGCOptimizer` sends of one tensor, and how it asks."""
+    size, sparsity = payload.split(":")
+    size = int(float(size))
+    k = num_sent(size, float(sparsity))
+    form = Form([Tensor("", (size,), tf.float32, False)], [k])
+    rng = np.random.default_rng()
+    positions = np.sort(rng.choice(size, k, replace=False)).astype("int32")
+    values = encode(tf.constant(rng.normal(size=k), tf.float32), "float32")
+    selection = wire.Selection(tf.constant(positions), values)
+    words = wire.encode(*form, [selection], tf.constant(True)).numpy()
+    return words, lambda w: Either(False, tf.zeros([0]), w, form=form)
+
+
+REQUESTS = {"sum": _sum, "gather": _gather, "entries": _entries}
 
 
 def main():
@@ -68,7 +102,7 @@ def main():
     worker = Worker(tf_dgc.prepare(tf_dgc.multi_worker_strategy()))
     reply(replies, ready=True)
     for line in sys.stdin:
-        reply(replies, ms=worker.run(**json.loads(line)))
+        reply(replies, **worker.run(**json.loads(line)))
 
 
 if __name__ == "__main__":

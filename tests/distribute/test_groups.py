@@ -184,6 +184,22 @@ def test_what_is_large_goes_in_pieces(run, monkeypatch):
         np.testing.assert_array_equal(found[2], numbers(high, 13))
 
 
+def test_nothing(run):
+    def program(worker, n):
+        none = tf.zeros([0], tf.int32)
+        found = yield [
+            Sum(none),
+            Gather(none),
+            Swap(none, worker ^ 1),
+            Spread(tf.zeros([2, 0], tf.int32)),
+            Broadcast(none, 1),
+        ]
+        return list(found)
+
+    for found in run(2, program):
+        assert [x.shape for x in found] == [(0,), (2, 0), (0,), (2, 0), (0,)]
+
+
 def test_lengths_that_are_known_when_it_runs(strategies):
     """As where the sparsity is scheduled."""
     strategy = strategies[2]

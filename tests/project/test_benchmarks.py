@@ -253,6 +253,7 @@ def test_exchange(tmp_path):
     """Three real workers, by every exchange; bytes are counted on limited links."""
     path = tmp_path / "rows.json"
     flags = ["--workers=3", "--rate=loopback", "--sums=1e4", "--gathers=1e3"]
+    flags.append("--entries=1e5:0.99")
     finished = programs.run(
         [
             *(sys.executable, STEP.with_name("exchange.py"), *flags),
@@ -261,5 +262,5 @@ def test_exchange(tmp_path):
     )
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
-    assert len(rows) == 2 * 6
+    assert len(rows) == 6 + 6 + 7
     assert all(row["median_ms"] > 0 and row["rounds"] >= 2 for row in rows)

@@ -24,7 +24,9 @@ PUBLIC = {
         SampledThreshold ScaleCom SignSGD Signum StateSpec Sum TernGrad Threshold TopK
         TwoBit Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
     """,
-    "tf_dgc.exchanges": "Butterfly Cost Exchange Place Ring Rounds Star Tree get names",
+    "tf_dgc.exchanges": """
+        Butterfly Cost Exchange GTopK Place Ring Rounds Star Tree get names
+    """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",
 }

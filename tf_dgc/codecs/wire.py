@@ -107,6 +107,23 @@ def decode(
             upon or was damaged; nothing is returned then. Not within XLA, which drops
             assertions.
     """
+    flags, entries = read(buffers, layout, counts)
+    totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
+    return totals, tf.reduce_sum(flags)
+
+
+def read(
+    buffers: tf.Tensor, layout: Sequence[Tensor], counts: Sequence
+) -> tuple[tf.Tensor, list[tuple[tf.Tensor | None, tf.Tensor]]]:
+    """Check the buffers of some workers, and return what they hold.
+
+    Arguments and errors are those of `decode`.
+
+    Returns:
+        Which gradients were not finite, int32 `[N]`, 0 or 1; and of each tensor the
+        positions, int32 `[N, k]`, ascending, and the values there. Of an exempt one,
+        None and all values, `[N, n]`.
+    """
     streams, words = _sections(layout, counts)
     buffers = header.of_length(buffers, sum(words))
     head, *parts = tf.split(buffers, words, axis=1)
@@ -117,9 +134,7 @@ def decode(
         found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
         entries.append(found)
         checks += [c._replace(what=f"{c.what} of tensor {i}") for c in found_checks]
-    flags, entries = gate(checks, (head[:, header.FLAGS], entries))
-    totals = [_add_up(t, *found) for t, found in zip(layout, entries, strict=True)]
-    return totals, tf.reduce_sum(flags)
+    return gate(checks, (head[:, header.FLAGS], entries))
 
 
 def positions(

@@ -1,11 +1,12 @@
 """Requests: what a step asks of the communicator, and what it gets."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tf_dgc.choice import Choice
+from tf_dgc.codecs.tensor import Tensor
 
 Group: TypeAlias = tuple[int, ...] | None
 """Indices of the workers that take part, ascending; None for all."""
@@ -86,6 +87,18 @@ class Broadcast(NamedTuple):
     group: Group = None
 
 
+class Form(NamedTuple):
+    """How words are a buffer of entries (`codecs.wire`), for who merges them.
+
+    Attributes:
+        layout: sizes and value types of all tensors.
+        counts: entries of each, ints or scalar int32 tensors.
+    """
+
+    layout: Sequence[Tensor]
+    counts: Sequence[int | tf.Tensor]
+
+
 class Either(NamedTuple):
     """Ask for one of two, as all workers alike have decided; the reply is `Both`.
 
@@ -97,6 +110,7 @@ class Either(NamedTuple):
         entries: length n, where the graph computes the shapes of both; `words` has no
             more bytes than `vector` then.
         group: workers that take part.
+        form: form of the words, if their entries may be merged on the way.
     """
 
     dense: Choice
@@ -104,6 +118,7 @@ class Either(NamedTuple):
     words: tf.Tensor
     entries: int | None = None
     group: Group = None
+    form: Form | None = None
 
 
 class Both(NamedTuple):
@@ -111,7 +126,7 @@ class Both(NamedTuple):
 
     Attributes:
         total: sum of the vectors, `[n]`.
-        buffers: gathered words, int32 `[num_workers, w]`.
+        buffers: gathered words, int32 `[num_workers, w]`; merged ones, `[1, w]`.
         delivered: whether each entry that this worker's words hold is still in
             `buffers`, bool, tensor after tensor; None if all are. Communicators that
             leave some out on the way say `drops_entries`.

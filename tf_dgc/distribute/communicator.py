@@ -6,7 +6,15 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_dgc.collectives.groups import members_of
-from tf_dgc.collectives.requests import Both, Either, Gather, Message, Reply, Sum
+from tf_dgc.collectives.requests import (
+    Both,
+    Either,
+    Form,
+    Gather,
+    Message,
+    Reply,
+    Sum,
+)
 from tf_dgc.distribute import cross_device
 from tf_dgc.distribute.cross_device import Way
 from tf_dgc.distribute.divergence import Check
@@ -31,8 +39,6 @@ class Communicator:
         drops_entries: whether entries may be left out on the way, as `Both` says.
     """
 
-    drops_entries = False
-
     def __init__(
         self, strategy: tf.distribute.Strategy, exchange: Exchange | None = None
     ):
@@ -41,6 +47,7 @@ class Communicator:
             cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
         )
         self._exchange = None if isinstance(exchange, Ring) else exchange
+        self.drops_entries = bool(self._hook and exchange and exchange.drops_entries)
 
     def run(
         self,
@@ -88,12 +95,24 @@ class Communicator:
         self, check: Check, requests: list[Message]
     ) -> tuple[list[Reply], int | tf.Tensor]:
         """Let the check ride on the first request, if that is of all workers."""
-        rides = _is_of_all(requests[0])
-        first = _as_either(requests[0] if rides else Gather(tf.zeros([1], tf.int32)))
-        both = self._choose(first, check)
-        replies = [_reply(requests[0], both)] if rides else []
-        replies += map(self.answer, requests[len(replies) :])
+        if not _is_of_all(requests[0]) or self._merges(requests[0]):
+            return self._answer_beside(check, requests)
+        first = _as_either(requests[0])
+        replies = [_reply(requests[0], self._choose(first, check))]
+        replies += map(self.answer, requests[1:])
         return replies, check.num_bytes(first.dense, first.vector.dtype)
+
+    def _answer_beside(
+        self, check: Check, requests: list[Message]
+    ) -> tuple[list[Reply], int | tf.Tensor]:
+        """Let the check have a collective of its own in steps that ask."""
+        nothing = tf.zeros([0]), tf.zeros([0], tf.int32)
+        vector, _ = check.board(True, *nothing)
+        total, buffers, _ = self._choose(Either(check.due, vector, nothing[1]))
+        judged, _ = check.leave(True, total, buffers)
+        with tf.control_dependencies([judged]):
+            replies = list(map(self.answer, requests))
+        return replies, check.num_bytes(True, vector.dtype)
 
     def _within(self, request: Message) -> Reply:
         hook = self._hook
@@ -110,21 +129,18 @@ class Communicator:
         return Place(int(worker), self.num_workers)
 
     def _choose(self, either: Either, check: Check | None = None) -> Both:
-        dense, vector, words, entries, _ = either
+        dense, vector, words, entries, _, form = either
         hook = self._hook
         if hook is None:
             return Both(vector, words[tf.newaxis])
-
-        exchange = self._exchange
+        if form is not None and self._merges(either):
+            return self._merge(either, form)
 
         def communicate(
             strategy: Any, dense: Any, vector: Any, words: Any, worker: Any
         ) -> Any:
             # As arguments, there would be one bound for each replica.
-            way = None
-            if exchange is not None:
-                local = strategy.experimental_local_results(worker)
-                way = Way(exchange, [Place(w, self.num_workers) for w in local])
+            way = self._way(strategy, worker)
             return hook.communicate(dense, vector, words, bounds, way)
 
         at_most = None if entries is None else entries * vector.dtype.size
@@ -139,6 +155,32 @@ class Communicator:
             total.set_shape(vector.shape)
             buffers.set_shape([None, *words.shape])
         return Both(total, buffers)
+
+    def _merge(self, either: Either, form: Form) -> Both:
+        hook: Any = self._hook
+
+        def merge(
+            strategy: Any, dense: Any, vector: Any, words: Any, worker: Any
+        ) -> Any:
+            way = self._way(strategy, worker)
+            return hook.merge(dense, vector, words, form, way)
+
+        dense, vector, words = either[:3]
+        context = tf.distribute.get_replica_context()
+        args = (dense, vector, words, self._place().worker)
+        total, buffer, delivered = context.merge_call(merge, args=args)
+        total.set_shape(vector.shape)
+        return Both(total, tf.reshape(buffer, [1, -1]), delivered)
+
+    def _merges(self, request: Message) -> bool:
+        return self.drops_entries and getattr(request, "form", None) is not None
+
+    def _way(self, strategy: tf.distribute.Strategy, worker: Any) -> Way | None:
+        """Return the exchange with the places of all local replicas."""
+        if self._exchange is None:
+            return None  # TensorFlow's own
+        local = strategy.experimental_local_results(worker)
+        return Way(self._exchange, [Place(w, self.num_workers) for w in local])
 
 
 def _is_of_all(request: Message) -> bool:

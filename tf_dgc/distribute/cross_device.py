@@ -11,7 +11,7 @@ from tf_dgc._internals import launching, mirrored
 from tf_dgc.choice import Choice, choose
 from tf_dgc.cluster.positions import Group
 from tf_dgc.collectives.lockstep import run_together
-from tf_dgc.collectives.requests import Primitive, Reply
+from tf_dgc.collectives.requests import Form, Primitive, Reply
 from tf_dgc.distribute import pieces
 from tf_dgc.distribute.groups import Asked, Groups
 from tf_dgc.exchanges.base import Exchange, Place
@@ -142,6 +142,8 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
             return pieces.all_reduce_about(launch, vector, bounds[0])
 
         def gather(launcher: Any, buffer: tf.Tensor) -> tf.Tensor:
+            if buffer.shape == [0]:
+                return buffer  # nothing is asked for
             launch = functools.partial(launching.launch_all_gather, launcher)
             if bounds[1] is None or buffer.shape.is_fully_defined():
                 return launch(buffer)
@@ -164,6 +166,41 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
             lambda: (run(map(exchange.sum, vectors, places)), _empty(words)),
             lambda: (_empty(vectors), run(map(exchange.gather, words, places))),
         )
+
+    def merge(
+        self, dense: Choice, vector: Any, words: Any, form: Form, way: Way
+    ) -> tuple[Any, Any, Any]:
+        """Sum a dense vector, or merge the entries of sparse buffers.
+
+        Args:
+            dense: choice between the two, as in `communicate`.
+            vector: values to be summed, as there.
+            words: words of a buffer, int32 `[w]`, per replica.
+            form: form of them.
+            way: exchange that merges.
+
+        Returns:
+            The sum and the merged buffer `[w]`, per replica, of which one is empty; and
+            which entries of each replica are in it.
+        """
+        local = tf.distribute.get_strategy().experimental_local_results
+        exchange, places = way
+        dense = dense if isinstance(dense, bool) else local(dense)[0]
+        vectors, buffers = local(vector), local(words)
+
+        def merged() -> tuple:
+            merge = functools.partial(exchange.merge, form=form)
+            steps = [merge(w, place=p) for w, p in zip(buffers, places, strict=True)]
+            found = run_together(steps, self._answer_each(places))
+            return _empty(vectors), *zip(*found, strict=True)
+
+        def summed() -> tuple:
+            steps = list(map(exchange.sum, vectors, places))
+            total = tuple(run_together(steps, self._answer_each(places)))
+            return total, _empty(buffers), _empty(buffers, tf.bool)
+
+        found = choose(dense, summed, merged)
+        return tuple(map(mirrored.per_replica, found))
 
     def _answer_each(self, places: Sequence[Place]) -> Any:
         """Return what answers a round of all local replicas."""
@@ -238,5 +275,5 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
     return hook
 
 
-def _empty(values: Any) -> tuple[tf.Tensor, ...]:
-    return tuple(tf.zeros([0], v.dtype) for v in values)
+def _empty(values: Any, dtype: tf.DType | None = None) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.zeros([0], dtype or v.dtype) for v in values)

@@ -76,6 +76,9 @@ class Check:
         iteration: number of the step, a scalar integer tensor.
         every: number of steps from one that asks to the next, 1 or more.
         on_divergence: reaction to a difference, "raise" or "warn".
+
+    Attributes:
+        due: whether this step asks: a bool, or a scalar bool tensor.
     """
 
     def __init__(
@@ -95,9 +98,9 @@ class Check:
         self._advice = _CAUSES + _ADVICE[on_divergence]
         num_local = len(strategy.extended.worker_devices)
         self._speaks = tf.equal(self._replica % num_local, 0)  # once per process
-        self._due: Choice = every == 1 or tf.equal(self._iteration % every, 0)
+        self.due: Choice = every == 1 or tf.equal(self._iteration % every, 0)
         self._mine = choose(
-            self._due,
+            self.due,
             lambda: checksums(variables),
             lambda: tf.zeros([len(variables)], tf.int32),
         )
@@ -131,7 +134,7 @@ class Check:
             return vector, tf.concat([words, [self._replica], self._mine], axis=0)
 
         return choose(
-            self._due,
+            self.due,
             lambda: choose(dense, with_slots, with_words),
             lambda: (vector, words),
         )
@@ -171,7 +174,7 @@ class Check:
             with tf.control_dependencies([self._judge(found)]):
                 return tuple(map(tf.identity, results))
 
-        return choose(self._due, compared, lambda: (total, buffers))
+        return choose(self.due, compared, lambda: (total, buffers))
 
     def num_bytes(self, dense: Choice, dtype: tf.DType) -> tf.Tensor:
         """Return by how much the message is longer, scalar int64.
@@ -187,7 +190,7 @@ class Check:
                 dense, lambda: _int64(self._size * dtype.size), lambda: _int64(in_words)
             )
 
-        return choose(self._due, asked, lambda: _int64(0))
+        return choose(self.due, asked, lambda: _int64(0))
 
     def _judge(self, found: tf.Tensor) -> tf.Tensor:
         """Warn or raise if the rows of int32 `[num_workers, variables]` differ."""

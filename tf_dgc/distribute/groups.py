@@ -63,6 +63,8 @@ class Groups:
         message = asked.message
         if len(asked.members) == 1:
             return alone(message)
+        if not isinstance(message, Either) and 0 in message[0].shape:
+            return _nothing(asked)  # TensorFlow's gather of nothing crashes
         launcher = self._launcher(replica, asked)
         if isinstance(message, Either):
             return Both(*_either(launcher, asked, message))
@@ -105,6 +107,14 @@ def alone(message: Message) -> Reply:
     return value[tf.newaxis] if isinstance(message, Gather) else tf.identity(value)
 
 
+def _nothing(asked: Asked) -> tf.Tensor:
+    """Return the reply where there is nothing to ask for."""
+    value: Any = asked.message[0]
+    if isinstance(asked.message, Gather):
+        return tf.zeros([len(asked.members), *value.shape], value.dtype)
+    return tf.identity(value)
+
+
 def _either(
     launcher: GroupLauncher, asked: Asked, either: Either
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -140,7 +150,9 @@ def _rows(launcher: GroupLauncher, asked: Asked, vector: tf.Tensor) -> tf.Tensor
         gathered = launcher.all_gather(vector)
     else:
         gathered = pieces.all_gather(launcher.all_gather, vector, number)
-    return tf.reshape(gathered, [number, -1 if None in vector.shape else len(vector)])
+    return tf.reshape(
+        gathered, [number, -1 if None in vector.shape else vector.shape[0]]
+    )
 
 
 def _spread(launcher: GroupLauncher, asked: Asked, message: Spread) -> tf.Tensor:

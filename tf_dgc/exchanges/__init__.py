@@ -5,6 +5,7 @@ Knows neither methods nor strategies. May import `collectives` and what that may
 
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
+from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
 from tf_dgc.exchanges.tree import Tree
@@ -13,6 +14,7 @@ __all__ = [
     "Butterfly",
     "Cost",
     "Exchange",
+    "GTopK",
     "Place",
     "Ring",
     "Rounds",
@@ -23,7 +25,7 @@ __all__ = [
 ]
 
 _KNOWN: dict[str, type[Exchange]] = {
-    kind.name: kind for kind in (Ring, Tree, Butterfly, Star)
+    kind.name: kind for kind in (Ring, Tree, Butterfly, Star, GTopK)
 }
 
 

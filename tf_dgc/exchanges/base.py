@@ -6,10 +6,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Broadcast, Primitive
+from tf_dgc.collectives.requests import Broadcast, Form, Primitive
 
 Rounds: TypeAlias = Generator[list[Primitive], list[tf.Tensor], tf.Tensor]
 """What one worker asks for, round after round; nothing in a round it sits out."""
+
+MergeRounds: TypeAlias = Generator[
+    list[Primitive], list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]
+]
+"""The same, of `Exchange.merge`."""
 
 
 class Place(NamedTuple):
@@ -46,10 +51,13 @@ class Exchange(abc.ABC):
     Attributes:
         name: name by which `exchange=` finds it.
         reference: source, or why there is none.
+        drops_entries: whether buffers of entries are merged on the way, by `merge`,
+            which may leave some out.
     """
 
     name: str
     reference: str
+    drops_entries = False
 
     @abc.abstractmethod
     def sum(self, values: tf.Tensor, place: Place) -> Rounds:
@@ -80,6 +88,23 @@ class Exchange(abc.ABC):
         Returns:
             The words, `[num_workers, w]`, by worker.
         """
+
+    def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
+        """Merge the entries of all workers into a buffer of the same form.
+
+        Args:
+            words: buffer of this worker, int32 `[w]`.
+            form: form of it, the same on all workers.
+            place: place of this worker.
+
+        Yields:
+            What this worker asks for.
+
+        Returns:
+            The merged buffer, int32 `[w]`, the same bits on all workers; and whether
+            each entry of this worker is in it, bool, tensor after tensor.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:

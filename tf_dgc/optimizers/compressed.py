@@ -71,8 +71,8 @@ class CompressedOptimizer(OptimizerWrapper):
             first step is one. None for never.
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
-        exchange: ways of sums and gathers: "ring", "tree", "butterfly" or "star", or a
-            `tf_dgc.exchanges.Exchange`.
+        exchange: ways of sums and gathers: "ring", "tree", "butterfly", "star" or, for
+            `TopK`, "gtopk"; or a `tf_dgc.exchanges.Exchange`.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -132,6 +132,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
         self.exchange = exchanges.get(exchange)
+        validation.check_exchange(self.exchange, compressor, feedback)
         self.communicator = Communicator(strategy, self.exchange)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []

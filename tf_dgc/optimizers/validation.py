@@ -6,7 +6,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.compressors import Compressor
+from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.exchanges import Exchange
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -41,6 +42,21 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
             f"Received: error_feedback={asked!r}"
         )
     return bool(asked)
+
+
+def check_exchange(exchange: Exchange, compressor: Compressor, feedback: bool) -> None:
+    """Raise `ValueError` for an exchange that cannot carry what a method sends."""
+    if not exchange.drops_entries:
+        return
+    narrow = getattr(compressor, "value_dtype", None) not in (None, "float32")
+    if type(compressor) is not TopK or not feedback or narrow:
+        raise ValueError(
+            f"{exchange!r} merges entries on the way, and what it leaves out goes back "
+            "to the residual; so it goes with `DGCOptimizer`, or `TopK` with error "
+            "feedback, with `value_dtype=None` (each merge would round the values "
+            "again). Use it so, or another `exchange`. Received: "
+            f"compressor={compressor!r}, error feedback {feedback}"
+        )
 
 
 def check_momentum_correction(correction: bool, feedback: bool) -> None:

@@ -16,7 +16,7 @@ from tf_dgc.choice import add_up, choose
 from tf_dgc.codecs import dense
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.packs import num_bytes
-from tf_dgc.collectives.requests import Both, Either
+from tf_dgc.collectives.requests import Both, Either, Form
 from tf_dgc.compressors import TopK, tie_offsets
 from tf_dgc.metrics.staleness import LastSent
 from tf_dgc.steps import native, native_update, operations
@@ -59,7 +59,10 @@ class _Part(NamedTuple):
     @property
     def request(self) -> Either:
         plan = self.plan
-        return Either(plan.dense, self.vector, self.words, plan.dense_entries)
+        form = Form(plan.layout, plan.counts)
+        return Either(
+            plan.dense, self.vector, self.words, plan.dense_entries, form=form
+        )
 
     @property
     def sent_bytes(self) -> int | tf.Tensor:

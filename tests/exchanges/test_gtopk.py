@@ -1,0 +1,203 @@
+"""gTop-k against its algorithm in plain NumPy, and what must hold of it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer
+from selection import rows
+
+import tf_dgc
+from tf_dgc.codecs import wire
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.value_types import encode
+from tf_dgc.codecs.wire import Selection
+from tf_dgc.collectives.requests import Form
+from tf_dgc.exchanges import GTopK, Place
+from tf_dgc.testing.communicator import run_all
+
+FORM = Form(
+    [
+        Tensor("a", (60,), tf.float32, False),
+        Tensor("b", (5,), tf.float32, True),
+        Tensor("c", (40,), tf.float64, False),
+    ],
+    [6, 5, 3],
+)
+
+
+def make_entries(rng):
+    """Return positions and values of each tensor; whole numbers, so sums are exact."""
+    found = []
+    for tensor, k in zip(*FORM, strict=True):
+        where = np.sort(rng.choice(tensor.size, k, replace=False)).astype("int32")
+        values = rng.choice([-9, -5, -3, -2, -1, 1, 2, 4, 7, 8], k)
+        found.append((where, values.astype(tensor.dtype.name)))
+    return found
+
+
+def as_words(entries, finite=True):
+    selections = [
+        Selection(
+            None if t.exempt else tf.constant(where),
+            encode(tf.constant(v), t.value_type),
+        )
+        for t, (where, v) in zip(FORM.layout, entries, strict=True)
+    ]
+    return wire.encode(*FORM, selections, tf.constant(finite))
+
+
+def reference(workers):
+    """The algorithm as the class says it: a dictionary of each worker and tensor.
+
+    Returns:
+        The merged tensors, and which of each worker's entries were kept all the way.
+    """
+    merged, kept = [], [[] for _ in workers]
+    for i, (tensor, k) in enumerate(zip(*FORM, strict=True)):
+        have = [dict(zip(*worker[i], strict=True)) for worker in workers]
+        own = [dict.fromkeys(entries, True) for entries in have]
+        merged.append(merge_all(have, own, tensor.size if tensor.exempt else k))
+        if not tensor.exempt:
+            for found, mine in zip(kept, own, strict=True):
+                found += [mine[p] for p in sorted(mine)]
+    return merged, kept
+
+
+def merge_all(have, own, k):
+    """Return the result, and note in `own` what is kept of each worker's entries."""
+    core = 2 ** (len(have).bit_length() - 1)
+    groups = [{w} for w in range(len(have))]
+    rounds = [[(extra - core, extra) for extra in range(core, len(have))]]
+    for bit in range(core.bit_length() - 1):
+        rounds.append([(a, a | 1 << bit) for a in range(core) if not a >> bit & 1])
+    for pairs in rounds:
+        for a, b in pairs:
+            total = dict(have[a])
+            for p, v in have[b].items():
+                total[p] = total.get(p, 0) + v
+            order = sorted(total, key=lambda p, total=total: (-abs(total[p]), p))[:k]
+            have[a] = have[b] = {p: total[p] for p in order}
+            groups[a] = groups[b] = groups[a] | groups[b]
+            for w in groups[a]:
+                own[w].update({p: own[w][p] and p in have[a] for p in own[w]})
+    return have[0]
+
+
+@pytest.mark.parametrize("seed", rows(range(8), [0, 1]))
+@pytest.mark.parametrize("number", range(1, 9))
+def test_is_the_algorithm(number, seed):
+    rng = np.random.default_rng(seed)
+    workers = [make_entries(rng) for _ in range(number)]
+    steps = [
+        GTopK().merge(as_words(entries, finite=w != number - 2), FORM, Place(w, number))
+        for w, entries in enumerate(workers)
+    ]
+    record = [[] for _ in workers]
+    outcomes = run_all(steps, record)
+    expected, kept = reference(workers)
+    flag, entries = wire.read(outcomes[0][0][tf.newaxis], *FORM)
+    assert flag[0] == (number > 1)
+    for (where, values), total in zip(entries, expected, strict=True):
+        at = np.arange(5) if where is None else where[0].numpy()
+        assert dict(zip(at, values[0].numpy(), strict=True)) == total
+    assert len({words.numpy().tobytes() for words, _ in outcomes}) == 1
+    for (_, delivered), mine in zip(outcomes, kept, strict=True):
+        assert delivered.numpy().tolist() == mine
+    cost = GTopK().cost_of_merge(1, number)
+    assert max(map(len, record)) == cost.rounds
+
+
+def make_trainer(strategies, number, inner=None, **settings):
+    rng = np.random.default_rng(3)
+    weights = [rng.normal(size=s).astype("float32") for s in [(40, 50), (60, 30), (9,)]]
+    inner = inner or (lambda: keras.optimizers.SGD(0.25, momentum=0.5))
+    return Trainer(
+        strategies[number],
+        lambda: tf_dgc.DGCOptimizer(inner(), exchange="gtopk", **settings),
+        weights,
+        traced=True,
+    )
+
+
+@pytest.mark.parametrize("number", rows([1, 2, 3, 4], [3]))
+def test_nothing_is_lost(strategies, number):
+    """What was sent and what is kept add up, to the last bit; all have the same."""
+    plain = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
+    trainer = make_trainer(strategies, number, plain, sparsity=0.97, check_every=2)
+    rng = np.random.default_rng(0)
+    before = trainer.weights()
+    total = [np.zeros(w.shape) for w in before]
+    for _ in range(4):
+        gradients = [
+            [rng.integers(-64, 64, size=w.shape).astype("float32") for w in before]
+            for _ in range(number)
+        ]
+        trainer.step(gradients)
+        total = [t + sum(g[i] for g in gradients) for i, t in enumerate(total)]
+    residuals = trainer.local(trainer.optimizer.residual)
+    moved = 0
+    for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
+        kept = sum(worker[i] for worker in residuals)
+        arrived = (total[i] - kept) * 0.25
+        np.testing.assert_allclose(old - new, arrived, atol=2e-4)
+        moved += np.count_nonzero(old != new)
+    assert moved > 100
+    for copies in trainer.replica_weights():
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy, copies[0])
+
+
+def test_as_one_worker_it_is_dgc(strategies):
+    ours = make_trainer(strategies, 1, sparsity=0.97)
+    rng = np.random.default_rng(3)
+    weights = [rng.normal(size=w.shape).astype("float32") for w in ours.weights()]
+    sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
+    plain = Trainer(
+        strategies[1], lambda: tf_dgc.DGCOptimizer(sgd(), 0.97), weights, traced=True
+    )
+    for _ in range(3):
+        gradients = [[rng.normal(size=w.shape).astype("float32") for w in weights]]
+        ours.step(gradients)
+        plain.step(gradients)
+    for mine, theirs in zip(ours.weights(), plain.weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_velocity_and_a_schedule(strategies):
+    """Dense at first; then velocities are cleared where entries were kept."""
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
+    trainer = make_trainer(strategies, 2, sparsity=schedule)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        gradients = [
+            [rng.normal(size=w.shape).astype("float32") for w in trainer.weights()]
+            for _ in range(2)
+        ]
+        trainer.step(gradients)
+    optimizer = trainer.optimizer
+    for velocity, residual in zip(
+        trainer.local(optimizer.velocity),
+        trainer.local(optimizer.residual),
+        strict=True,
+    ):
+        for v, r in zip(velocity[:2], residual[:2], strict=True):
+            sent = np.count_nonzero(v == 0)
+            assert 0 < sent <= 0.1 * v.size + 1
+            np.testing.assert_array_equal(r[v == 0], 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda sgd: tf_dgc.CompressedOptimizer(sgd, "two_bit", exchange="gtopk"),
+        lambda sgd: tf_dgc.CompressedOptimizer(
+            sgd, "top_k", error_feedback=False, exchange="gtopk"
+        ),
+        lambda sgd: tf_dgc.DGCOptimizer(sgd, value_dtype="sign", exchange="gtopk"),
+        lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.0, exchange="gtopk"),
+    ],
+)
+def test_what_it_cannot_merge(make):
+    with pytest.raises(ValueError, match="merges entries on the way"):
+        make(keras.optimizers.SGD(0.1))
