@@ -4,6 +4,7 @@ Knows neither methods nor strategies. May import `codecs` and what that may.
 """
 
 __all__ = [
+    "entries",
     "groups",
     "lockstep",
     "packs",

@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bitstream
+from tf_dgc.collectives.entries import Entries, Space, are_in
 from tf_dgc.collectives.requests import Form, Primitive, Swap
 from tf_dgc.exchanges.base import Cost, Exchange, MergeRounds, Place, Rounds, hand_over
-from tf_dgc.exchanges.entries import Entries, Space, are_in
 from tf_dgc.exchanges.ring import Ring
 
 _Merging: TypeAlias = Generator[list[Primitive], list[tf.Tensor], Entries]
