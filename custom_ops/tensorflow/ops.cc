@@ -98,6 +98,32 @@ nonfinite: workers whose gradient was not finite.
 sums: [n] per tensor.
 )doc");
 
+REGISTER_OP("TfDgcMerge")
+    .Attr("T: list({float, double})")
+    .Attr("sizes: list(int)")
+    .Attr(TF_DGC_VALUE_TYPES)
+    .Attr("fingerprint: int")
+    .Input("mine: int32")
+    .Input("theirs: int32")
+    .Input("counts: int32")
+    .Output("words: int32")
+    .Output("places: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Adds up the entries of two workers' buffers, and keeps as many of each tensor as each has.
+
+mine: [words].
+theirs: [words], of the same form.
+counts: [tensors], entries of each.
+words: a buffer of the same form, the same if both change places.
+places: [entries], where each entry of `mine` is in it, -1 where it is left out; of all
+  tensors that are not exempt, one behind the other.
+)doc");
+
 REGISTER_OP("TfDgcDescend")
     .Attr("T: list({float, double})")
     .Attr("num_variables: int >= 1")

@@ -7,6 +7,7 @@
 
 #include "check_elias.h"
 #include "check_factors.h"
+#include "check_merge.h"
 #include "check_methods.h"
 #include "check_numbers.h"
 #include "check_rules.h"
@@ -273,6 +274,7 @@ void Run(int64_t rounds) {
     CheckSelectors(random);
     CheckSketch(random);
     CheckFactors(random);
+    for (int j = 0; j < 10; ++j) CheckMerge(random);
   }
   std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
               LevelName(CurrentLevel()));

@@ -12,8 +12,10 @@ from tf_dgc.codecs import wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.value_types import encode
 from tf_dgc.codecs.wire import Selection
+from tf_dgc.collectives import entries
 from tf_dgc.collectives.requests import Form
 from tf_dgc.exchanges import GTopK, Place
+from tf_dgc.ops import loader
 from tf_dgc.testing.communicator import run_all
 
 FORM = Form(
@@ -36,13 +38,13 @@ def make_entries(rng):
     return found
 
 
-def as_words(entries, finite=True):
+def as_words(found, finite=True):
     selections = [
         Selection(
             None if t.exempt else tf.constant(where),
             encode(tf.constant(v), t.value_type),
         )
-        for t, (where, v) in zip(FORM.layout, entries, strict=True)
+        for t, (where, v) in zip(FORM.layout, found, strict=True)
     ]
     return wire.encode(*FORM, selections, tf.constant(finite))
 
@@ -56,7 +58,7 @@ def reference(workers):
     merged, kept = [], [[] for _ in workers]
     for i, (tensor, k) in enumerate(zip(*FORM, strict=True)):
         have = [dict(zip(*worker[i], strict=True)) for worker in workers]
-        own = [dict.fromkeys(entries, True) for entries in have]
+        own = [dict.fromkeys(of_worker, True) for of_worker in have]
         merged.append(merge_all(have, own, tensor.size if tensor.exempt else k))
         if not tensor.exempt:
             for found, mine in zip(kept, own, strict=True):
@@ -90,15 +92,15 @@ def test_is_the_algorithm(number, seed):
     rng = np.random.default_rng(seed)
     workers = [make_entries(rng) for _ in range(number)]
     steps = [
-        GTopK().merge(as_words(entries, finite=w != number - 2), FORM, Place(w, number))
-        for w, entries in enumerate(workers)
+        GTopK().merge(as_words(mine, finite=w != number - 2), FORM, Place(w, number))
+        for w, mine in enumerate(workers)
     ]
     record = [[] for _ in workers]
     outcomes = run_all(steps, record)
     expected, kept = reference(workers)
-    flag, entries = wire.read(outcomes[0][0][tf.newaxis], *FORM)
+    flag, found = wire.read(outcomes[0][0][tf.newaxis], *FORM)
     assert flag[0] == (number > 1)
-    for (where, values), total in zip(entries, expected, strict=True):
+    for (where, values), total in zip(found, expected, strict=True):
         at = np.arange(5) if where is None else where[0].numpy()
         assert dict(zip(at, values[0].numpy(), strict=True)) == total
     assert len({words.numpy().tobytes() for words, _ in outcomes}) == 1
@@ -106,6 +108,28 @@ def test_is_the_algorithm(number, seed):
         assert delivered.numpy().tolist() == mine
     cost = GTopK().cost_of_merge(1, number)
     assert max(map(len, record)) == cost.rounds
+
+
+@pytest.mark.skipif(loader.native().library is None, reason="not built")
+@pytest.mark.parametrize("seed", range(5))
+def test_natively_it_is_the_same(seed):
+    rng = np.random.default_rng(seed)
+    pair = [as_words(make_entries(rng), finite) for finite in (True, seed != 3)]
+    mine = entries.merge(*pair, FORM)
+    reference = entries.merge_by_tensorflow(*pair, FORM)
+    for ours, theirs in zip(mine, reference, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(mine[0], entries.merge(*pair[::-1], FORM)[0])
+
+
+@pytest.mark.parametrize("merge", [entries.merge, entries.merge_by_tensorflow])
+@pytest.mark.parametrize("word", [0, 1, 3, 4, 7, -1])
+def test_damage_is_refused(merge, word):
+    rng = np.random.default_rng(0)
+    mine, theirs = (as_words(make_entries(rng)).numpy() for _ in range(2))
+    theirs[word] ^= 4
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        merge(tf.constant(mine), tf.constant(theirs), FORM)
 
 
 def make_trainer(strategies, number, inner=None, **settings):
@@ -196,8 +220,9 @@ def test_velocity_and_a_schedule(strategies):
         ),
         lambda sgd: tf_dgc.DGCOptimizer(sgd, value_dtype="sign", exchange="gtopk"),
         lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.0, exchange="gtopk"),
+        lambda sgd: tf_dgc.DGCOptimizer(sgd, exempt_dtype="bfloat16", exchange="gtopk"),
     ],
 )
 def test_what_it_cannot_merge(make):
-    with pytest.raises(ValueError, match="merges entries on the way"):
+    with pytest.raises(ValueError, match="on the way"):
         make(keras.optimizers.SGD(0.1))

@@ -1,18 +1,13 @@
 """gTop-k: entries of two workers are merged, and as many kept, round after round."""
 
-from collections.abc import Generator
-from typing import TypeAlias
-
 import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bitstream
-from tf_dgc.collectives.entries import Entries, Space, are_in
-from tf_dgc.collectives.requests import Form, Primitive, Swap
+from tf_dgc.collectives.entries import merge, num_chosen
+from tf_dgc.collectives.requests import Form, Swap
 from tf_dgc.exchanges.base import Cost, Exchange, MergeRounds, Place, Rounds, hand_over
 from tf_dgc.exchanges.ring import Ring
-
-_Merging: TypeAlias = Generator[list[Primitive], list[tf.Tensor], Entries]
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -46,32 +41,22 @@ class GTopK(Exchange):
 
     def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
         """Merge with a helper, then with partners at distances of powers of two."""
-        space = Space(form)
-        mine = entries = space.read(words)
-        delivered = tf.ones_like(mine.positions, tf.bool)
-        helper = _helper(place)
+        number = num_chosen(form)
+        helper, places = _helper(place), tf.range(number, dtype=tf.int32)
         if helper is None:
             yield []
         else:
-            partner = sum(helper) - place.worker
-            entries = yield from _swap(entries, words, partner, space)
-            delivered = are_in(mine.positions, entries)
+            (theirs,) = yield [Swap(words, sum(helper) - place.worker)]
+            words, places = merge(words, theirs, form)
         if helper is not None and place.worker == helper[0]:
             for _ in range(_bits(place)):
                 yield []
-            return (yield from _hear(words, entries, mine, delivered, helper, space))
-        first, kept = entries, tf.ones_like(entries.positions, tf.bool)
-        for bit in range(_bits(place)):
-            words = space.write(entries)
-            entries = yield from _swap(entries, words, place.worker ^ 1 << bit, space)
-            kept = tf.logical_and(kept, are_in(first.positions, entries))
-        words = space.write(entries)
-        if helper is None:
-            yield []
+            words, kept = yield from _hear(words, number, helper)
         else:
-            told = tf.concat([words, _packed(kept)], axis=0)
-            yield [hand_over(told, *helper[::-1])]
-        return words, _also(delivered, mine, first, kept)
+            words, kept = yield from _swap_all(words, number, form, place)
+            told = tf.concat([words, bitstream.pack(tf.cast(kept, tf.int32))], axis=0)
+            yield [] if helper is None else [hand_over(told, *helper[::-1])]
+        return words, tf.logical_and(places >= 0, _of(kept, places))
 
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of a ring."""
@@ -103,39 +88,29 @@ def _helper(place: Place) -> tuple[int, int] | None:
     return None
 
 
-def _swap(entries: Entries, words: tf.Tensor, partner: int, space: Space) -> _Merging:
-    """Return what one's own entries and a partner's come to."""
-    (theirs,) = yield [Swap(words, partner)]
-    return space.merge(entries, space.read(theirs))
+def _swap_all(
+    words: tf.Tensor, number: int | tf.Tensor, form: Form, place: Place
+) -> MergeRounds:
+    """Return the result, and which of the entries it began with were kept, bool."""
+    places = tf.range(number, dtype=tf.int32)
+    for bit in range(_bits(place)):
+        (theirs,) = yield [Swap(words, place.worker ^ 1 << bit)]
+        words, step = merge(words, theirs, form)
+        places = tf.where(places < 0, -1, _of(step, places))
+    return words, places >= 0
 
 
 def _hear(
-    words: tf.Tensor,
-    first: Entries,
-    mine: Entries,
-    delivered: tf.Tensor,
-    helper: tuple[int, int],
-    space: Space,
+    words: tf.Tensor, number: int | tf.Tensor, helper: tuple[int, int]
 ) -> MergeRounds:
-    """Return the result, and which entries are in it, as the helper says."""
-    bits = _packed(tf.ones_like(first.positions, tf.bool))
-    told = tf.concat([words, bits], axis=0)  # of the same length
-    (told,) = yield [hand_over(told, *helper[::-1])]
-    length, number = tf.size(words), tf.size(first.positions)
-    unpacked = bitstream.unpack(tf.reshape(told[length:], [1, -1]))[0, :number]
-    kept = tf.cast(unpacked, tf.bool)
-    result = tf.ensure_shape(told[:length], words.shape)
-    return result, _also(delivered, mine, first, kept)
+    """Return the same as the helper says."""
+    bits = bitstream.pack(tf.ones([number], tf.int32))
+    (told,) = yield [hand_over(tf.concat([words, bits], axis=0), *helper[::-1])]
+    length = tf.size(words)
+    kept = bitstream.unpack(tf.reshape(told[length:], [1, -1]))[0, :number]
+    return tf.ensure_shape(told[:length], words.shape), tf.cast(kept, tf.bool)
 
 
-def _packed(bits: tf.Tensor) -> tf.Tensor:
-    return bitstream.pack(tf.cast(bits, tf.int32))
-
-
-def _also(
-    delivered: tf.Tensor, mine: Entries, first: Entries, kept: tf.Tensor
-) -> tf.Tensor:
-    """Return which of this worker's entries were kept at first and ever after."""
-    last = tf.size(first.positions) - 1
-    place = tf.minimum(tf.searchsorted(first.positions, mine.positions), last)
-    return tf.logical_and(delivered, tf.gather(kept, place))
+def _of(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Return the values at places; those of the first one for places below 0."""
+    return tf.gather(values, tf.maximum(places, 0))

@@ -5,11 +5,12 @@ from typing import Any
 
 import keras
 
-from tf_dgc import schedules
+from tf_dgc import exchanges, schedules
 from tf_dgc.codecs import value_types
 from tf_dgc.compressors import NoCompression, TopK
 from tf_dgc.exchanges import Exchange
 from tf_dgc.ops import loader
+from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 
 
@@ -102,6 +103,7 @@ class DGCOptimizer(CompressedOptimizer):
         sparsity = schedules.get(sparsity)
         value_types.check_choice(value_dtype)
         value_types.check_exempt_choice(exempt_dtype)
+        validation.check_exempt_dtype(exchanges.get(exchange), exempt_dtype)
         compresses = sparsity != 0
         super().__init__(
             inner,

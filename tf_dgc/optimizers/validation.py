@@ -59,6 +59,16 @@ def check_exchange(exchange: Exchange, compressor: Compressor, feedback: bool) -
         )
 
 
+def check_exempt_dtype(exchange: Exchange, exempt_dtype: str | None) -> None:
+    """Raise `ValueError` for narrow values that an exchange would round again."""
+    if exchange.drops_entries and exempt_dtype is not None:
+        raise ValueError(
+            f"{exchange!r} adds up exempt tensors on the way, and would round them "
+            "each time. Use `exempt_dtype=None`, or another `exchange`. Received: "
+            f"exempt_dtype={exempt_dtype!r}"
+        )
+
+
 def check_momentum_correction(correction: bool, feedback: bool) -> None:
     """Raise `ValueError` for momentum correction with nothing to correct."""
     if correction and not feedback:

@@ -1,0 +1,128 @@
+#include "merge.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace tf_dgc {
+namespace {
+
+// What two workers sent of a tensor, by position.
+template <class A>
+struct United {
+  std::vector<int32_t> positions;
+  std::vector<A> values;
+  std::vector<int32_t> mine;  // which of one's own entries it is, or -1
+};
+
+template <class A>
+United<A> Unite(const Entries<A>& mine, const Entries<A>& theirs) {
+  United<A> all;
+  const int64_t a_end = mine.positions.size(), b_end = theirs.positions.size();
+  all.positions.reserve(a_end + b_end);
+  all.values.reserve(a_end + b_end);
+  all.mine.reserve(a_end + b_end);
+  for (int64_t a = 0, b = 0; a < a_end || b < b_end;) {
+    const bool has_a = a < a_end && (b == b_end || mine.positions[a] <= theirs.positions[b]);
+    const bool has_b = b < b_end && (a == a_end || theirs.positions[b] <= mine.positions[a]);
+    all.positions.push_back(has_a ? mine.positions[a] : theirs.positions[b]);
+    all.values.push_back(has_a && has_b ? mine.values[a] + theirs.values[b]
+                         : has_a        ? mine.values[a]
+                                        : theirs.values[b]);
+    all.mine.push_back(has_a ? static_cast<int32_t>(a) : -1);
+    a += has_a;
+    b += has_b;
+  }
+  return all;
+}
+
+// Leaves the k entries of largest magnitude.
+template <class A>
+void Cut(int64_t k, United<A>* all) {
+  using Bits = typename Magnitude<A>::Bits;
+  std::vector<Bits> magnitudes;
+  magnitudes.reserve(all->values.size());
+  for (const A value : all->values) magnitudes.push_back(MagnitudeOf(value));
+  std::vector<Bits> sorted = magnitudes;
+  std::nth_element(sorted.begin(), sorted.begin() + k - 1, sorted.end(), std::greater<>());
+  const Bits least = sorted[k - 1];
+  int64_t ties = k;
+  for (const Bits magnitude : magnitudes) ties -= magnitude > least;
+  int64_t kept = 0;
+  for (size_t i = 0; i < magnitudes.size(); ++i) {
+    if (magnitudes[i] < least || (magnitudes[i] == least && ties-- <= 0)) continue;
+    all->positions[kept] = all->positions[i];
+    all->values[kept] = all->values[i];
+    all->mine[kept] = all->mine[i];
+    ++kept;
+  }
+  all->positions.resize(kept);
+  all->values.resize(kept);
+  all->mine.resize(kept);
+}
+
+// The words are those of the tensor, `places` those of its entries, the `first`-th and on.
+template <class A>
+std::string MergeTensor(const Layout& layout, const uint32_t* mine, const uint32_t* theirs,
+                        int64_t first, uint32_t* words, int32_t* places) {
+  Entries<A> a, b;
+  for (const auto& [from, to] : {std::make_pair(mine, &a), std::make_pair(theirs, &b)}) {
+    const std::string wrong = ReadTensor(layout, from, to);
+    if (!wrong.empty()) return wrong;
+  }
+  if (layout.exempt()) {
+    for (int64_t i = 0; i < layout.size; ++i) a.values.data()[i] += b.values[i];
+    WriteValues(layout, a.values.data(), words);
+    return "";
+  }
+  United<A> all = Unite(a, b);
+  Cut(layout.k, &all);
+  std::fill(places + first, places + first + layout.k, -1);
+  for (int64_t i = 0; i < layout.k; ++i) {
+    if (all.mine[i] >= 0) places[first + all.mine[i]] = static_cast<int32_t>(first + i);
+  }
+  WritePositions(layout, all.positions.data(), words);
+  WriteValues(layout, all.values.data(), words);
+  return "";
+}
+
+}  // namespace
+
+int64_t NumChosen(const std::vector<Layout>& layout) {
+  int64_t chosen = 0;
+  for (const Layout& tensor : layout) chosen += tensor.exempt() ? 0 : tensor.k;
+  return chosen;
+}
+
+std::string Merge(const std::vector<Layout>& layout, const Pair& pair, uint32_t fingerprint,
+                  Threads& threads, uint32_t* words, int32_t* places) {
+  const int64_t expected = BufferWords(layout);
+  bool finite[2];
+  const uint32_t* const buffers[] = {pair.mine, pair.theirs};
+  for (const int which : {0, 1}) {
+    const std::string wrong =
+        ReadHeader(buffers[which], pair.num_words, expected, fingerprint, &finite[which]);
+    if (!wrong.empty()) return (which == 0 ? "one's own buffer " : "a partner's buffer ") + wrong;
+  }
+  std::vector<int64_t> starts, firsts;
+  int64_t start = kHeaderWords, first = 0;
+  for (const Layout& tensor : layout) {
+    starts.push_back(start);
+    firsts.push_back(first);
+    start += TensorWords(tensor);
+    first += tensor.exempt() ? 0 : tensor.k;
+  }
+  std::vector<std::string> wrong(layout.size());
+  ForEachJob(threads, layout.size(), [&](int64_t t) {
+    const auto merge = layout[t].wide ? MergeTensor<double> : MergeTensor<float>;
+    const int64_t at = starts[t];
+    wrong[t] =
+        merge(layout[t], pair.mine + at, pair.theirs + at, firsts[t], words + at, places);
+  });
+  for (size_t t = 0; t < layout.size(); ++t) {
+    if (!wrong[t].empty()) return "tensor " + std::to_string(t) + ": " + wrong[t];
+  }
+  WriteHeader(fingerprint, finite[0] && finite[1], words, expected);
+  return "";
+}
+
+}  // namespace tf_dgc
