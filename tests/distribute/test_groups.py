@@ -45,7 +45,9 @@ def _distributed(strategy, program, wrap):
     ]
 
 
-@pytest.fixture(params=[simulated, traced, eager])
+@pytest.fixture(
+    params=[simulated, traced, pytest.param(eager, marks=pytest.mark.slow)],
+)
 def run(request, strategies):
     def check(number, program):
         return tf.nest.map_structure(
@@ -60,7 +62,7 @@ def numbers(worker, *shape, dtype=tf.int32):
     return tf.constant(found, dtype)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", rows([1, 2, 3, 4], [1, 3]))
 def test_of_all(run, number):
     def program(worker, n):
         mine = numbers(worker, 2, 3)
@@ -89,7 +91,7 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("groups", rows(GROUPS, GROUPS[1:]), ids=str)
 def test_of_groups(run, groups):
     def program(worker, n):
         group = groups[worker]
