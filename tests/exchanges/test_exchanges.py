@@ -1,5 +1,8 @@
 """Ways of a sum and of a gather: the same everywhere, at the stated cost."""
 
+import pathlib
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.exchanges.base import Place
 from tf_dgc.testing.communicator import run_all
 
+ROOT = pathlib.Path(__file__).parents[2]
 ALL = [
     exchanges.Ring(),
     exchanges.Tree(),
@@ -47,6 +51,17 @@ def test_all_have_the_same(exchange, number, size):
     np.testing.assert_array_equal(simulate(exchange, "sum", words)[0], sum(words))
     for everyone in simulate(exchange, "gather", words):
         np.testing.assert_array_equal(everyone, words)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_the_one_in_the_docs(number):
+    text = (ROOT / "docs" / "exchanges.md").read_text().split("## Writing one")[1]
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    names = {"tf_dgc": tf_dgc}
+    exec(code, names)
+    vectors = np.arange(3 * number, dtype="float32").reshape(number, 3)
+    for total in simulate(names["Line"](), "sum", vectors):
+        np.testing.assert_array_equal(total, sum(vectors))
 
 
 def traffic(record):
