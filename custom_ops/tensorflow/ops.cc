@@ -73,6 +73,15 @@ divisors: [divided, 5], factor, rest, epsilon, share and largest (custom_ops/cpu
 words: the buffer.
 )doc");
 
+REGISTER_OP("TfDgcAllFinite")
+    .Attr("T: list({float, double, bfloat16, half}) >= 1")
+    .Input("values: T")
+    .Output("finite: bool")
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Whether no entry of any tensor is NaN or infinite.
+)doc");
+
 REGISTER_OP("TfDgcSum")
     .Attr("T: list({float, double})")
     .Attr("sizes: list(int)")

@@ -7,6 +7,7 @@
 
 #include "check_elias.h"
 #include "check_factors.h"
+#include "check_finite.h"
 #include "check_merge.h"
 #include "check_methods.h"
 #include "check_numbers.h"
@@ -275,6 +276,7 @@ void Run(int64_t rounds) {
     CheckSketch(random);
     CheckFactors(random);
     for (int j = 0; j < 10; ++j) CheckMerge(random);
+    for (int j = 0; j < 10; ++j) CheckFinite(random);
   }
   std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
               LevelName(CurrentLevel()));

@@ -4,6 +4,7 @@ Whatever happens to one worker, each of the others ends in time with an error th
 names it, or, where nothing is broken, goes on.
 """
 
+import re
 import signal
 
 import pytest
@@ -41,6 +42,20 @@ def test_signals(tmp_path, record, number, victim):
         since = cluster.signal(victim, number)
         fault = f"{number.name} to worker {victim}"
         expect_all_to_name(cluster, victim, since, LIMIT, record, fault)
+
+
+@pytest.mark.parametrize("exchange", ["tree", "butterfly", "star", "gtopk"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_in_the_rounds_of_an_exchange(tmp_path, record, number, exchange):
+    """Those that wait for others, who wait for the victim, are not blamed."""
+    settings = {**QUICK, "FAULT_EXCHANGE": exchange}
+    with Cluster("none", tmp_path, on_loopback(4), **settings) as cluster:
+        cluster.wait_for_steps()
+        since = cluster.signal(3, number)
+        fault = f"{number.name} to worker 3 of a {exchange}"
+        texts = expect_all_to_name(cluster, 3, since, LIMIT, record, fault)
+        for text in texts:
+            assert not re.search(r"waited \d+ s.*for data from", text), text
 
 
 # What the victim does to itself, and what the others are told about it.

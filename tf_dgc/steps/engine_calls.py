@@ -16,7 +16,6 @@ from tf_dgc.steps.accumulation import entries, flatten_dense
 from tf_dgc.steps.base import Inputs
 from tf_dgc.steps.between_rounds import BetweenRounds
 from tf_dgc.steps.native_update import UpdateRule
-from tf_dgc.transforms import clipping
 
 
 class Sent(NamedTuple):
@@ -58,7 +57,8 @@ class Call:
         gradients = list(map(flatten_dense, inputs.gradients, inputs.tensors))
         self._rows = native.row_operands(gradients)
         self._gradients = list(map(entries, gradients))
-        self._scales = clipping.drop(self._gradients, inputs.scales)
+        residual = inputs.memory.residual
+        self._scales = native.drop(self._gradients, inputs.scales, residual)
 
     def _make_agreed(self) -> dict[str, Any]:
         """Return what all workers agree upon, as attributes of the operations."""

@@ -26,7 +26,6 @@ from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.native_update import UpdateRule
 from tf_dgc.steps.plan import LocalStep, Plan
 from tf_dgc.steps.settling import arrived_positions, settle
-from tf_dgc.transforms import clipping
 
 
 def begin(inputs: Inputs) -> Step | None:
@@ -79,7 +78,8 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     inputs = inputs._replace(tensors=_coded_as(compressor, inputs.tensors))
     shares = plans.shares(inputs.tensors, inputs.num_workers)
     if len(shares) > 1:  # what is not finite in one leaves out all
-        scales = clipping.drop(list(map(entries, inputs.gradients)), inputs.scales)
+        values = list(map(entries, inputs.gradients))
+        scales = path.drop(values, inputs.scales, inputs.memory.residual)
         inputs = inputs._replace(scales=tf.unstack(scales))
     # correct, compress, mask, encode
     parts = [

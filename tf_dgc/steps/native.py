@@ -125,7 +125,7 @@ def _compress(step: LocalStep) -> tf.Tensor:
         velocity=[handle(v) for v in step.velocity or []],
         residual=[handle(v) for v in step.residual or []],
         momentum=tf.constant(step.momentum, tf.float64),
-        scales=clipping.drop(values, step.scales),
+        scales=drop(values, step.scales, step.residual or []),
         counts=counts(step.plan),
         offsets=tf.stack(step.offsets),
         nesterov=step.nesterov,
@@ -137,6 +137,22 @@ def _compress(step: LocalStep) -> tf.Tensor:
     )
     length = wire.sparse_words(step.plan.layout, step.plan.counts)
     return tf.ensure_shape(words, [length if isinstance(length, int) else None])
+
+
+def drop(
+    gradients: Sequence[tf.Tensor],
+    scales: Sequence[clipping.Scale],
+    variables: Sequence[keras.Variable],
+) -> tf.Tensor:
+    """Do what `clipping.drop` does, natively but on GPUs.
+
+    Args:
+        gradients: dense tensors, or the values of rows.
+        scales: factor of each.
+        variables: accumulators, which say where the step runs.
+    """
+    on_gpu = is_on_gpu(variables) or any("GPU" in g.device.upper() for g in gradients)
+    return clipping.drop(gradients, scales, natively=not on_gpu)
 
 
 def row_operands(gradients: Sequence[Gradient]) -> dict[str, Any]:

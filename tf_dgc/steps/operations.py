@@ -7,7 +7,7 @@ two at run time.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -19,6 +19,8 @@ from tf_dgc.compressors import top_k
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.memory import store
 from tf_dgc.steps.plan import LocalStep, Plan
+from tf_dgc.transforms import clipping
+from tf_dgc.transforms.clipping import Scale
 from tf_dgc.transforms.correction import mask
 
 Tensors: TypeAlias = list[tf.Tensor]
@@ -47,6 +49,14 @@ def compress(step: LocalStep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     store(step.velocity, velocity)
     store(step.residual, residual)
     return vector, words, finite
+
+
+def drop(
+    gradients: Sequence[tf.Tensor], scales: Sequence[Scale], variables: Any
+) -> tf.Tensor:
+    """Do what `clipping.drop` does, wherever the variables are."""
+    del variables
+    return clipping.drop(gradients, scales)
 
 
 def pack(

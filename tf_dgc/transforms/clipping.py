@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
+from tf_dgc.ops import loader
 
 # A gradient waits to be multiplied: the pass that accumulates it does that on the way.
 Scale: TypeAlias = float | tf.Tensor
@@ -82,7 +83,9 @@ def multiply(
     return [tf.where(finite, p, tf.zeros_like(p)) for p in products], finite
 
 
-def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> tf.Tensor:
+def drop(
+    gradients: Sequence[tf.Tensor], scales: Sequence[Scale], natively: bool = False
+) -> tf.Tensor:
     """Return the scales; all NaN, if one gradient is not finite when multiplied.
 
     What `multiply` does, for a pass that multiplies on the way and would notice too
@@ -92,6 +95,7 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> tf.Tensor:
         gradients: dense tensors of any shapes and float dtypes.
         scales: factor of each, as `clip` returns it. Where one is a tensor, `clip` has
             looked at all entries to make it.
+        natively: whether to look by the native operation, which is for CPUs.
 
     Returns:
         float64 `[tensors]`.
@@ -104,7 +108,7 @@ def drop(gradients: Sequence[tf.Tensor], scales: Sequence[Scale]) -> tf.Tensor:
         for g, s in pairs
         if isinstance(s, float)
     ]
-    missing = nan_unless(tf.reduce_all([*seen, all_finite(unseen)]))
+    missing = nan_unless(tf.reduce_all([*seen, all_finite(unseen, natively)]))
     if not seen:
         return tf.constant(scales, tf.float64) + missing
     return tf.stack([tf.cast(s, tf.float64) for s in scales]) + missing
@@ -118,12 +122,15 @@ def nan_unless(kept: tf.Tensor) -> tf.Tensor:
     return tf.sqrt(tf.cast(kept, tf.float64) - 1.0)
 
 
-def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def all_finite(tensors: Sequence[tf.Tensor], natively: bool = False) -> tf.Tensor:
     """Return whether no entry is NaN or Inf, scalar bool.
 
     A sum is finite only if all that was added is, and adding reads memory once. Only
-    where finite numbers overflow does each entry have to be looked at.
+    where finite numbers overflow does each entry have to be looked at. The native
+    operation looks at all of them, as fast as memory is read.
     """
+    if natively and tensors:
+        return loader.native().library.tf_dgc_all_finite(values=list(tensors))
     sums: dict[tf.DType, list[tf.Tensor]] = {}
     for t in tensors:
         total = tf.reduce_sum(_wide(t))
