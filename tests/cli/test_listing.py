@@ -1,8 +1,8 @@
-"""`tf-dgc methods`."""
+"""`tf-dgc methods` and `tf-dgc exchanges`."""
 
 import pytest
 
-from tf_dgc import compressors
+from tf_dgc import compressors, exchanges
 from tf_dgc.cli import listing, main
 
 
@@ -23,6 +23,17 @@ def test_lists_every_method(capsys):
         assert f" {each} " in cells[name]
     assert "shift, shift_sum" in cells["diana"]
     assert "ICLR 2018" in cells["top_k"]
+
+
+def test_lists_every_exchange(capsys):
+    assert main.main(["exchanges", "--workers", "8"]) == 0
+    _, _, header, *lines = capsys.readouterr().out.splitlines()
+    assert header.startswith("name       of a sum")
+    cells = {line.split()[0]: line for line in lines}
+    assert list(cells) == exchanges.names()
+    assert " 14, 1.75 " in cells["ring"]
+    assert " 7, 7 " in cells["ring"]
+    assert " 3, 3 " in cells["gtopk"]
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])

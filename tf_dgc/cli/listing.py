@@ -1,21 +1,52 @@
-"""Listing: the compression methods, and what each of them costs."""
+"""Listing: the compression methods and the exchanges, and what each of them costs."""
 
 import math
 from collections.abc import Iterable
 
 import tensorflow as tf
 
+from tf_dgc import exchanges
 from tf_dgc.compressors import METHODS, Compressor
+from tf_dgc.exchanges import Cost
 
 _COLUMNS = ("name", "kind", "bytes/element", "state", "error feedback", "reference")
+_OF_EXCHANGES = ("name", "of a sum", "of a gather", "of DGC's entries", "reference")
 
 
 def main(size: int) -> int:
     """Print the table for float32 matrices of `size` entries."""
     shape = as_matrix(size)
     print(f"Defaults, for a matrix of {shape[0]} x {shape[1]} float32 entries:\n")
-    print(table([row(METHODS[name](), shape) for name in sorted(METHODS)]))
+    print(table(_COLUMNS, [row(METHODS[name](), shape) for name in sorted(METHODS)]))
     return 0
+
+
+def list_exchanges(num_workers: int) -> int:
+    """Print the table of exchanges for so many workers."""
+    print(
+        f"Rounds, and the most that one of {num_workers} workers sends, in payloads "
+        "of a worker:\n"
+    )
+    names = exchanges.names()
+    print(table(_OF_EXCHANGES, [_row_of(name, num_workers) for name in names]))
+    return 0
+
+
+def _row_of(name: str, num_workers: int) -> tuple[str, ...]:
+    exchange = exchanges.get(name)
+    gather = exchange.cost_of_gather(1, num_workers)
+    merge = getattr(exchange, "cost_of_merge", None)
+    return (
+        name,
+        _cost(exchange.cost_of_sum(1, num_workers)),
+        _cost(gather),
+        _cost(merge(1, num_workers) if merge else gather),
+        exchange.reference,
+    )
+
+
+def _cost(cost: Cost) -> str:
+    return f"{cost.rounds}, {cost.sent:.4g}"
 
 
 def row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -37,9 +68,9 @@ def row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
     )
 
 
-def table(rows: Iterable[tuple[str, ...]]) -> str:
+def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return rows below the names of the columns, aligned."""
-    lines = [_COLUMNS, *rows]
+    lines = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

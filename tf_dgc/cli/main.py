@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run`, `tf-dgc doctor`, `tf-dgc methods`."""
+"""The command line: `tf-dgc run`, `doctor`, `methods` and `exchanges`."""
 
 import argparse
 import os
@@ -27,6 +27,13 @@ def _methods(options: argparse.Namespace) -> int:
     from tf_dgc.cli import listing
 
     return listing.main(options.size)
+
+
+def _exchanges(options: argparse.Namespace) -> int:
+    _load()
+    from tf_dgc.cli import listing
+
+    return listing.list_exchanges(options.workers)
 
 
 def _load() -> None:
@@ -78,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_doctor(commands)
     _add_methods(commands)
+    _add_exchanges(commands)
     return parser
 
 
@@ -130,6 +138,23 @@ def _add_doctor(commands: Any) -> None:
         "Exits with 0 if they are in use or TF_DGC_NATIVE=0 forbids them, else with 1.",
     )
     doctor.set_defaults(run=_doctor)
+
+
+def _add_exchanges(commands: Any) -> None:
+    ways = commands.add_parser(
+        "exchanges",
+        help="list the exchanges",
+        description="Print name, rounds and bytes of every way in which workers sum "
+        "and gather, with its defaults; docs/exchanges.md says which one when.",
+    )
+    ways.set_defaults(run=_exchanges)
+    ways.add_argument(
+        "--workers",
+        type=_count,
+        default=8,
+        metavar="N",
+        help="number of workers (8)",
+    )
 
 
 def _add_methods(commands: Any) -> None:

@@ -147,7 +147,8 @@ class Communicator:
         bounds = _num_bytes(vector, at_most), _num_bytes(words, at_most)
         context = tf.distribute.get_replica_context()
         message = check.board(dense, vector, words) if check else (vector, words)
-        args = (dense, *message, self._place().worker)
+        worker = self._place().worker if self._exchange else 0
+        args = (dense, *message, worker)
         total, buffers = context.merge_call(communicate, args=args)
         buffers = tf.reshape(buffers, [self.num_workers, -1])
         if check:
