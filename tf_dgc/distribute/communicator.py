@@ -39,6 +39,8 @@ class Communicator:
         drops_entries: whether entries may be left out on the way, as `Both` says.
     """
 
+    drops_entries = False
+
     def __init__(
         self, strategy: tf.distribute.Strategy, exchange: Exchange | None = None
     ):
@@ -47,7 +49,8 @@ class Communicator:
             cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
         )
         self._exchange = None if isinstance(exchange, Ring) else exchange
-        self.drops_entries = bool(self._hook and exchange and exchange.drops_entries)
+        if self._hook and exchange and exchange.drops_entries:
+            self.drops_entries = True
 
     def run(
         self,
@@ -71,48 +74,47 @@ class Communicator:
                 requests = step.send(replies)
             except StopIteration as end:
                 return end.value, extra
-            if check is None:
-                replies = list(map(self.answer, requests))
-            else:
-                replies, extra = self._answer_with(check, requests)
-                check = None
+            if check:
+                extra = self._bytes_of(check, requests[0])
+            replies = [
+                self.answer(r, None if i else check) for i, r in enumerate(requests)
+            ]
+            check = None
 
-    def answer(self, request: Message) -> Reply:
+    def answer(self, request: Message, check: Check | None = None) -> Reply:
         """Return the reply to one request; call it in replica context.
 
         Args:
             request: request of the same kind, dtype and size on all workers.
+            check: rider of it; None for none.
 
         Raises:
             ValueError: for groups and partners that cannot be, as
                 `collectives.groups.members_of`.
         """
+        if check and not self._carries(request):
+            with tf.control_dependencies([self._compare(check)]):
+                return self.answer(request)
         if _is_of_all(request):
-            return _reply(request, self._choose(_as_either(request)))
+            return _reply(request, self._choose(_as_either(request), check))
         return self._within(request)
 
-    def _answer_with(
-        self, check: Check, requests: list[Message]
-    ) -> tuple[list[Reply], int | tf.Tensor]:
-        """Let the check ride on the first request, if that is of all workers."""
-        if not _is_of_all(requests[0]) or self._merges(requests[0]):
-            return self._answer_beside(check, requests)
-        first = _as_either(requests[0])
-        replies = [_reply(requests[0], self._choose(first, check))]
-        replies += map(self.answer, requests[1:])
-        return replies, check.num_bytes(first.dense, first.vector.dtype)
+    def _carries(self, request: Message) -> bool:
+        """Whether a check can ride on it: on one collective of all, not on merges."""
+        return _is_of_all(request) and not self._merges(request)
 
-    def _answer_beside(
-        self, check: Check, requests: list[Message]
-    ) -> tuple[list[Reply], int | tf.Tensor]:
+    def _bytes_of(self, check: Check, request: Message) -> tf.Tensor:
+        if not self._carries(request):
+            return check.num_bytes(True, tf.float32)
+        either = _as_either(request)
+        return check.num_bytes(either.dense, either.vector.dtype)
+
+    def _compare(self, check: Check) -> tf.Tensor:
         """Let the check have a collective of its own in steps that ask."""
         nothing = tf.zeros([0]), tf.zeros([0], tf.int32)
         vector, _ = check.board(True, *nothing)
         total, buffers, _ = self._choose(Either(check.due, vector, nothing[1]))
-        judged, _ = check.leave(True, total, buffers)
-        with tf.control_dependencies([judged]):
-            replies = list(map(self.answer, requests))
-        return replies, check.num_bytes(True, vector.dtype)
+        return check.leave(True, total, buffers)[0]
 
     def _within(self, request: Message) -> Reply:
         hook = self._hook
@@ -174,7 +176,8 @@ class Communicator:
         return Both(total, tf.reshape(buffer, [1, -1]), delivered)
 
     def _merges(self, request: Message) -> bool:
-        return self.drops_entries and getattr(request, "form", None) is not None
+        merges = self._exchange is not None and self._exchange.drops_entries
+        return merges and getattr(request, "form", None) is not None
 
     def _way(self, strategy: tf.distribute.Strategy, worker: Any) -> Way | None:
         """Return the exchange with the places of all local replicas."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors, exchanges
+from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import meeting, tf_config
 from tf_dgc.codecs.tensor import Tensor
@@ -114,6 +114,7 @@ class CompressedOptimizer(OptimizerWrapper):
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_momentum_correction(momentum_correction, feedback)
         validation.check_min_compress_size(min_compress_size)
+        ways = validation.get_exchange(exchange, compressor, feedback)
         divergence.check_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         inner = takeover.get_inner(inner)
@@ -131,9 +132,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self.track_staleness = bool(track_staleness)
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
-        self.exchange = exchanges.get(exchange)
-        validation.check_exchange(self.exchange, compressor, feedback)
-        self.communicator = Communicator(strategy, self.exchange)
+        self.exchange = exchange  # by name, if it was given so
+        self.communicator = Communicator(strategy, ways)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []

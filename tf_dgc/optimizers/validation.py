@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.exchanges import Exchange
@@ -44,12 +45,23 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
     return bool(asked)
 
 
-def check_exchange(exchange: Exchange, compressor: Compressor, feedback: bool) -> None:
-    """Raise `ValueError` for an exchange that cannot carry what a method sends."""
-    if not exchange.drops_entries:
-        return
+def get_exchange(
+    identifier: Exchange | str, compressor: Compressor, feedback: bool
+) -> Exchange:
+    """Return an exchange that can carry what a method sends.
+
+    Args:
+        identifier: exchange, or its name.
+        compressor: method.
+        feedback: whether what is not sent is kept back.
+
+    Raises:
+        ValueError: for other names, and for an exchange that cannot.
+    """
+    exchange = exchanges.get(identifier)
     narrow = getattr(compressor, "value_dtype", None) not in (None, "float32")
-    if type(compressor) is not TopK or not feedback or narrow:
+    merges = type(compressor) is TopK and feedback and not narrow
+    if exchange.drops_entries and not merges:
         raise ValueError(
             f"{exchange!r} merges entries on the way, and what it leaves out goes back "
             "to the residual; so it goes with `DGCOptimizer`, or `TopK` with error "
@@ -57,6 +69,7 @@ def check_exchange(exchange: Exchange, compressor: Compressor, feedback: bool) -
             "again). Use it so, or another `exchange`. Received: "
             f"compressor={compressor!r}, error feedback {feedback}"
         )
+    return exchange
 
 
 def check_exempt_dtype(exchange: Exchange, exempt_dtype: str | None) -> None:
