@@ -1,4 +1,5 @@
 import ast
+import collections
 import functools
 import os
 import pathlib
@@ -39,31 +40,37 @@ def pytest_collection_modifyitems(config, items):
         same = set(filter(_is_the_same_traced, items))
         config.hook.pytest_deselected(items=list(same))
         items[:] = [item for item in items if item not in same]
-    # Files that start workers take longest, so they are not to be the last ones.
+    # Files that start workers take longest, then those of many tests: not to be last.
     waiting = {item.path for item in items if item.get_closest_marker("workers")}
-    items.sort(key=lambda item: item.path not in waiting)
+    sizes = collections.Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in waiting, -sizes[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Let one process run all tests of a file, which share what they started.
 
-    And all files that use `starter`, which imports TensorFlow twice.
+    And all files that use `starter`, which imports TensorFlow twice; and of benchmarks
+    and examples those with workers, as some count what goes over loopback.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return "starter" if _uses_starter(config.rootpath / file) else file
+            text = _text(config.rootpath / file)
+            if "starter" in text:
+                return "starter"
+            counts = "tests/project/" in file and "mark.workers" in text
+            return "loopback" if counts else file
 
     config.option.loadscopereorder = False  # files of few tests have the longest ones
     return Scheduling(config, log)
 
 
 @functools.cache
-def _uses_starter(path):
-    return "starter" in path.read_text()
+def _text(path):
+    return path.read_text()
 
 
 def _is_the_same_traced(item):

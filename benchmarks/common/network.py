@@ -73,7 +73,7 @@ class Loopback(contextlib.nullcontext):
         """Return the bytes that each worker has sent: zeros, as nobody knows them."""
         return [0] * self._num_workers
 
-    def limit(self):
+    def limit(self, measure=True):
         """Apply the rate (there is none)."""
 
     def unlimit(self):

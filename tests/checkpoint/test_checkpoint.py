@@ -264,7 +264,7 @@ def undisturbed(strategies):
     ("num_workers", "save_freq", "stop_after", "settings"),
     [
         (2, "epoch", 6, {}),
-        pytest.param(2, 3, 7, {}, marks=pytest.mark.slow),
+        pytest.param(2, 3, 7, {}, marks=pytest.mark.exhaustive),
         pytest.param(1, 2, 7, {}, marks=pytest.mark.exhaustive),
         pytest.param(1, 4, 8, {}, marks=pytest.mark.exhaustive),
         pytest.param(1, 1, 1, {}, marks=pytest.mark.exhaustive),

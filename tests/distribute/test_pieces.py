@@ -49,7 +49,7 @@ def test_pieces_make_the_whole(shape, dtype):
         Launches().reduce(tf.constant(values)),
         Launches().gather(tf.constant(values)),
     )
-    for run in (both, tf.function(both)):
+    for run in (both, tf.function(both, autograph=False)):
         launches.bytes.clear()
         for result, whole in zip(run(tf.constant(values)), expected, strict=True):
             np.testing.assert_array_equal(result, whole)
@@ -61,7 +61,7 @@ def test_pieces_make_the_whole(shape, dtype):
 def test_lengths_that_the_graph_computes():
     launches = Launches()
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32)])
     def gather(words):
         return pieces.all_gather_at_most(launches.gather, words, 3, 1000, size=SIZE)
 
@@ -76,11 +76,11 @@ def test_lengths_that_the_graph_computes():
 def test_small_tensors_go_whole():
     """Nothing is added to the graph of what is small for certain."""
 
-    @tf.function(input_signature=[tf.TensorSpec([pieces.BYTES // 4])])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([pieces.BYTES // 4])])
     def one(tensor):
         return pieces.all_reduce(lambda x: 2.0 * x, tensor)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32)])
     def other(words):
         launch = lambda x: 2 * x  # noqa: E731
         return pieces.all_gather_at_most(launch, words, 2, pieces.BYTES)
@@ -105,11 +105,12 @@ def test_a_large_step(strategies, dense, scheduled):
     local = strategies[2].experimental_local_results
 
     @tf.function(
+        autograph=False,
         input_signature=[
             *[tf.TensorSpec([shape])] * 2,
             *[tf.TensorSpec([shape and shape - 100], tf.int32)] * 2,
             tf.TensorSpec([], tf.bool),
-        ]
+        ],
     )
     def exchange(a, b, c, d, dense_now):
         pairs = mirrored.per_replica
