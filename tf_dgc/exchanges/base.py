@@ -28,6 +28,21 @@ class Place(NamedTuple):
     worker: int
     num_workers: int
 
+    @property
+    def bits(self) -> int:
+        """Binary logarithm of the largest power of two that is not above N."""
+        return self.num_workers.bit_length() - 1
+
+    @property
+    def helper(self) -> tuple[int, int] | None:
+        """Who of those beyond that power is helped, and by whom; None for others."""
+        core = 2**self.bits
+        if self.worker >= core:
+            return self.worker, self.worker - core
+        if self.worker + core < self.num_workers:
+            return self.worker + core, self.worker
+        return None
+
 
 class Cost(NamedTuple):
     """What an exchange costs the workers that have most to do.

@@ -30,7 +30,7 @@ class Butterfly(Exchange):
 
     def sum(self, values: tf.Tensor, place: Place) -> Rounds:
         """Halve, double; the workers beyond a power of two before and after it."""
-        helper = _helper(place)
+        helper = place.helper
         total = values
         if helper is not None:
             (received,) = yield [hand_over(total, *helper)]
@@ -39,9 +39,9 @@ class Butterfly(Exchange):
             yield []
         size = num_entries(values)
         if _is_helped(place):
-            yield from _sit_out(2 * _bits(place))
+            yield from _sit_out(2 * place.bits)
         else:
-            part = yield from _halve(_padded(total, 2 ** _bits(place)), place)
+            part = yield from _halve(_padded(total, 2**place.bits), place)
             total = (yield from _double(part, place))[:size]
         if helper is None:
             yield []
@@ -54,17 +54,17 @@ class Butterfly(Exchange):
 
         If some workers hand theirs over first, all of the others carry two rows.
         """
-        helper, rows = _helper(place), words[tf.newaxis]
+        helper, rows = place.helper, words[tf.newaxis]
         if helper is not None:
             (received,) = yield [hand_over(rows, *helper)]
         else:
             received = rows  # not used
             yield []
         if _is_helped(place):
-            yield from _sit_out(_bits(place))
+            yield from _sit_out(place.bits)
             rows = rows_like(rows, place.num_workers)
         else:
-            if place.num_workers > 2 ** _bits(place):
+            if place.num_workers > 2**place.bits:
                 rows = tf.concat([rows, received], axis=0)
             rows = yield from _double(rows, place)
             rows = tf.gather(rows, _order(place.num_workers))
@@ -94,22 +94,8 @@ class Butterfly(Exchange):
         return Cost(bits + 2, sent, 2 * each + num_bytes)
 
 
-def _bits(place: Place) -> int:
-    return place.num_workers.bit_length() - 1
-
-
 def _is_helped(place: Place) -> bool:
-    return place.worker >= 2 ** _bits(place)
-
-
-def _helper(place: Place) -> tuple[int, int] | None:
-    """Return who hands over to whom at first, if this worker is one of both."""
-    core = 2 ** _bits(place)
-    if place.worker >= core:
-        return place.worker, place.worker - core
-    if place.worker + core < place.num_workers:
-        return place.worker + core, place.worker
-    return None
+    return place.worker >= 2**place.bits
 
 
 def _sit_out(rounds: int) -> Rounds:
@@ -125,7 +111,7 @@ def _padded(values: tf.Tensor, multiple: int) -> tf.Tensor:
 
 def _halve(values: tf.Tensor, place: Place) -> Rounds:
     """Return the sum of the part that belongs to this worker, in the order of them."""
-    for bit in reversed(range(_bits(place))):
+    for bit in reversed(range(place.bits)):
         lower, upper = tf.split(values, 2)
         takes_upper = place.worker >> bit & 1
         keep, give = (upper, lower) if takes_upper else (lower, upper)
@@ -136,7 +122,7 @@ def _halve(values: tf.Tensor, place: Place) -> Rounds:
 
 def _double(values: tf.Tensor, place: Place) -> Rounds:
     """Return the parts of all workers below the power of two, one behind the other."""
-    for bit in range(_bits(place)):
+    for bit in range(place.bits):
         (received,) = yield [Swap(values, place.worker ^ 1 << bit)]
         is_upper = place.worker >> bit & 1
         pair = [received, values] if is_upper else [values, received]

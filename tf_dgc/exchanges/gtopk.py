@@ -42,14 +42,14 @@ class GTopK(Exchange):
     def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
         """Merge with a helper, then with partners at distances of powers of two."""
         number = num_chosen(form)
-        helper, places = _helper(place), tf.range(number, dtype=tf.int32)
+        helper, places = place.helper, tf.range(number, dtype=tf.int32)
         if helper is None:
             yield []
         else:
             (theirs,) = yield [Swap(words, sum(helper) - place.worker)]
             words, places = merge(words, theirs, form)
         if helper is not None and place.worker == helper[0]:
-            for _ in range(_bits(place)):
+            for _ in range(place.bits):
                 yield []
             words, kept = yield from _hear(words, number, helper)
         else:
@@ -74,26 +74,12 @@ class GTopK(Exchange):
         return Cost(bits + 2, (bits + 2) * num_bytes, (bits + 1) * num_bytes)
 
 
-def _bits(place: Place) -> int:
-    return place.num_workers.bit_length() - 1
-
-
-def _helper(place: Place) -> tuple[int, int] | None:
-    """Return who is helped and by whom, if this worker is one of both."""
-    core = 2 ** _bits(place)
-    if place.worker >= core:
-        return place.worker, place.worker - core
-    if place.worker + core < place.num_workers:
-        return place.worker + core, place.worker
-    return None
-
-
 def _swap_all(
     words: tf.Tensor, number: int | tf.Tensor, form: Form, place: Place
 ) -> MergeRounds:
     """Return the result, and which of the entries it began with were kept, bool."""
     places = tf.range(number, dtype=tf.int32)
-    for bit in range(_bits(place)):
+    for bit in range(place.bits):
         (theirs,) = yield [Swap(words, place.worker ^ 1 << bit)]
         words, step = merge(words, theirs, form)
         places = tf.where(places < 0, -1, _of(step, places))
