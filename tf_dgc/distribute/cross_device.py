@@ -14,7 +14,7 @@ from tf_dgc.collectives.lockstep import run_together
 from tf_dgc.collectives.requests import Form, Primitive, Reply
 from tf_dgc.distribute import pieces
 from tf_dgc.distribute.groups import Asked, Groups
-from tf_dgc.exchanges.base import Exchange, Place
+from tf_dgc.exchanges.base import Exchange, MergeRounds, Place
 
 Bounds: TypeAlias = tuple[int | None, int | None]
 
@@ -157,14 +157,11 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         )
 
     def _go(self, dense: Choice, vectors: Any, words: Any, way: Way) -> tuple[Any, Any]:
-        def run(steps: Any) -> tuple[tf.Tensor, ...]:
-            return tuple(run_together(list(steps), self._answer_each(way.places)))
-
         exchange, places = way
         return choose(
             dense,
-            lambda: (run(map(exchange.sum, vectors, places)), _empty(words)),
-            lambda: (_empty(vectors), run(map(exchange.gather, words, places))),
+            lambda: (self._run(exchange.sum, vectors, places), _empty(words)),
+            lambda: (_empty(vectors), self._run(exchange.gather, words, places)),
         )
 
     def merge(
@@ -189,18 +186,23 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         vectors, buffers = local(vector), local(words)
 
         def merged() -> tuple:
-            merge = functools.partial(exchange.merge, form=form)
-            steps = [merge(w, place=p) for w, p in zip(buffers, places, strict=True)]
-            found = run_together(steps, self._answer_each(places))
+            def merge(words: tf.Tensor, place: Place) -> MergeRounds:
+                return exchange.merge(words, form, place)
+
+            found = self._run(merge, buffers, places)
             return _empty(vectors), *zip(*found, strict=True)
 
         def summed() -> tuple:
-            steps = list(map(exchange.sum, vectors, places))
-            total = tuple(run_together(steps, self._answer_each(places)))
+            total = self._run(exchange.sum, vectors, places)
             return total, _empty(buffers), _empty(buffers, tf.bool)
 
         found = choose(dense, summed, merged)
         return tuple(map(mirrored.per_replica, found))
+
+    def _run(self, rounds: Any, values: Any, places: Sequence[Place]) -> tuple:
+        """Run the rounds of all local replicas; return what each comes to."""
+        steps = list(map(rounds, values, places))
+        return tuple(run_together(steps, self._answer_each(places)))
 
     def _answer_each(self, places: Sequence[Place]) -> Any:
         """Return what answers a round of all local replicas."""
