@@ -44,10 +44,7 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
     """
     if tracing.in_xla_context():
         return results
-    received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
-    expected = tf.convert_to_tensor([_int64(c.expected) for c in checks], tf.int64)
-    expected = tf.cast(expected, tf.uint32)
-    wrong = tf.not_equal(received, expected[:, tf.newaxis])
+    received, expected, wrong = _compare(checks)
     first = tf.argmax(tf.reshape(wrong, [-1]))
     check, worker = first // received.shape[1], first % received.shape[1]
     message = tf.strings.join(
@@ -71,6 +68,19 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.identity(x), results
         )
+
+
+def hold(checks: Sequence[Check]) -> tf.Tensor:
+    """Return whether all checks hold, a scalar bool."""
+    return tf.logical_not(tf.reduce_any(_compare(checks)[2]))
+
+
+def _compare(checks: Sequence[Check]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return what was received, `[checks, N]`, what was expected, and what is wrong."""
+    received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
+    expected = tf.convert_to_tensor([_int64(c.expected) for c in checks], tf.int64)
+    expected = tf.cast(expected, tf.uint32)
+    return received, expected, tf.not_equal(received, expected[:, tf.newaxis])
 
 
 def finite_sums(

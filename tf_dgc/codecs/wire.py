@@ -124,6 +124,17 @@ def read(
         positions, int32 `[N, k]`, ascending, and the values there. Of an exempt one,
         None and all values, `[N, n]`.
     """
+    flags, entries, checks = inspect(buffers, layout, counts)
+    return gate(checks, (flags, entries))
+
+
+def inspect(
+    buffers: tf.Tensor, layout: Sequence[Tensor], counts: Sequence
+) -> tuple[tf.Tensor, list[tuple[tf.Tensor | None, tf.Tensor]], list[Check]]:
+    """Return what `read` does, unchecked, and what must hold before it may be used.
+
+    Whatever the words are, the shapes are those.
+    """
     streams, words = _sections(layout, counts)
     buffers = header.of_length(buffers, sum(words))
     head, *parts = tf.split(buffers, words, axis=1)
@@ -134,7 +145,7 @@ def read(
         found, found_checks = _decode_tensor(tensor, k, *parts[2 * i : 2 * i + 2])
         entries.append(found)
         checks += [c._replace(what=f"{c.what} of tensor {i}") for c in found_checks]
-    return gate(checks, (head[:, header.FLAGS], entries))
+    return head[:, header.FLAGS], entries, checks
 
 
 def positions(

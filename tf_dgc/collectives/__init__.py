@@ -7,7 +7,11 @@ __all__ = [
     "entries",
     "groups",
     "lockstep",
+    "owning",
+    "owning_operations",
     "packs",
+    "regions",
     "requests",
     "rounds",
+    "space",
 ]

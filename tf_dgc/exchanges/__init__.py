@@ -6,6 +6,7 @@ Knows neither methods nor strategies. May import `collectives` and what that may
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.gtopk import GTopK
+from tf_dgc.exchanges.oktopk import OkTopK
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
 from tf_dgc.exchanges.tree import Tree
@@ -15,6 +16,7 @@ __all__ = [
     "Cost",
     "Exchange",
     "GTopK",
+    "OkTopK",
     "Place",
     "Ring",
     "Rounds",
@@ -25,7 +27,7 @@ __all__ = [
 ]
 
 _KNOWN: dict[str, type[Exchange]] = {
-    kind.name: kind for kind in (Ring, Tree, Butterfly, Star, GTopK)
+    kind.name: kind for kind in (Ring, Tree, Butterfly, Star, GTopK, OkTopK)
 }
 
 
