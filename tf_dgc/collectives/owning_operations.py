@@ -112,7 +112,9 @@ def _check_places(
     positions: tf.Tensor, starts: tf.Tensor, owners: tf.Tensor, regions: Regions
 ) -> Check:
     """Return that all places, `[N, capacity]`, are in regions of these owners."""
-    elsewhere = tf.not_equal(regions.owners(starts, positions), owners[:, tf.newaxis])
+    ends = tf.concat([starts[1:], [regions.size]], axis=0)
+    low, high = (tf.gather(x, owners)[:, tf.newaxis] for x in (starts, ends))
+    elsewhere = tf.logical_or(positions < low, positions >= high)
     wrong = tf.logical_and(positions < regions.size, elsewhere)
     count = tf.math.count_nonzero(wrong, axis=1, dtype=tf.int32)
     return Check("positions in the regions of others", count, 0)

@@ -130,8 +130,8 @@ def _form_of_messages(regions: Regions, behind: int) -> Form:
     if size > 2**31 - 1:
         raise ValueError(
             "Regions have at most 2**31 - 1 places, some of which are for what is left "
-            "over of the room. Use another `exchange`, as `gtopk`. Received: tensors of "
-            f"{regions.size} entries"
+            "over of the room. Use another `exchange`, as `gtopk`. Received: "
+            f"{regions.size} entries in all tensors"
         )
     tensor = Tensor("entries of a region", (size,), regions.space.dtype, False)
     return Form([tensor], [regions.capacity])
