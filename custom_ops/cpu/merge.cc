@@ -1,7 +1,8 @@
 #include "merge.h"
 
 #include <algorithm>
-#include <functional>
+
+#include "largest.h"
 
 namespace tf_dgc {
 namespace {
@@ -38,23 +39,13 @@ United<A> Unite(const Entries<A>& mine, const Entries<A>& theirs) {
 // Leaves the k entries of largest magnitude.
 template <class A>
 void Cut(int64_t k, United<A>* all) {
-  using Bits = typename Magnitude<A>::Bits;
-  std::vector<Bits> magnitudes;
-  magnitudes.reserve(all->values.size());
-  for (const A value : all->values) magnitudes.push_back(MagnitudeOf(value));
-  std::vector<Bits> sorted = magnitudes;
-  std::nth_element(sorted.begin(), sorted.begin() + k - 1, sorted.end(), std::greater<>());
-  const Bits least = sorted[k - 1];
-  int64_t ties = k;
-  for (const Bits magnitude : magnitudes) ties -= magnitude > least;
   int64_t kept = 0;
-  for (size_t i = 0; i < magnitudes.size(); ++i) {
-    if (magnitudes[i] < least || (magnitudes[i] == least && ties-- <= 0)) continue;
+  ForLargest(all->values.data(), 0, all->values.size(), k, [&](int64_t i) {
     all->positions[kept] = all->positions[i];
     all->values[kept] = all->values[i];
     all->mine[kept] = all->mine[i];
     ++kept;
-  }
+  });
   all->positions.resize(kept);
   all->values.resize(kept);
   all->mine.resize(kept);
@@ -71,7 +62,7 @@ std::string MergeTensor(const Layout& layout, const uint32_t* mine, const uint32
   }
   if (layout.exempt()) {
     for (int64_t i = 0; i < layout.size; ++i) a.values.data()[i] += b.values[i];
-    WriteValues(layout, a.values.data(), words);
+    WriteExactly(layout, a.values.data(), words);
     return "";
   }
   United<A> all = Unite(a, b);
@@ -81,7 +72,7 @@ std::string MergeTensor(const Layout& layout, const uint32_t* mine, const uint32
     if (all.mine[i] >= 0) places[first + all.mine[i]] = static_cast<int32_t>(first + i);
   }
   WritePositions(layout, all.positions.data(), words);
-  WriteValues(layout, all.values.data(), words);
+  WriteExactly(layout, all.values.data(), words);
   return "";
 }
 

@@ -127,6 +127,12 @@ void WriteValues(const Layout& layout, A* values, uint32_t* words) {
   EncodeValues(layout, values, layout.exempt() ? words : words + StreamsOf(layout).values);
 }
 
+template <class A>
+void WriteExactly(const Layout& layout, const A* values, uint32_t* words) {
+  std::memcpy(layout.exempt() ? words : words + StreamsOf(layout).values, values,
+              layout.k * sizeof(A));
+}
+
 std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expected_words,
                        uint32_t fingerprint, bool* finite) {
   if (num_words < kHeaderWords) return "is too short for a header";
@@ -202,6 +208,7 @@ std::string ReadTensor(const Layout& layout, const uint32_t* words, Entries<A>* 
 
 #define TF_DGC_INSTANTIATE(A)                                   \
   template void WriteValues(const Layout&, A*, uint32_t*);      \
+  template void WriteExactly(const Layout&, const A*, uint32_t*); \
   template std::string ReadTensor(const Layout&, const uint32_t*, Entries<A>*);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)

@@ -123,6 +123,11 @@ void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* wo
 template <class A>
 void WriteValues(const Layout& layout, A* values, uint32_t* words);
 
+// The same of values of the very type that they are coded as. What is infinite stays so, for
+// receivers to refuse.
+template <class A>
+void WriteExactly(const Layout& layout, const A* values, uint32_t* words);
+
 // Memory for `count` numbers, which are not set to zero first.
 template <class T>
 class Numbers {

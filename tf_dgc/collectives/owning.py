@@ -4,11 +4,15 @@ Natively where the operations are there, else by TensorFlow's (`owning_operation
 with the same bits.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
+from tf_dgc.codecs import header, value_types, wire
 from tf_dgc.collectives import owning_operations
 from tf_dgc.collectives.regions import Regions
 from tf_dgc.collectives.space import Entries
+from tf_dgc.ops import loader
 
 
 def read(words: tf.Tensor, regions: Regions) -> Entries:
@@ -18,7 +22,16 @@ def read(words: tf.Tensor, regions: Regions) -> Entries:
         words: words of this worker, int32 `[w]`.
         regions: regions of all workers.
     """
-    return regions.space.read(words)
+    library = loader.native().library
+    if library is None:
+        return regions.space.read(words)
+    form = regions.form
+    positions, values = library.tf_dgc_read_places(
+        words=words, counts=_counts(regions), **_attributes(regions)
+    )
+    found = wire.values(words, *form)
+    whole = [v for t, v in zip(form.layout, found, strict=True) if t.exempt]
+    return Entries(positions, values, whole, words[header.FLAGS])
 
 
 def split(
@@ -38,7 +51,13 @@ def split(
         A message for each, int32 `[N, w]`; and the place of each entry that is in one,
         int32 `[K]`, -1 where there was no room.
     """
-    return owning_operations.split(own, starts, regions)
+    library = loader.native().library
+    if library is None:
+        return owning_operations.split(own, starts, regions)
+    rows, mine = library.tf_dgc_split_places(
+        places=own.positions, values=own.values, **_arguments(starts, regions)
+    )
+    return tf.ensure_shape(rows, [regions.num_workers, _words(regions)]), mine
 
 
 def collect(
@@ -58,7 +77,12 @@ def collect(
     Returns:
         Words for all, int32 `[w]`.
     """
-    return owning_operations.collect(rows, starts, worker, regions)
+    library = loader.native().library
+    if library is None:
+        return owning_operations.collect(rows, starts, worker, regions)
+    return library.tf_dgc_collect_places(
+        rows=rows, worker=worker, **_arguments(starts, regions)
+    )
 
 
 def unite(
@@ -89,4 +113,51 @@ def unite(
         tf.errors.InvalidArgumentError: when run, for words that are refused, or were by
             an owner; on all workers alike.
     """
-    return owning_operations.unite(blocks, starts, mine, others, regions)
+    library = loader.native().library
+    if library is None:
+        return owning_operations.unite(blocks, starts, mine, others, regions)
+    exempt = [t for t in regions.form.layout if t.exempt]
+    coded = [
+        value_types.encode(total, tensor.value_type)
+        for tensor, total in zip(exempt, others.whole, strict=True)
+    ]
+    return library.tf_dgc_unite_places(
+        blocks=blocks,
+        mine=mine,
+        exempt=tf.concat([tf.zeros([0], tf.int32), *coded], axis=0),
+        finite=tf.equal(others.flag, 0),
+        **_arguments(starts, regions),
+    )
+
+
+def _counts(regions: Regions) -> tf.Tensor:
+    return tf.stack([tf.cast(k, tf.int32) for k in regions.form.counts])
+
+
+def _attributes(regions: Regions) -> dict[str, Any]:
+    layout = regions.form.layout
+    return {
+        "T": [t.dtype for t in layout],
+        "sizes": [t.size for t in layout],
+        "value_types": [t.wire_name for t in layout],
+        "fingerprint": wire.fingerprint(layout),
+        "A": regions.space.dtype,
+    }
+
+
+def _arguments(starts: tf.Tensor, regions: Regions) -> dict[str, Any]:
+    layout = regions.message.layout
+    return {
+        "counts": _counts(regions),
+        "starts": starts,
+        "rooms": regions.rooms,
+        "capacity": regions.capacity,
+        "message_size": layout[0].size,
+        "message_fingerprint": wire.fingerprint(layout),
+        **_attributes(regions),
+    }
+
+
+def _words(regions: Regions) -> int | None:
+    length = wire.sparse_words(*regions.message)
+    return length if isinstance(length, int) else None

@@ -1,6 +1,5 @@
 """What `owning` does, by TensorFlow's operations: the definition."""
 
-
 import tensorflow as tf
 
 from tf_dgc.codecs import value_types, wire

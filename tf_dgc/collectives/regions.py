@@ -42,6 +42,7 @@ class Regions:
         slack: share of room beyond an even split.
 
     Attributes:
+        form: form of a worker's words.
         space: space of all places.
         size: number of places.
         num_workers: number of workers, N.
@@ -54,6 +55,7 @@ class Regions:
     """
 
     def __init__(self, form: Form, num_workers: int, slack: float):
+        self.form = form
         self.space = Space(form)
         self.size = sum(self.space.sizes)
         self.num_workers = num_workers
