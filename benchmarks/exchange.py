@@ -3,9 +3,10 @@
     sudo python benchmarks/exchange.py --workers 2,4,8 --rate 100mbit
 
 Real workers in network namespaces, whose links have the rate; nothing is computed but
-the sums themselves, and the merges of `gtopk`: entries are gathered by the others, not
-decoded. Bytes are counted on each worker's link, protocols included, and stand beside
-those of the exchange's formula: the most that a worker sends.
+the sums themselves, and those of entries by `gtopk` and `oktopk`: the others gather
+entries, which are not decoded. Bytes are counted on each worker's link, protocols
+included, and stand beside those of the exchange's formula: the most that a worker
+sends.
 """
 
 import sys
@@ -30,7 +31,10 @@ COLUMNS = [
     ("formula", "by formula", ",d"),
     ("ratio", "ratio", ".2f"),
 ]
-EXCHANGES = ["ring", "tree", "butterfly", "star", "star 2", "star all", "gtopk"]
+EXCHANGES = [
+    *("ring", "tree", "butterfly", "star", "star 2", "star all"),
+    *("gtopk", "oktopk"),
+]
 
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
 _RATE = flags.DEFINE_string("rate", "1gbit", "Of every link, as `tc` writes it.")
@@ -82,8 +86,9 @@ def measure(number):
 
 def _take_turns(cluster, links, number, kind, payload):
     """Return a row per exchange, which take turns."""
-    merges = kind == "entries"  # all else goes around the ring
-    times = {name: [] for name in _EXCHANGES.value if merges or name != "gtopk"}
+    # Of those that merge entries, all else goes around the ring.
+    names = [n for n in _EXCHANGES.value if kind == "entries" or not _merges(n, number)]
+    times = {name: [] for name in names}
     sent = dict.fromkeys(times, 0)
     for name in times:  # trace, and meet for the first time
         size = cluster.ask(exchange=name, kind=kind, payload=payload)[0]["bytes"]
@@ -100,7 +105,8 @@ def _take_turns(cluster, links, number, kind, payload):
 
 
 def _row(number, kind, payload, name, times, sent):
-    asked = {"entries": "merge" if name == "gtopk" else "gather"}.get(kind, kind)
+    asked = "merge" if _merges(name, number) else "gather"
+    asked = asked if kind == "entries" else kind
     cost = getattr(make(name, number), f"cost_of_{asked}")(payload, number)
     counted = round(sent / len(times)) if sent else None
     return {
@@ -117,6 +123,10 @@ def _row(number, kind, payload, name, times, sent):
         "ratio": counted and counted / cost.sent,
         "times_measured": len(times),
     }
+
+
+def _merges(name, number):
+    return make(name, number).drops_entries
 
 
 if __name__ == "__main__":

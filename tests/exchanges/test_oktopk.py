@@ -1,5 +1,6 @@
 """Ok-Topk against its algorithm in plain NumPy, and what must hold of it."""
 
+import itertools
 import math
 import re
 
@@ -66,7 +67,7 @@ def the_same(rng, tensor, k, worker):
     return np.arange(k) * (tensor.size // k)
 
 
-PLACES = [anywhere, at_the_front, apart, the_same]
+PLACES = {f.__name__: f for f in (anywhere, at_the_front, apart, the_same)}
 
 
 def draw(form, place, rng, worker):
@@ -115,7 +116,7 @@ class Reference:
                 sum(a <= r < b and e[0] == i for r, e in enumerate(order[0]))
                 for i in self.sparse
             ]
-            for a, b in zip(ranks, ranks[1:], strict=False)
+            for a, b in itertools.pairwise(ranks)
         ]
         self.rooms = [
             {
@@ -180,13 +181,13 @@ def run(form, words, exchange=None, record=None):
     ("number", "form", "place"),
     rows(
         [(n, form, place) for n in range(1, 9) for form in FORMS for place in PLACES],
-        [(n, "mixed", PLACES[n % 4]) for n in range(1, 9)]
-        + [(8, form, apart) for form in FORMS]
-        + [(5, form, the_same) for form in FORMS],
+        [(n, "mixed", list(PLACES)[n % 4]) for n in range(1, 9)]
+        + [(8, form, "apart") for form in FORMS]
+        + [(5, form, "the_same") for form in FORMS],
     ),
 )
 def test_is_the_algorithm(number, form, place):
-    form = FORMS[form]
+    form, place = FORMS[form], PLACES[place]
     rng = np.random.default_rng(number)
     workers = [draw(form, place, rng, w) for w in range(number)]
     words = [as_words(form, w, finite=i != number - 2) for i, w in enumerate(workers)]
@@ -231,7 +232,9 @@ def test_natively_it_is_the_same(monkeypatch, seed):
     rng = np.random.default_rng(seed)
     form = list(FORMS.values())[seed]
     number = [3, 4, 8, 2, 7, 5][seed]
-    workers = [draw(form, PLACES[seed % 4], rng, w) for w in range(number)]
+    workers = [
+        draw(form, list(PLACES.values())[seed % 4], rng, w) for w in range(number)
+    ]
     for worker in workers:
         for _, values in worker:
             values *= rng.normal(size=values.shape).astype(values.dtype)
@@ -401,6 +404,22 @@ def test_velocity_and_a_schedule(strategies):
             sent = np.count_nonzero(v == 0)
             assert 0 < sent <= 0.1 * v.size + 1
             np.testing.assert_array_equal(r[v == 0], 0)
+
+
+@pytest.mark.parametrize("exchange", ["oktopk", "gtopk"])
+def test_all_are_exempt_on_a_schedule(strategies, exchange):
+    """Every step is dense, which is known only when it runs."""
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
+    sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(sgd(), schedule, exchange=exchange),
+        [np.zeros(5, "float32")],
+        traced=True,
+    )
+    for _ in range(2):
+        trainer.step([[np.ones(5, "float32")]] * 2)
+    np.testing.assert_array_equal(trainer.weights()[0], np.full(5, -1.0))
 
 
 def test_what_it_cannot_sum():

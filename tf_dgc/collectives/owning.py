@@ -27,7 +27,10 @@ def read(words: tf.Tensor, regions: Regions) -> Entries:
         return regions.space.read(words)
     form = regions.form
     positions, values = library.tf_dgc_read_places(
-        words=words, counts=_counts(regions), **_attributes(regions)
+        words=words,
+        counts=_counts(regions),
+        A=regions.space.dtype,
+        **_attributes(regions),
     )
     found = wire.values(words, *form)
     whole = [v for t, v in zip(form.layout, found, strict=True) if t.exempt]
@@ -81,7 +84,10 @@ def collect(
     if library is None:
         return owning_operations.collect(rows, starts, worker, regions)
     return library.tf_dgc_collect_places(
-        rows=rows, worker=worker, **_arguments(starts, regions)
+        rows=rows,
+        worker=worker,
+        A=regions.space.dtype,
+        **_arguments(starts, regions),
     )
 
 
@@ -126,6 +132,7 @@ def unite(
         mine=mine,
         exempt=tf.concat([tf.zeros([0], tf.int32), *coded], axis=0),
         finite=tf.equal(others.flag, 0),
+        A=regions.space.dtype,
         **_arguments(starts, regions),
     )
 
@@ -141,7 +148,6 @@ def _attributes(regions: Regions) -> dict[str, Any]:
         "sizes": [t.size for t in layout],
         "value_types": [t.wire_name for t in layout],
         "fingerprint": wire.fingerprint(layout),
-        "A": regions.space.dtype,
     }
 
 

@@ -63,6 +63,8 @@ def arrived_positions(
 def _by_tensor(step: LocalStep, delivered: tf.Tensor) -> list[tuple[int, tf.Tensor]]:
     """Return the tensors that are compressed, and which of their entries arrived."""
     compressed = [i for i, t in enumerate(step.plan.layout) if not t.exempt]
+    if not compressed:  # TensorFlow splits nothing into no parts
+        return []
     counts = [step.plan.counts[i] for i in compressed]
     parts = tf.split(delivered, counts)
     return list(zip(compressed, parts, strict=True))
