@@ -34,7 +34,7 @@ class Space:
 
     Attributes:
         sizes: number of entries of each of these tensors.
-        counts: how many of them a buffer holds, int64 `[tensors]`.
+        counts: number of them in a buffer, int64 `[tensors]`.
         bases: place of the first entry of each, int64 `[tensors]`.
         dtype: type of values, float64 if one of the tensors has it.
     """
@@ -108,7 +108,7 @@ def largest(groups: tf.Tensor, magnitudes: tf.Tensor, limits: tf.Tensor) -> tf.T
     Args:
         groups: group of each entry, an integer `[m]`.
         magnitudes: magnitude of each, `[m]`.
-        limits: how many of each group are wanted at the most, int `[groups]`.
+        limits: number of entries of each group that are wanted, int `[groups]`.
     """
     descending = tf.argsort(magnitudes, direction="DESCENDING", stable=True)
     of_each = tf.gather(groups, descending)
