@@ -50,19 +50,15 @@ def pytest_collection_modifyitems(config, items):
 def pytest_xdist_make_scheduler(config, log):
     """Let one process run all tests of a file, which share what they started.
 
-    And all files that use `starter`, which imports TensorFlow twice; and of benchmarks
-    and examples those with workers, as some count what goes over loopback.
+    And all files that use `starter`, which imports TensorFlow twice.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            text = _text(config.rootpath / file)
-            if "starter" in text:
-                return "starter"
-            counts = "tests/project/" in file and "mark.workers" in text
-            return "loopback" if counts else file
+            uses = "starter" in _text(config.rootpath / file)
+            return "starter" if uses else file
 
     config.option.loadscopereorder = False  # files of few tests have the longest ones
     return Scheduling(config, log)

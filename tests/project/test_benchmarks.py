@@ -56,7 +56,9 @@ def test_step(tmp_path, loop, modes):
     """A step is one collective, also in Keras's loop, which asks one more per epoch."""
     path = tmp_path / "step.json"
     flags = f"--modes={modes}", "--method=two_bit", "--steps=5", "--rounds=2"
-    finished = programs.run(command(*flags, f"--loop={loop}", f"--json={path}"))
+    alone = programs.on_its_own_loopback()
+    whole = [*(alone or []), *command(*flags, f"--loop={loop}", f"--json={path}")]
+    finished = programs.run(whole)
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
     onednn = "on" if tracing.uses_onednn() else "off"
@@ -73,9 +75,9 @@ def test_step(tmp_path, loop, modes):
     collectives = 1.2 if loop == "fit" else 1
     assert none["collectives_per_step"] == 0
     assert {row["collectives_per_step"] for row in rows[1:]} == {collectives}
-    # What else this machine sends to itself, other tests' workers, is counted too.
-    for row in (none, *others):
-        assert row["bytes_per_step"] < dense["bytes_per_step"] / 2
+    if alone:  # elsewhere what other tests' workers send is counted too
+        for row in (none, *others):
+            assert row["bytes_per_step"] < dense["bytes_per_step"] / 4
 
 
 @pytest.mark.slow
