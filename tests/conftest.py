@@ -1,6 +1,7 @@
 import ast
 import collections
 import functools
+import gc
 import os
 import pathlib
 import re
@@ -102,6 +103,9 @@ def _prepare_tensorflow():
     sys.modules["sklearn"] = None  # Keras would load it, which takes 1 s and more
     import tensorflow as tf
 
+    import keras  # noqa: F401
+
+    gc.freeze()  # what was imported stays; half a million objects need not be looked at
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * MAX_WORKERS

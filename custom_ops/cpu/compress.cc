@@ -12,13 +12,15 @@ namespace tf_dgc {
 namespace {
 
 constexpr int64_t kMaxSample = 1 << 13;
+constexpr int64_t kMaxSampleOfMany = 1 << 15;  // since more candidates cost more than that
 constexpr int64_t kRun = 4;           // neighbours in the sample, from one cache line
 constexpr int64_t kSampleJob = 1 << 11;
 constexpr int64_t kPrefetch = 16;
 constexpr int64_t kDistrust = 16;     // steps after a hint was wrong
 
-int64_t SampleSize(int64_t size) {
-  return std::clamp<int64_t>(size / 256, 1024, kMaxSample) / kRun * kRun;
+int64_t SampleSize(int64_t size, bool many) {
+  const int64_t most = many ? kMaxSampleOfMany : kMaxSample;
+  return std::clamp<int64_t>(size / 256, 1024, most) / kRun * kRun;
 }
 
 // A well-mixed number in [0, bound).
@@ -36,8 +38,12 @@ struct Job {
 // A tensor on its way through the step.
 class State {
  public:
-  State(const Tensor& tensor, const Settings& settings, Hint& hint)
-      : layout_(tensor.layout), settings_(settings), offset_(tensor.offset), hint_(hint) {
+  State(const Tensor& tensor, const Settings& settings, Hint& hint, uint32_t* words)
+      : layout_(tensor.layout),
+        settings_(settings),
+        offset_(tensor.offset),
+        hint_(hint),
+        words_(words) {
     // Gradients that alternate in size would make every other hint wrong.
     if (hint_.distrust > 0 || hint_.k != layout_.k || many() || small()) hint_.threshold = 0;
     hint_.distrust = std::max<int64_t>(0, hint_.distrust - 1);
@@ -60,13 +66,14 @@ class State {
   virtual void Predict() = 0;
   virtual void Accumulate(int64_t part) = 0;
   virtual bool LeftOut(int64_t part) const = 0;
-  virtual void Send(Threads& threads, uint32_t* words) = 0;
+  virtual void Send(Threads& threads) = 0;
 
  protected:
   const Layout layout_;
   const Settings& settings_;
   const int64_t offset_;
   Hint& hint_;
+  uint32_t* const words_;  // of this tensor
 };
 
 template <class G, class A>
@@ -74,8 +81,8 @@ class TypedState : public State {
  public:
   using Bits = typename Magnitude<A>::Bits;
 
-  TypedState(const Tensor& tensor, const Settings& settings, Hint& hint)
-      : State(tensor, settings, hint),
+  TypedState(const Tensor& tensor, const Settings& settings, Hint& hint, uint32_t* words)
+      : State(tensor, settings, hint, words),
         gradient_(static_cast<const G*>(tensor.gradient)),
         left_out_(std::isnan(tensor.scale)),
         rows_(left_out_ ? kNoRows : tensor.rows),
@@ -89,13 +96,13 @@ class TypedState : public State {
         divide_(GetDivide<G, A>(settings.level)),
         dividing_(tensor.divisor),
         parts_(NumParts(layout_.size)) {
-    if (NumSampleJobs() > 0) sample_.resize(SampleSize(layout_.size));
+    if (NumSampleJobs() > 0) sample_.resize(SampleSize(layout_.size, many()));
     if (many()) taken_.resize((layout_.size + kBlock - 1) / kBlock);
   }
 
   int64_t NumSampleJobs() const override {
     if (exempt() || small() || hint_.threshold > 0) return 0;
-    return (SampleSize(layout_.size) + kSampleJob - 1) / kSampleJob;
+    return (SampleSize(layout_.size, many()) + kSampleJob - 1) / kSampleJob;
   }
 
   void Sample(int64_t job) override {
@@ -138,16 +145,16 @@ class TypedState : public State {
 
   bool LeftOut(int64_t index) const override { return left_out_ || parts_[index].left_out; }
 
-  void Send(Threads& threads, uint32_t* words) override {
+  void Send(Threads& threads) override {
     // With every entry sent, masking would erase the momentum of all of them.
     const bool masks = settings_.rule != Rule::kNone && settings_.factor_masking &&
                        layout_.k < layout_.size;
-    Sender<A> sender(layout_, residual_, masks ? velocity_ : nullptr, largest_, threads, words);
+    Sender<A> sender(layout_, residual_, masks ? velocity_ : nullptr, largest_, threads, words_);
     if (exempt()) return sender.SendWhole();
     const Question<A> question{residual_, layout_.size, layout_.k, offset_};
     const bool complete = num_candidates_ <= Limit();
     if (many()) {
-      ChooseMany(question, bracket_, complete, parts_, taken_, threads);
+      ChooseMany(question, bracket_, complete, parts_, taken_, settings_.level, threads);
       return sender.SendMany(taken_, settings_.level);
     }
     if (small()) bracket_.lower = CollectSmall(question, parts_[0]);
@@ -224,16 +231,17 @@ class TypedState : public State {
   std::atomic<int64_t> num_candidates_{0};
 };
 
-std::unique_ptr<State> MakeState(const Tensor& tensor, const Settings& settings, Hint& hint) {
+std::unique_ptr<State> MakeState(const Tensor& tensor, const Settings& settings, Hint& hint,
+                                 uint32_t* words) {
   switch (tensor.gradient_type) {
     case GradientType::kFloat32:
-      return std::make_unique<TypedState<float, float>>(tensor, settings, hint);
+      return std::make_unique<TypedState<float, float>>(tensor, settings, hint, words);
     case GradientType::kFloat64:
-      return std::make_unique<TypedState<double, double>>(tensor, settings, hint);
+      return std::make_unique<TypedState<double, double>>(tensor, settings, hint, words);
     case GradientType::kBFloat16:
-      return std::make_unique<TypedState<BFloat16, float>>(tensor, settings, hint);
+      return std::make_unique<TypedState<BFloat16, float>>(tensor, settings, hint, words);
     case GradientType::kFloat16:
-      return std::make_unique<TypedState<Float16, float>>(tensor, settings, hint);
+      return std::make_unique<TypedState<Float16, float>>(tensor, settings, hint, words);
   }
   return nullptr;
 }
@@ -267,11 +275,9 @@ bool AllFinite(const States& states) {
 void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Threads& threads,
               std::vector<Hint>& hints, uint32_t* words) {
   States states;
-  std::vector<int64_t> starts;
   int64_t num_words = kHeaderWords;
   for (size_t t = 0; t < tensors.size(); ++t) {
-    states.push_back(MakeState(tensors[t], settings, hints[t]));
-    starts.push_back(num_words);
+    states.push_back(MakeState(tensors[t], settings, hints[t], words + num_words));
     num_words += TensorWords(tensors[t].layout);
   }
   ForEachPart(
@@ -280,8 +286,7 @@ void Compress(const std::vector<Tensor>& tensors, const Settings& settings, Thre
   for (auto& state : states) state->Predict();
   ForEachPart(states, threads, PartsOf, [](State& s, int64_t i) { s.Accumulate(i); });
   const bool finite = AllFinite(states);
-  ForEachJob(threads, states.size(),
-             [&](int64_t t) { states[t]->Send(threads, words + starts[t]); });
+  ForEachJob(threads, states.size(), [&](int64_t t) { states[t]->Send(threads); });
   WriteHeader(settings.fingerprint, finite, words, num_words);
 }
 

@@ -107,6 +107,13 @@ typename Magnitude<A>::Bits MagnitudeOfRank(const std::vector<Candidate<A>>& can
   return *at;
 }
 
+template <class A>
+std::vector<Candidate<A>> Join(const std::vector<std::vector<Candidate<A>>>& parts) {
+  std::vector<Candidate<A>> all;
+  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
 // The cut within one bucket, whose candidates ascend by position.
 template <class A>
 Cut<A> CutBucket(const std::vector<Candidate<A>>& inside, int64_t k, int64_t offset) {
@@ -183,13 +190,16 @@ Cut<A> CutCandidates(const Question<A>& question, const std::vector<Found<A>>& p
       return threshold + (static_cast<Bits>(FindBucket(histogram, rank)) << shift);
     });
   }
-  std::vector<Candidate<A>> inside;
-  for (const Found<A>& found : parts) {
-    for (int64_t i = 0; i < found.count; ++i) {
-      if (bucket_of(found.candidates[i]) == bucket) inside.push_back(found.candidates[i]);
+  std::vector<std::vector<Candidate<A>>> inside(parts.size());
+  ForEachRange(threads, parts.size(), entries, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const Found<A>& found = parts[part];
+      for (int64_t i = 0; i < found.count; ++i) {
+        if (bucket_of(found.candidates[i]) == bucket) inside[part].push_back(found.candidates[i]);
+      }
     }
-  }
-  return CutBucket(inside, k, question.offset);
+  });
+  return CutBucket(Join(inside), k, question.offset);
 }
 
 #define TF_DGC_INSTANTIATE(A)                                                                 \

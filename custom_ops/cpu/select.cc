@@ -4,6 +4,8 @@
 #include <cmath>
 #include <functional>
 
+#include "taking.h"
+
 namespace tf_dgc {
 namespace {
 
@@ -65,13 +67,13 @@ void TakeFrom(int64_t offset, int64_t size, int64_t count, std::vector<uint64_t>
   take(0, offset);
 }
 
-template <class A>
-void SetBits(const std::vector<Found<A>>& parts, std::vector<uint64_t>& taken) {
-  for (const Found<A>& found : parts) {
-    for (int64_t i = 0; i < found.count; ++i) {
-      const int64_t position = found.candidates[i].position;
-      taken[position / kBlock] |= uint64_t{1} << (position % kBlock);
-    }
+// Sets the bits of those candidates that a cut takes.
+template <class A, class Takes>
+void SetBits(const Found<A>& found, Takes takes, std::vector<uint64_t>& taken) {
+  for (int64_t i = 0; i < found.count; ++i) {
+    const Candidate<A> candidate = found.candidates[i];
+    const int64_t position = candidate.position;
+    taken[position / kBlock] |= uint64_t{takes(candidate)} << (position % kBlock);
   }
 }
 
@@ -177,21 +179,27 @@ typename Magnitude<A>::Bits Choose(const Question<A>& question,
 
 template <class A>
 void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool complete,
-                std::vector<Found<A>>& parts, std::vector<uint64_t>& taken,
+                std::vector<Found<A>>& parts, std::vector<uint64_t>& taken, Level level,
                 Threads& threads) {
-  int64_t missing = question.k;
-  for (const uint64_t bits : taken) missing -= __builtin_popcountll(bits);
+  const int64_t missing = question.k - GetCount(level)(taken.data(), taken.size());
   int64_t candidates = 0;
   for (const Found<A>& found : parts) candidates += found.count;
   if (complete && 0 <= missing && missing < candidates) {
     if (missing > 0) {
       const auto cut = CutCandidates<A>(Less(question, question.k - missing), parts, candidates,
                                         bracket.lower, bracket.upper, threads, nullptr);
-      for (Found<A>& found : parts) Keep(cut, found);
-      SetBits(parts, taken);
+      const auto takes = [&](const Candidate<A>& candidate) {
+        return cut.Takes(candidate.magnitude, candidate.position);
+      };
+      ForEachRange(threads, parts.size(), candidates, [&](int64_t begin, int64_t end) {
+        for (int64_t part = begin; part < end; ++part) {
+          SetBits(parts[part], takes, taken);
+        }
+      });
     }
   } else if (complete && missing >= candidates && (missing == candidates || bracket.lower == 1)) {
-    SetBits(parts, taken);
+    const auto takes = [](const Candidate<A>&) { return true; };
+    for (const Found<A>& found : parts) SetBits(found, takes, taken);
     TakeFrom(question.offset, question.size, missing - candidates, taken);
   } else {
     TakeAbove(question, CutResidual(question, threads), threads, taken);
@@ -206,7 +214,7 @@ void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool com
                                               typename Magnitude<A>::Bits, bool,             \
                                               std::vector<Found<A>>&, Threads&);             \
   template void ChooseMany(const Question<A>&, const Bracket<A>&, bool,                      \
-                           std::vector<Found<A>>&, std::vector<uint64_t>&, Threads&);
+                           std::vector<Found<A>>&, std::vector<uint64_t>&, Level, Threads&);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)
 

@@ -47,7 +47,7 @@ typename Magnitude<A>::Bits Choose(const Question<A>& question,
 // end are in `parts`. Leaves in `taken` all that are sent.
 template <class A>
 void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool complete,
-                std::vector<Found<A>>& parts, std::vector<uint64_t>& taken,
+                std::vector<Found<A>>& parts, std::vector<uint64_t>& taken, Level level,
                 Threads& threads);
 
 }  // namespace tf_dgc

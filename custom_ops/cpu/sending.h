@@ -59,32 +59,23 @@ class Sender {
 
   // Sends the entries whose bits are set, k of them, a word per block.
   void SendMany(const std::vector<uint64_t>& taken, Level level) {
-    const auto take = GetTake<A>(layout_.value_type, level);
+    const bool shared = IsShared(layout_.value_type);
+    if (shared) values_.Allocate(layout_.k);
+    // The second half of the last word may be unused.
+    if (!shared && layout_.k > 0) words_[StreamsOf(layout_).end - 1] = 0;
     ClearPositions(layout_, words_);
-    values_.Allocate(layout_.k);
-    ForEachPart(taken, [&](int64_t first_block, const std::vector<int32_t>& positions,
-                           int64_t first, int64_t count) {
-      PositionWriter writer(layout_, first, words_);
-      for (int64_t i = 0; i < count; ++i) writer.Add(positions[i]);
-      A* values = values_.data() + first;
-      if (count < kPart / kFew || (first_block + kBlocks) * kBlock > layout_.size) {
-        return TakeEach(positions.data(), count, values);
-      }
-      const A* end = values + count;
-      for (int64_t block = first_block; values < end; ++block) {
-        A coded[kBlock];
-        const int64_t at = block * kBlock;
-        A* velocity = velocity_ == nullptr ? nullptr : velocity_ + at;
-        take({taken[block], residual_ + at, velocity, largest_}, coded);
-        for (uint64_t bits = taken[block]; bits != 0; bits &= bits - 1) {
-          *values++ = coded[__builtin_ctzll(bits)];
-        }
-      }
+    const Many many{taken, GetTake<A>(layout_.value_type, level), GetPositions(level)};
+    const std::vector<int64_t> ranks = RanksOfParts(taken, GetCount(level));
+    ForEachJob(threads_, ranks.size() - 1, [&](int64_t part) {
+      PositionWriter writer(layout_, ranks[part], part * kPart, words_);
+      SendPart(many, part, ranks[part], ranks[part + 1] - ranks[part], writer);
     });
+    if (!shared) return;
     Code();
-    if (!IsShared(layout_.value_type)) return;
-    ForEachPart(taken, [&](int64_t, const std::vector<int32_t>& positions, int64_t first,
-                           int64_t count) { Subtract(positions.data(), count, first); });
+    ForEachJob(threads_, ranks.size() - 1, [&](int64_t part) {
+      const auto positions = PositionsOf(taken, part * kBlocks, EndOf(part));
+      Subtract(positions.data(), positions.size(), ranks[part]);
+    });
   }
 
  private:
@@ -92,42 +83,72 @@ class Sender {
   static constexpr int64_t kCodeJob = 16 * kPartValues;
   static constexpr int64_t kAhead = 16;
   static constexpr int64_t kBlocks = kPart / kBlock;
-  static constexpr int64_t kFew = 12;  // of fewer than one in so many, each is taken by itself
+  static constexpr int64_t kFew = 24;  // of fewer than one in so many, each is taken by itself
+  static constexpr int64_t kStep = 32;  // blocks whose values stay in the first-level cache
 
-  // Calls work(block, positions, first, count) of all parts: their first block, the positions
-  // whose bits are set, the number of those before and their own.
-  template <class Work>
-  void ForEachPart(const std::vector<uint64_t>& taken, Work work) {
+  // What is sent of a tensor of which much is.
+  struct Many {
+    const std::vector<uint64_t>& taken;
+    TakeFunction<A> take;
+    PositionsFunction write_positions;
+  };
+
+  // The number of entries before each part, and of all.
+  static std::vector<int64_t> RanksOfParts(const std::vector<uint64_t>& taken,
+                                           CountFunction count) {
     const int64_t num_blocks = taken.size();
-    std::vector<int64_t> before{0};
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      if (block % kBlocks == 0) before.push_back(before.back());
-      before.back() += __builtin_popcountll(taken[block]);
+    std::vector<int64_t> ranks{0};
+    for (int64_t at = 0; at < num_blocks; at += kBlocks) {
+      ranks.push_back(ranks.back() + count(&taken[at], std::min(kBlocks, num_blocks - at)));
     }
-    ForEachJob(threads_, before.size() - 1, [&](int64_t part) {
-      const int64_t begin = part * kBlocks, end = std::min(num_blocks, begin + kBlocks);
-      const int64_t count = before[part + 1] - before[part];
-      std::vector<int32_t> positions(count + kAtOnce);
-      int32_t* next = positions.data();
-      for (int64_t block = begin; block < end; ++block) {
-        next = AddPositions(taken[block], static_cast<int32_t>(block * kBlock), next);
-      }
-      work(begin, positions, before[part], count);
-    });
+    return ranks;
   }
 
-  // Writes where bits are set; a few at once, of which those that are too many are
-  // overwritten, since branches that depend on the bits take longer.
-  static constexpr int kAtOnce = 4;
-  static int32_t* AddPositions(uint64_t bits, int32_t at, int32_t* next) {
-    int32_t* const end = next + __builtin_popcountll(bits);
-    while (next < end) {
-      for (int i = 0; i < kAtOnce; ++i, bits &= bits - 1) {
-        next[i] = at + (bits == 0 ? 0 : __builtin_ctzll(bits));
-      }
-      next += kAtOnce;
+  // The number of the block behind a part; of the tensor's last one, if that is not full.
+  int64_t EndOf(int64_t part) const {
+    return std::min((layout_.size + kBlock - 1) / kBlock, (part + 1) * kBlocks);
+  }
+
+  void SendPart(const Many& many, int64_t part, int64_t rank, int64_t count,
+                PositionWriter& writer) {
+    const int64_t begin = part * kBlocks, end = EndOf(part);
+    const int64_t full = count < kPart / kFew ? begin : std::min(end, layout_.size / kBlock);
+    many.write_positions(many.taken.data(), begin, full, writer);
+    A coded[kStep * kBlock + kSlack];
+    for (int64_t at = begin; at < full; at += kStep) {
+      const Blocks<A> blocks{many.taken.data(), at,        std::min(full, at + kStep),
+                             residual_,         velocity_, largest_};
+      const int64_t taken = many.take(blocks, coded);
+      Store(rank, taken, coded);
+      rank += taken;
     }
-    return end;
+    const auto positions = PositionsOf(many.taken, full, end);
+    for (const int32_t position : positions) writer.Add(position);
+    std::vector<A> others(positions.size());
+    TakeEach(positions.data(), positions.size(), others.data());
+    Store(rank, positions.size(), others.data());
+  }
+
+  // Where bits are set, in some blocks.
+  static std::vector<int32_t> PositionsOf(const std::vector<uint64_t>& taken, int64_t begin,
+                                          int64_t end) {
+    std::vector<int32_t> positions;
+    positions.reserve(begin == end ? 0 : kPart / kFew);
+    for (int64_t block = begin; block < end; ++block) {
+      for (uint64_t bits = taken[block]; bits != 0; bits &= bits - 1) {
+        positions.push_back(static_cast<int32_t>(block * kBlock + __builtin_ctzll(bits)));
+      }
+    }
+    return positions;
+  }
+
+  // Keeps coded values for what they share, or writes them.
+  void Store(int64_t rank, int64_t count, const A* coded) {
+    if (IsShared(layout_.value_type)) {
+      std::copy(coded, coded + count, values_.data() + rank);
+    } else {
+      StoreValues(layout_, rank, count, coded, words_ + StreamsOf(layout_).values);
+    }
   }
 
   // Takes values out of the residual, each by itself, and leaves there what coding loses.

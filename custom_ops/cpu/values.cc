@@ -18,6 +18,16 @@ uint16_t Half(const uint32_t* words, int64_t i) {
   return half;
 }
 
+// Codes values to 16 bits each, from the `first`-th of a stream on.
+template <class A, class Code>
+void StoreHalves(int64_t first, int64_t count, Code code, const A* values, uint32_t* words) {
+  auto* halves = reinterpret_cast<char*>(words) + 2 * first;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto half = code(Narrow(values[i]));
+    std::memcpy(halves + 2 * i, &half.bits, sizeof(half.bits));
+  }
+}
+
 // Codes values to 16 bits each; what is coded is read back into `values`.
 template <class A, class Code>
 void WriteHalves(int64_t k, Code code, A* values, uint32_t* words) {
@@ -216,10 +226,27 @@ void EncodePart(const Layout& layout, int64_t first, int64_t k, A* values, uint3
   }
 }
 
+template <class A>
+void StoreValues(const Layout& layout, int64_t first, int64_t count, const A* values,
+                 uint32_t* words) {
+  switch (layout.coded_as()) {
+    case ValueType::kBFloat16:
+      return StoreHalves(first, count, [](float x) { return ToBFloat16(x); }, values, words);
+    case ValueType::kFloat16:
+      return StoreHalves(first, count, [](float x) { return ToFloat16(x); }, values, words);
+    case ValueType::kFloat32:
+      for (int64_t i = 0; i < count; ++i) words[first + i] = BitCast<uint32_t>(Narrow(values[i]));
+      return;
+    default:
+      std::memcpy(reinterpret_cast<A*>(words) + first, values, count * sizeof(A));
+  }
+}
+
 #define TF_DGC_INSTANTIATE(A)                               \
   template void EncodeValues(const Layout&, A*, uint32_t*); \
   template void EncodePart(const Layout&, int64_t, int64_t, A*, uint32_t*); \
   template void EncodeSigns(float, int64_t, A*, uint32_t*); \
+  template void StoreValues(const Layout&, int64_t, int64_t, const A*, uint32_t*); \
   template std::string DecodeValues(const Layout&, const uint32_t*, A*);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)

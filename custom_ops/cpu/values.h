@@ -69,6 +69,12 @@ constexpr int64_t kPartValues = 1 << 12;
 template <class A>
 void EncodePart(const Layout& layout, int64_t first, int64_t count, A* values, uint32_t* words);
 
+// Writes values that each are what `Coding` says already, from the `first`-th on. Several may
+// do so at once.
+template <class A>
+void StoreValues(const Layout& layout, int64_t first, int64_t count, const A* values,
+                 uint32_t* words);
+
 // Codes the signs of k values that all have one magnitude, which goes before them.
 template <class A>
 void EncodeSigns(float magnitude, int64_t k, A* values, uint32_t* words);

@@ -84,41 +84,13 @@ void WriteHeader(uint32_t fingerprint, bool finite, uint32_t* words, int64_t num
   words[4] = Checksum(words, num_words);
 }
 
-PositionWriter::PositionWriter(const Layout& layout, int64_t first, uint32_t* words)
-    : low_bits_(StreamsOf(layout).low_bits),
-      mask_((uint32_t{1} << low_bits_) - 1),
-      rank_(first),
-      low_words_(words + first * low_bits_ / 32),
-      count_(first * low_bits_ % 32),
-      high_words_(words + StreamsOf(layout).high) {}
-
-PositionWriter::~PositionWriter() {
-  if (count_ > 0) FlushLow();
-  FlushHigh(0);
-}
-
-// Words at a part's ends hold bits of its neighbours too.
-void PositionWriter::FlushHigh(int64_t next) {
-  if (high_ != 0) __atomic_fetch_or(high_words_ + high_at_, high_, __ATOMIC_RELAXED);
-  high_ = 0;
-  high_at_ = next;
-}
-
-void PositionWriter::FlushLow() {
-  const auto word = static_cast<uint32_t>(low_);
-  if (word != 0) __atomic_fetch_or(low_words_, word, __ATOMIC_RELAXED);
-  ++low_words_;
-  low_ >>= 32;
-  count_ -= 32;
-}
-
 void ClearPositions(const Layout& layout, uint32_t* words) {
   std::fill(words, words + StreamsOf(layout).values, 0);
 }
 
 void WritePositions(const Layout& layout, const int32_t* positions, uint32_t* words) {
   ClearPositions(layout, words);
-  PositionWriter writer(layout, 0, words);
+  PositionWriter writer(layout, 0, 0, words);
   for (int64_t i = 0; i < layout.k; ++i) writer.Add(positions[i]);
 }
 

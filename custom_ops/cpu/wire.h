@@ -83,35 +83,92 @@ std::string CheckLayout(const Layout& layout);
 
 void WriteHeader(uint32_t fingerprint, bool finite, uint32_t* words, int64_t num_words);
 
-// Codes ascending positions from the `first`-th on. Several may do so at once, each those
-// of a part of the tensor, into words that were cleared before.
-class PositionWriter {
+// Appends bits to a stream, whose words were cleared before. Others may do so at once with
+// what is before its first bit, and behind its last one.
+class StreamWriter {
  public:
-  PositionWriter(const Layout& layout, int64_t first, uint32_t* words);
-  ~PositionWriter();
+  StreamWriter(uint32_t* words, int64_t first_bit)
+      : next_(words + first_bit / 32), count_(first_bit % 32) {}
+  ~StreamWriter() { Join(); }
 
-  void Add(uint32_t position) {
-    const int64_t bit = (position >> low_bits_) + rank_++;
-    if (bit / 32 != high_at_) FlushHigh(bit / 32);
-    high_ |= uint32_t{1} << (bit % 32);
-    low_ |= uint64_t{position & mask_} << count_;
-    count_ += low_bits_;
-    if (count_ >= 32) FlushLow();
+  // Appends the lowest `count`, at most 33; the others are 0.
+  void Add(uint64_t bits, int count) {
+    bits_ |= bits << count_;
+    count_ += count;
+    while (count_ >= 32) Flush();
+  }
+
+  // The same for at most 64.
+  void AddLong(uint64_t bits, int count) {
+    if (count <= 32) return Add(bits, count);
+    Add(bits & 0xffffffffu, 32);
+    Add(bits >> 32, count - 32);
+  }
+
+  void AddZeros(int64_t count) {
+    for (; count > 32; count -= 32) Add(0, 32);
+    Add(0, count);
   }
 
  private:
-  void FlushHigh(int64_t next);
-  void FlushLow();
+  void Flush() {
+    shared_ ? Join() : static_cast<void>(*next_ = static_cast<uint32_t>(bits_));
+    shared_ = false;
+    ++next_;
+    bits_ >>= 32;
+    count_ -= 32;
+  }
+
+  // The words at both ends hold bits of others too.
+  void Join() {
+    const auto word = static_cast<uint32_t>(bits_);
+    if (word != 0) __atomic_fetch_or(next_, word, __ATOMIC_RELAXED);
+  }
+
+  uint32_t* next_;     // where `bits_` go
+  uint64_t bits_ = 0;  // `count_` bits that are not yet written
+  int count_;
+  bool shared_ = true;  // whether the next word is the first one
+};
+
+// Appends ascending positions of a tensor to both of its streams.
+class PositionWriter {
+ public:
+  // Those of entries from the `rank`-th on, all in positions of at least `begin`, a multiple
+  // of 2^16.
+  PositionWriter(const Layout& layout, int64_t rank, int64_t begin, uint32_t* words)
+      : PositionWriter(StreamsOf(layout), rank, begin, words) {}
+
+  void Add(uint32_t position) {
+    const int64_t group = position >> low_bits_;
+    const int64_t zeros = group - group_;
+    group_ = group;
+    if (zeros < 32) {
+      high_.Add(uint64_t{1} << zeros, zeros + 1);
+    } else {
+      high_.AddZeros(zeros);
+      high_.Add(1, 1);
+    }
+    low_.Add(position & ((uint64_t{1} << low_bits_) - 1), low_bits_);
+  }
+
+  int low_bits() const { return low_bits_; }
+  // For who writes all positions of some groups, and a zero behind each group.
+  StreamWriter& low() { return low_; }
+  StreamWriter& high() { return high_; }
+  void SkipTo(int64_t position) { group_ = position >> low_bits_; }
+
+ private:
+  PositionWriter(const Streams& streams, int64_t rank, int64_t begin, uint32_t* words)
+      : low_bits_(streams.low_bits),
+        group_(begin >> low_bits_),
+        low_(words, rank * low_bits_),
+        high_(words + streams.high, rank + group_) {}
 
   const int low_bits_;
-  const uint32_t mask_;
-  int64_t rank_;
-  uint32_t* low_words_;  // where the bits of low_ go
-  uint64_t low_ = 0;     // `count_` bits that are not yet written
-  int count_;
-  uint32_t* const high_words_;
-  int64_t high_at_ = 0;  // the word that the bits of high_ go to
-  uint32_t high_ = 0;
+  int64_t group_;  // that of the last one
+  StreamWriter low_;
+  StreamWriter high_;
 };
 
 // Clears the words of a tensor's positions.
