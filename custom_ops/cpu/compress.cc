@@ -157,7 +157,7 @@ class TypedState : public State {
       ChooseMany(question, bracket_, complete, parts_, taken_, settings_.level, threads);
       return sender.SendMany(taken_, settings_.level);
     }
-    if (small()) bracket_.lower = CollectSmall(question, parts_[0]);
+    if (small()) bracket_.lower = GetCollectSmall<A>(settings_.level)(question, parts_[0]);
     const Bits next = Choose<A>(question, bracket_.lower, complete, parts_, threads);
     const bool was_wrong = hint_.threshold > 0 && next == 0;
     hint_ = {layout_.k, next, was_wrong ? kDistrust : hint_.distrust};

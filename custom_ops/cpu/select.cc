@@ -115,35 +115,6 @@ Bracket<A> Predict(int64_t size, int64_t k,
   return {lower, sample[high] + 1};
 }
 
-template <class A>
-typename Magnitude<A>::Bits CollectSmall(const Question<A>& question, Found<A>& found) {
-  // As many groups as there are entries to send have one that reaches the k-th largest of
-  // the groups' largest, so at least k entries do.
-  const int64_t step = std::clamp<int64_t>(question.size / (2 * question.k), 1, kBlock);
-  std::vector<typename Magnitude<A>::Bits> largest;
-  for (int64_t begin = 0; begin < question.size; begin += step) {
-    typename Magnitude<A>::Bits most = 0;
-    const int64_t end = std::min(question.size, begin + step);
-    for (int64_t i = begin; i < end; ++i) most = std::max(most, MagnitudeOf(question.residual[i]));
-    largest.push_back(most);
-  }
-  auto sorted = largest;
-  std::nth_element(sorted.begin(), sorted.begin() + question.k - 1, sorted.end(),
-                   std::greater<>());
-  const auto threshold = sorted[question.k - 1];
-  found.candidates.clear();
-  for (int64_t i = 0; i < question.size; ++i) {
-    if (largest[i / step] < threshold) {
-      i += step - 1;  // no entry of the group
-      continue;
-    }
-    const auto magnitude = MagnitudeOf(question.residual[i]);
-    if (magnitude >= threshold) found.candidates.push_back({magnitude, static_cast<int32_t>(i)});
-  }
-  found.count = found.candidates.size();
-  return threshold;
-}
-
 int64_t CandidateLimit(int64_t size, int64_t k, int64_t sample) {
   const int64_t expected = sample == 0 ? 0 : 16 * (size / sample);  // of one in 16 sampled
   return std::min(size, 8 * k + (1 << 14) + expected);
@@ -156,6 +127,7 @@ typename Magnitude<A>::Bits Choose(const Question<A>& question,
   using Bits = typename Magnitude<A>::Bits;
   int64_t candidates = 0;
   for (const Found<A>& found : parts) candidates += found.count;
+  if (complete && candidates == question.k && question.size < kSmall) return 0;
   if (complete && candidates >= question.k) {
     Bits next = 0;  // a small tensor needs none
     const auto cut = CutCandidates<A>(question, parts, candidates, threshold,
@@ -209,7 +181,6 @@ void ChooseMany(const Question<A>& question, const Bracket<A>& bracket, bool com
 #define TF_DGC_INSTANTIATE(A)                                                                \
   template Bracket<A> Predict<A>(int64_t, int64_t,                                           \
                                  std::vector<typename Magnitude<A>::Bits>&);                 \
-  template typename Magnitude<A>::Bits CollectSmall(const Question<A>&, Found<A>&);          \
   template typename Magnitude<A>::Bits Choose(const Question<A>&,                            \
                                               typename Magnitude<A>::Bits, bool,             \
                                               std::vector<Found<A>>&, Threads&);             \

@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "cut.h"
+#include "small.h"
 
 namespace tf_dgc {
-
-constexpr int64_t kSmall = 4096;  // entries below which no sample is taken
 
 // Between which magnitudes the k-th largest is likely to be.
 template <class A>
@@ -23,11 +22,6 @@ struct Bracket {
 template <class A>
 Bracket<A> Predict(int64_t size, int64_t k,
                    std::vector<typename Magnitude<A>::Bits>& sample);
-
-// Collects at least the k largest of a tensor of fewer than kSmall entries; returns what
-// all of the candidates reach, and nothing else does.
-template <class A>
-typename Magnitude<A>::Bits CollectSmall(const Question<A>& question, Found<A>& found);
 
 // How many candidates are collected before a prediction counts as bad, of one from a
 // sample of some size (0 for none).
