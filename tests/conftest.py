@@ -101,9 +101,8 @@ def _prepare_tensorflow():
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.pop("TF_CONFIG", None)
     sys.modules["sklearn"] = None  # Keras would load it, which takes 1 s and more
-    import tensorflow as tf
-
     import keras  # noqa: F401
+    import tensorflow as tf
 
     gc.freeze()  # what was imported stays; half a million objects need not be looked at
     cpu = tf.config.list_physical_devices("CPU")[0]
