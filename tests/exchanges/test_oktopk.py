@@ -17,7 +17,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.value_types import encode
 from tf_dgc.codecs.wire import Selection
 from tf_dgc.collectives.regions import Regions
-from tf_dgc.collectives.requests import Form, Gather, Spread, Sum
+from tf_dgc.collectives.requests import Broadcast, Form, Gather, Spread
 from tf_dgc.compressors import num_sent
 from tf_dgc.exchanges import OkTopK, Place
 from tf_dgc.ops import loader
@@ -301,12 +301,14 @@ def damaged(words, worker, number, kind):
 
 
 def traffic(record, number):
-    """Return the bytes that a worker sends by collectives that go in a ring."""
+    """Return the bytes that worker 0 sends; what all gather goes around a ring."""
     total = 0
     for message in record:
         size = message[0].dtype.size * int(tf.size(message[0]))
-        share = {Sum: 2 / number, Spread: 1 / number, Gather: 1}[type(message)]
-        total += (number - 1) * share * size
+        if isinstance(message, Broadcast) and message.source != 0:
+            continue
+        share = {Spread: (number - 1) / number, Gather: number - 1}
+        total += share.get(type(message), 1) * size
     return total
 
 

@@ -12,6 +12,7 @@ from tf_dgc.collectives.regions import Regions
 from tf_dgc.collectives.requests import Form, Gather, Spread
 from tf_dgc.collectives.space import Entries
 from tf_dgc.exchanges.base import Cost, Exchange, MergeRounds, Place, Rounds
+from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.ring import Ring
 
 
@@ -25,16 +26,16 @@ class OkTopK(Exchange):
     about 2 (N - 1)/N of its entries, for any N.
 
     Regions begin where the entries of all workers, on the average, are split evenly:
-    the mean of workers' quantiles, which are summed first, with exempt tensors. (The
-    paper keeps them for 64 steps; here they are N - 1 numbers, and always of this
-    step.) A message has a fixed size, with some room beyond an even split. Owners send
+    the mean of workers' quantiles, which are summed first, with exempt tensors, along a
+    butterfly. (The paper keeps them for 64 steps; here they are N - 1 numbers, and
+    always of this step.) A message has a fixed size, with some room beyond an even split. Owners send
     as many of their largest sums as there is room for, and all workers keep the k
     largest of these: by magnitude, for each tensor, without a threshold to agree on.
 
     An entry counts as sent if there was room for it, and the sum at its position is in
     the result; else it goes back to its worker's residual.
 
-    Values travel as wide as they are accumulated. What is not a buffer of entries goes
+    Values travel as wide as they are accumulated. What is no buffer of entries goes
     around TensorFlow's ring.
 
     Args:
@@ -68,7 +69,7 @@ class OkTopK(Exchange):
             return words, tf.zeros([0], tf.bool)
         regions = Regions(form, place.num_workers, self.slack)
         own = owning.read(words, regions)
-        offsets, others = yield from _sum(regions.offsets(own.positions), own)
+        offsets, others = yield from _sum(regions.offsets(own.positions), own, place)
         starts = regions.starts(offsets)
         rows, mine = owning.split(own, starts, regions)
         (received,) = yield [Spread(rows)]
@@ -91,15 +92,16 @@ class OkTopK(Exchange):
         """
         others = num_workers - 1
         longer = 1 + math.log2(num_workers) / 42
+        rounds = Butterfly().cost_of_sum(0, num_workers).rounds + 1 + others
         each = 2 * others / num_workers * (1 + self.slack) * longer * num_bytes
-        return Cost(2 * others + 1 + others, each, each)
+        return Cost(rounds, each, each)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"slack": self.slack}
 
 
-def _sum(offsets: tf.Tensor, own: Entries) -> Any:
+def _sum(offsets: tf.Tensor, own: Entries, place: Place) -> Any:
     """Return the sums of offsets, and of all of a worker's that is no entry."""
     values = [offsets, *own.whole]
     finite = tf.equal(own.flag, 0)
@@ -107,9 +109,9 @@ def _sum(offsets: tf.Tensor, own: Entries) -> Any:
     for dtype in dict.fromkeys(v.dtype for v in values):
         parts = {i: v for i, v in enumerate(values) if v.dtype == dtype}
         packs.append(SumPack(parts, finite))
-    totals = yield [pack.message for pack in packs]
     sums: dict[int, tf.Tensor] = {}
-    for pack, total in zip(packs, totals, strict=True):
+    for pack in packs:
+        total = yield from Butterfly().sum(pack.message.values, place)
         found, nonfinite = pack.unpack(total)
         sums.update(found)
     flag = tf.minimum(nonfinite, 1)
