@@ -290,7 +290,7 @@ def damaged(words, worker, number, kind):
     rounds = OkTopK().merge(words, ONE, Place(worker, number))
     asked = next(rounds)
     while True:
-        if worker == 1 and isinstance(asked[0], kind):
+        if worker == 1 and asked and isinstance(asked[0], kind):
             wrong = asked[0][0].numpy()
             wrong[..., 7] ^= 4
             asked = [kind(tf.constant(wrong))]

@@ -28,9 +28,10 @@ class OkTopK(Exchange):
     Regions begin where the entries of all workers, on the average, are split evenly:
     the mean of workers' quantiles, which are summed first, with exempt tensors, along a
     butterfly. (The paper keeps them for 64 steps; here they are N - 1 numbers, and
-    always of this step.) A message has a fixed size, with some room beyond an even split. Owners send
-    as many of their largest sums as there is room for, and all workers keep the k
-    largest of these: by magnitude, for each tensor, without a threshold to agree on.
+    always of this step.) A message has a fixed size, with some room beyond an even
+    split. Owners send as many of their largest sums as there is room for, and all
+    workers keep the k largest of these: by magnitude, for each tensor, without a
+    threshold to agree on.
 
     An entry counts as sent if there was room for it, and the sum at its position is in
     the result; else it goes back to its worker's residual.
