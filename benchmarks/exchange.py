@@ -3,7 +3,7 @@
     sudo python benchmarks/exchange.py --workers 2,4,8 --rate 100mbit
 
 Real workers in network namespaces, whose links have the rate; nothing is computed but
-the sums themselves, and those of entries by `gtopk` and `oktopk`: the others gather
+the sums themselves, and those of entries by exchanges that merge: the others gather
 entries, which are not decoded. Bytes are counted on each worker's link, protocols
 included, and stand beside those of the exchange's formula: the most that a worker
 sends.
@@ -33,7 +33,7 @@ COLUMNS = [
 ]
 EXCHANGES = [
     *("ring", "tree", "butterfly", "star", "star 2", "star all"),
-    *("gtopk", "oktopk"),
+    *("gtopk", "oktopk", "twoway"),
 ]
 
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")

@@ -40,20 +40,8 @@ void ForTensors(const std::vector<Layout>& layout, const Place* places, int64_t 
   }
 }
 
-// What goes into a message.
 template <class A>
-struct Chosen {
-  std::vector<int32_t> places;
-  std::vector<A> values;
-
-  void Add(int64_t place, A value) {
-    places.push_back(static_cast<int32_t>(place));
-    values.push_back(value);
-  }
-};
-
-template <class A>
-void WriteMessage(const Regions& regions, bool fine, Chosen<A>* chosen, uint32_t* words) {
+void WriteMessage(const Regions& regions, bool fine, Sums<A>* chosen, uint32_t* words) {
   const Layout& message = regions.message;
   int64_t behind = SizeOf(regions);
   while (static_cast<int64_t>(chosen->places.size()) < message.k) chosen->Add(behind++, 0);
@@ -105,8 +93,8 @@ void Sort(uint32_t largest, std::vector<Entry<A>>* entries) {
 
 // Adds up what is at one place, the first entry of it first; `low` is the first place of all.
 template <class A>
-Chosen<A> AddUp(const std::vector<Entry<A>>& sorted, int64_t low) {
-  Chosen<A> sums;
+Sums<A> AddUp(const std::vector<Entry<A>>& sorted, int64_t low) {
+  Sums<A> sums;
   for (size_t i = 0; i < sorted.size();) {
     const uint32_t place = sorted[i].place;
     A sum = 0;
@@ -118,7 +106,7 @@ Chosen<A> AddUp(const std::vector<Entry<A>>& sorted, int64_t low) {
 
 // Writes a tensor's sums, `kept` of them, and zeros at the first free places.
 template <class A, class To>
-void WriteTensor(const Layout& tensor, const Chosen<A>& kept, uint32_t* words) {
+void WriteTensor(const Layout& tensor, const Sums<A>& kept, uint32_t* words) {
   std::vector<int32_t> places;
   std::vector<To> values;
   size_t i = 0;
@@ -170,7 +158,7 @@ void SplitPlaces(const Regions& regions, const Places<A>& own, Threads& threads,
     };
     const int64_t begin = index_of(regions.starts[worker]), end = index_of(EndOf(regions, worker));
     const int32_t* rooms = RoomsOf(regions, worker);
-    Chosen<A> chosen;
+    Sums<A> chosen;
     ForTensors(*regions.layout, own.places, begin, end, [&](int64_t t, int64_t b, int64_t e) {
       ForLargest(own.values, b, e, rooms[t], [&](int64_t i) {
         chosen.Add(own.places[i], own.values[i]);
@@ -182,8 +170,8 @@ void SplitPlaces(const Regions& regions, const Places<A>& own, Threads& threads,
 }
 
 template <class A>
-void CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker, Threads& threads,
-                   uint32_t* block) {
+Sums<A> CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker,
+                      Threads& threads, uint32_t* block) {
   const int64_t number = regions.num_workers, low = regions.starts[worker];
   std::vector<Entries<A>> received(number);
   std::vector<int64_t> real(number);
@@ -193,6 +181,7 @@ void CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker,
     wrong[i] = ReadMessage(regions, words, worker, &received[i], &real[i]);
   });
   const bool fine = std::all_of(wrong.begin(), wrong.end(), [](auto& w) { return w.empty(); });
+  Sums<A> sums;
   ForEachJob(threads, 1, [&](int64_t) {  // within a job denormals are zero
     std::vector<Entry<A>> entries;
     for (int64_t i = 0; i < number && fine; ++i) {
@@ -202,9 +191,9 @@ void CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker,
       }
     }
     Sort(static_cast<uint32_t>(EndOf(regions, worker) - low), &entries);
-    const Chosen<A> sums = AddUp(entries, low);
+    sums = AddUp(entries, low);
     const int32_t* rooms = RoomsOf(regions, worker);
-    Chosen<A> chosen;
+    Sums<A> chosen;
     ForTensors(*regions.layout, sums.places.data(), 0, sums.places.size(),
                [&](int64_t t, int64_t b, int64_t e) {
                  ForLargest(sums.values.data(), b, e, rooms[t],
@@ -212,6 +201,7 @@ void CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker,
                });
     WriteMessage(regions, fine, &chosen, block);
   });
+  return sums;
 }
 
 template <class A>
@@ -225,14 +215,14 @@ std::string UnitePlaces(const Regions& regions, const uint32_t* blocks, const Wh
     const uint32_t* words = blocks + i * regions.message_words();
     wrong[i] = ReadMessage(regions, words, i, &received[i], &real[i]);
   });
-  Chosen<A> sums;
+  Sums<A> sums;
   for (int64_t i = 0; i < number; ++i) {
     if (!wrong[i].empty()) return "the buffer of worker " + std::to_string(i) + " " + wrong[i];
     const Entries<A>& from = received[i];
     sums.places.insert(sums.places.end(), from.positions.begin(), from.positions.begin() + real[i]);
     sums.values.insert(sums.values.end(), from.values.begin(), from.values.begin() + real[i]);
   }
-  std::vector<Chosen<A>> kept;
+  std::vector<Sums<A>> kept;
   std::vector<int32_t> taken;
   int64_t base = 0;
   const uint32_t* exempt = whole.exempt;
@@ -246,7 +236,7 @@ std::string UnitePlaces(const Regions& regions, const uint32_t* blocks, const Wh
       std::copy(exempt, exempt + TensorWords(tensor), words);
       exempt += TensorWords(tensor);
     } else {
-      Chosen<A> chosen;
+      Sums<A> chosen;
       ForLargest(sums.values.data(), range->first, range->second, tensor.k, [&](int64_t i) {
         taken.push_back(sums.places[i]);
         chosen.Add(sums.places[i] - base, sums.values[i]);
@@ -270,8 +260,8 @@ std::string UnitePlaces(const Regions& regions, const uint32_t* blocks, const Wh
   template std::string ReadPlaces(const std::vector<Layout>&, const uint32_t*, int64_t,       \
                                   uint32_t, int64_t*, A*);                                    \
   template void SplitPlaces(const Regions&, const Places<A>&, Threads&, uint32_t*, int32_t*); \
-  template void CollectPlaces<A>(const Regions&, const uint32_t*, int64_t, Threads&,          \
-                                 uint32_t*);                                                  \
+  template Sums<A> CollectPlaces<A>(const Regions&, const uint32_t*, int64_t, Threads&,       \
+                                    uint32_t*);                                               \
   template std::string UnitePlaces<A>(const Regions&, const uint32_t*, const Whole&, Threads&);
 TF_DGC_INSTANTIATE(float)
 TF_DGC_INSTANTIATE(double)

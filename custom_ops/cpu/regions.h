@@ -44,12 +44,24 @@ template <class A>
 void SplitPlaces(const Regions& regions, const Places<A>& own, Threads& threads, uint32_t* rows,
                  int32_t* mine);
 
-// Writes the sums of what the owner of a region has received, in the order of workers: of each
-// tensor the largest that there is room for. If a message was damaged, the flag in the header
-// says so, and there are no sums.
+// The sums of a region, by place.
 template <class A>
-void CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker, Threads& threads,
-                   uint32_t* block);
+struct Sums {
+  std::vector<int32_t> places;
+  std::vector<A> values;
+
+  void Add(int64_t place, A value) {
+    places.push_back(static_cast<int32_t>(place));
+    values.push_back(value);
+  }
+};
+
+// Returns the sums of what the owner of a region has received, in the order of workers, and
+// writes of each tensor the largest that there is room for. If a message was damaged, the flag
+// in the header says so, and there are no sums.
+template <class A>
+Sums<A> CollectPlaces(const Regions& regions, const uint32_t* rows, int64_t worker,
+                      Threads& threads, uint32_t* block);
 
 // What `UnitePlaces` writes, and what goes into it besides the sums.
 struct Whole {

@@ -198,8 +198,12 @@ TF_DGC_PLACES_OP("TfDgcCollectPlaces")
     .Input("worker: int32")
     .TF_DGC_REGIONS
     .Output("block: int32")
+    .Output("places: int32")
+    .Output("sums: A")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->Dim(c->input(0), 1)));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->output(1));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -208,6 +212,8 @@ Adds up the entries that the owner of a region has received, and keeps the large
 rows: [workers, words], a message of each worker.
 worker: the owner.
 block: [words], a message for all workers.
+places: [sums], ascending.
+sums: [sums], all of them.
 )doc");
 
 TF_DGC_PLACES_OP("TfDgcUnitePlaces")

@@ -1,4 +1,5 @@
 // TensorFlow's side of splitting entries among workers by position, on CPUs.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -180,11 +181,22 @@ class CollectPlacesKernel : public RegionKernel {
     if (worker < 0 || worker >= regions.num_workers) {
       return absl::InvalidArgumentError("There is no such worker.");
     }
-    Values* block;
+    return wide() ? Collect<double>(context, regions, worker)
+                  : Collect<float>(context, regions, worker);
+  }
+
+  template <class A>
+  absl::Status Collect(OpKernelContext* context, const Regions& regions, int64_t worker) {
+    Values *block, *places, *values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {regions.message_words()}, &block));
     TensorFlowThreads threads(context);
-    const auto collect = wide() ? CollectPlaces<double> : CollectPlaces<float>;
-    collect(regions, Words(rows), worker, threads, Words(block));
+    const Sums<A> sums =
+        CollectPlaces<A>(regions, Words(context->input(0)), worker, threads, Words(block));
+    const int64_t count = sums.places.size();
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {count}, &places));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {count}, &values));
+    std::copy_n(sums.places.data(), count, places->flat<int32_t>().data());
+    std::copy_n(sums.values.data(), count, values->flat<A>().data());
     return absl::OkStatus();
   }
 };

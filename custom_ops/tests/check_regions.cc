@@ -15,7 +15,7 @@ namespace {
 
 using Layouts = std::vector<Layout>;
 using Words = std::vector<uint32_t>;
-using Sums = std::map<int64_t, double>;  // by place
+using ByPlace = std::map<int64_t, double>;  // by place
 
 constexpr uint32_t kFingerprint = 9, kMessage = 5;
 
@@ -62,8 +62,8 @@ Words MakeBuffer(Random& random, const Layouts& layout) {
 }
 
 // The largest of each tensor.
-Sums Largest(const Layouts& layout, const Sums& found, const int32_t* rooms) {
-  Sums kept;
+ByPlace Largest(const Layouts& layout, const ByPlace& found, const int32_t* rooms) {
+  ByPlace kept;
   int64_t begin = 0, t = 0;
   for (const Layout& tensor : layout) {
     if (tensor.exempt()) continue;
@@ -115,8 +115,8 @@ struct Case {
     return std::upper_bound(starts.begin(), starts.end(), place) - starts.begin() - 1;
   }
 
-  Sums Of(const Sums& found, int64_t owner) const {
-    Sums own;
+  ByPlace Of(const ByPlace& found, int64_t owner) const {
+    ByPlace own;
     for (const auto& entry : found) {
       if (Owner(entry.first) == owner) own.insert(entry);
     }
@@ -126,10 +126,10 @@ struct Case {
 
 // What the result has to be, of entries by worker; leaves in `sent` what there was room for.
 template <class A>
-Sums Expected(const Case<A>& all, const std::vector<Sums>& own, std::vector<Sums>* sent) {
-  Sums gathered;
+ByPlace Expected(const Case<A>& all, const std::vector<ByPlace>& own, std::vector<ByPlace>* sent) {
+  ByPlace gathered;
   for (int64_t owner = 0; owner < all.number; ++owner) {
-    Sums sums;
+    ByPlace sums;
     for (int64_t i = 0; i < all.number; ++i) {
       for (const auto& entry : all.Of(own[i], owner)) {
         (*sent)[i].insert(entry);
@@ -151,11 +151,12 @@ void Check(Random& random) {
     exempt_words += tensor.exempt() ? TensorWords(tensor) : 0;
   }
   Pool pool(1 + Below(random, 3));
-  std::vector<Sums> own(number), sent(number);
+  std::vector<ByPlace> own(number), sent(number);
   std::vector<std::vector<int64_t>> places(number, std::vector<int64_t>(count));
   std::vector<std::vector<int32_t>> mine(number, std::vector<int32_t>(count));
   std::vector<Words> rows(number, Words(number * width)), received = rows;
   Words blocks(number * width);
+  ByPlace formed;
   for (int64_t i = 0; i < number; ++i) {
     const Words words = MakeBuffer(random, all.layout);
     std::vector<A> values(count);
@@ -170,7 +171,9 @@ void Check(Random& random) {
     for (int64_t j = 0; j < number; ++j) {
       std::copy_n(rows[j].data() + i * width, width, received[i].data() + j * width);
     }
-    CollectPlaces<A>(all.regions, received[i].data(), i, pool, blocks.data() + i * width);
+    const Sums<A> sums =
+        CollectPlaces<A>(all.regions, received[i].data(), i, pool, blocks.data() + i * width);
+    for (size_t j = 0; j < sums.places.size(); ++j) formed[sums.places[j]] = sums.values[j];
   }
   Words result(BufferWords(all.layout)), exempt(exempt_words, BitCast<uint32_t>(1.0f));
   const std::unique_ptr<bool[]> delivered(new bool[count]);
@@ -179,7 +182,11 @@ void Check(Random& random) {
                       kFingerprint,  result.data(), delivered.get()};
     return UnitePlaces<A>(all.regions, blocks.data(), whole, pool);
   };
-  Sums expected = Expected(all, own, &sent);
+  ByPlace expected = Expected(all, own, &sent);
+  for (const ByPlace& of_worker : sent) {
+    for (const auto& entry : of_worker) formed[entry.first] -= entry.second;
+  }
+  for (const auto& entry : formed) REQUIRE(entry.second == 0);
   for (int64_t i = 0; i < number; ++i) {
     REQUIRE(unite(i).empty());
     for (int64_t j = 0; j < count; ++j) {

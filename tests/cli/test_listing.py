@@ -35,6 +35,7 @@ def test_lists_every_exchange(capsys):
     assert " 7, 7 " in cells["ring"]
     assert " 3, 3 " in cells["gtopk"]
     assert " 14, 2.344 " in cells["oktopk"]
+    assert " 14, 2.344 " in cells["twoway"]
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])

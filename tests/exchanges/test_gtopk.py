@@ -103,8 +103,8 @@ def test_is_the_algorithm(number, seed):
     for (where, values), total in zip(found, expected, strict=True):
         at = np.arange(5) if where is None else where[0].numpy()
         assert dict(zip(at, values[0].numpy(), strict=True)) == total
-    assert len({words.numpy().tobytes() for words, _ in outcomes}) == 1
-    for (_, delivered), mine in zip(outcomes, kept, strict=True):
+    assert len({words.numpy().tobytes() for words, *_ in outcomes}) == 1
+    for (_, delivered, _), mine in zip(outcomes, kept, strict=True):
         assert delivered.numpy().tolist() == mine
     cost = GTopK().cost_of_merge(1, number)
     assert max(map(len, record)) == cost.rounds

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_dgc.codecs import header, value_types, wire
 from tf_dgc.collectives import owning_operations
 from tf_dgc.collectives.regions import Regions
+from tf_dgc.collectives.requests import Left
 from tf_dgc.collectives.space import Entries
 from tf_dgc.ops import loader
 
@@ -65,7 +66,7 @@ def split(
 
 def collect(
     rows: tf.Tensor, starts: tf.Tensor, worker: int, regions: Regions
-) -> tf.Tensor:
+) -> tuple[tf.Tensor, Left]:
     """Return the sums of what the owner of a region has received.
 
     Summed in the order of workers; as many of each tensor as there is room for, chosen
@@ -78,17 +79,18 @@ def collect(
         regions: regions of all workers.
 
     Returns:
-        Words for all, int32 `[w]`.
+        Words for all, int32 `[w]`; and all sums.
     """
     library = loader.native().library
     if library is None:
         return owning_operations.collect(rows, starts, worker, regions)
-    return library.tf_dgc_collect_places(
+    block, places, sums = library.tf_dgc_collect_places(
         rows=rows,
         worker=worker,
         A=regions.space.dtype,
         **_arguments(starts, regions),
     )
+    return block, Left(places, sums)
 
 
 def unite(
@@ -106,14 +108,14 @@ def unite(
     Args:
         blocks: sums of all owners, int32 `[N, w]`.
         starts: place where each region begins, int64 `[N]`.
-        mine: place of each entry that was sent, as `split` returns it.
+        mine: places, int32 `[m]`, ascending but for some that are -1, as `split`
+            returns them.
         others: sums of exempt tensors, and whether a gradient was not finite; its
             positions and values are not used.
         regions: regions of all workers.
 
     Returns:
-        Words of the form, int32 `[w]`; and which of this worker's entries are in it,
-        bool `[K]`.
+        Words of the form, int32 `[w]`; and which of `mine` are in it, bool `[m]`.
 
     Raises:
         tf.errors.InvalidArgumentError: when run, for words that are refused, or were by

@@ -6,6 +6,7 @@ from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.checks import Check, gate, hold
 from tf_dgc.codecs.wire import Selection
 from tf_dgc.collectives.regions import Regions
+from tf_dgc.collectives.requests import Left
 from tf_dgc.collectives.space import Entries, largest
 
 
@@ -38,7 +39,7 @@ def split(
 
 def collect(
     rows: tf.Tensor, starts: tf.Tensor, worker: int, regions: Regions
-) -> tf.Tensor:
+) -> tuple[tf.Tensor, Left]:
     """Do what `owning.collect` does."""
     flags, ((positions, values),), checks = wire.inspect(rows, *regions.message)
     positions = tf.cast(positions, tf.int64)
@@ -59,8 +60,9 @@ def collect(
     kept = largest(tensors, tf.abs(sums), regions.rooms[worker])
     left = regions.capacity - tf.size(kept)
     positions = tf.concat([tf.gather(distinct, kept), _behind(regions)[:left]], axis=0)
-    sums = tf.pad(tf.gather(sums, kept), [[0, left]])
-    return _message(positions, sums, fine, regions)
+    largest_sums = tf.pad(tf.gather(sums, kept), [[0, left]])
+    block = _message(positions, largest_sums, fine, regions)
+    return block, Left(tf.cast(distinct, tf.int32), sums)
 
 
 def unite(

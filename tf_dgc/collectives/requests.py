@@ -121,6 +121,19 @@ class Either(NamedTuple):
     form: Form | None = None
 
 
+class Left(NamedTuple):
+    """What stays with a worker of the sums that it formed on the way.
+
+    Attributes:
+        places: places of the entries in all tensors that are not exempt, one behind the
+            other: ascending, int32 `[m]`.
+        values: values there, `[m]`.
+    """
+
+    places: tf.Tensor
+    values: tf.Tensor
+
+
 class Both(NamedTuple):
     """Reply to `Either`; what was not asked for is empty.
 
@@ -130,11 +143,14 @@ class Both(NamedTuple):
         delivered: whether each entry that this worker's words hold is still in
             `buffers`, bool, tensor after tensor; None if all are. Communicators that
             leave some out on the way say `drops_entries`.
+        left: sums that are not in `buffers`, for this worker's residual; None if there
+            are none.
     """
 
     total: tf.Tensor
     buffers: tf.Tensor
     delivered: tf.Tensor | None = None
+    left: Left | None = None
 
 
 Request: TypeAlias = Sum | Gather

@@ -44,7 +44,8 @@ class Space:
         pairs = list(zip(form.layout, form.counts, strict=True))
         sparse = [(t, k) for t, k in pairs if not t.exempt]
         self.sizes = [t.size for t, _ in sparse]
-        self.counts = tf.stack([tf.cast(k, tf.int64) for _, k in sparse])
+        counts = [tf.cast(k, tf.int64) for _, k in sparse]
+        self.counts = tf.stack(counts) if counts else tf.zeros([0], tf.int64)
         self.bases = tf.cumsum(tf.constant(self.sizes, tf.int64), exclusive=True)
         wide = any(t.dtype == tf.float64 for t, _ in sparse)
         # Sums of two float32 in float64 are rounded to the same.

@@ -11,6 +11,7 @@ from tf_dgc.collectives.requests import (
     Either,
     Form,
     Gather,
+    Left,
     Message,
     Reply,
     Sum,
@@ -113,7 +114,7 @@ class Communicator:
         """Let the check have a collective of its own in steps that ask."""
         nothing = tf.zeros([0]), tf.zeros([0], tf.int32)
         vector, _ = check.board(True, *nothing)
-        total, buffers, _ = self._choose(Either(check.due, vector, nothing[1]))
+        total, buffers, *_ = self._choose(Either(check.due, vector, nothing[1]))
         return check.leave(True, total, buffers)[0]
 
     def _within(self, request: Message) -> Reply:
@@ -171,9 +172,10 @@ class Communicator:
         dense, vector, words = either[:3]
         context = tf.distribute.get_replica_context()
         args = (dense, vector, words, self._place().worker)
-        total, buffer, delivered = context.merge_call(merge, args=args)
+        total, buffer, delivered, *left = context.merge_call(merge, args=args)
         total.set_shape(vector.shape)
-        return Both(total, tf.reshape(buffer, [1, -1]), delivered)
+        buffers = tf.reshape(buffer, [1, -1])
+        return Both(total, buffers, delivered, Left(*left) if left else None)
 
     def _merges(self, request: Message) -> bool:
         merges = self._exchange is not None and self._exchange.drops_entries

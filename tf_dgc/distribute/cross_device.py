@@ -12,6 +12,7 @@ from tf_dgc.choice import Choice, choose
 from tf_dgc.cluster.positions import Group
 from tf_dgc.collectives.lockstep import run_together
 from tf_dgc.collectives.requests import Form, Primitive, Reply
+from tf_dgc.collectives.space import Space
 from tf_dgc.distribute import pieces
 from tf_dgc.distribute.groups import Asked, Groups
 from tf_dgc.exchanges.base import Exchange, MergeRounds, Place
@@ -166,7 +167,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def merge(
         self, dense: Choice, vector: Any, words: Any, form: Form, way: Way
-    ) -> tuple[Any, Any, Any]:
+    ) -> tuple:
         """Sum a dense vector, or merge the entries of sparse buffers.
 
         Args:
@@ -178,7 +179,8 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
         Returns:
             The sum and the merged buffer `[w]`, per replica, of which one is empty; and
-            which entries of each replica are in it.
+            which entries of each replica are in it. If the exchange keeps sums, the
+            places and values of those that stay with each replica as well.
         """
         local = tf.distribute.get_strategy().experimental_local_results
         exchange, places = way
@@ -190,11 +192,13 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 return exchange.merge(words, form, place)
 
             found = self._run(merge, buffers, places)
-            return _empty(vectors), *zip(*found, strict=True)
+            words, delivered, left = zip(*found, strict=True)
+            kept = zip(*left, strict=True) if exchange.keeps_sums else ()
+            return _empty(vectors), words, delivered, *kept
 
         def summed() -> tuple:
             total = self._run(exchange.sum, vectors, places)
-            return total, _empty(buffers), _empty(buffers, tf.bool)
+            return total, *(_empty(buffers, dtype) for dtype in _types(way, form))
 
         found = choose(dense, summed, merged)
         return tuple(map(mirrored.per_replica, found))
@@ -275,6 +279,12 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
     hook = CompressedCrossDeviceOps(current, collective_ops)
     mirrored.set_cross_device_ops(strategy, hook)
     return hook
+
+
+def _types(way: Way, form: Form) -> list[tf.DType]:
+    """Return the dtypes of what comes of a merge."""
+    kept = [tf.int32, Space(form).dtype] if way.exchange.keeps_sums else []
+    return [tf.int32, tf.bool, *kept]
 
 
 def _empty(values: Any, dtype: tf.DType | None = None) -> tuple[tf.Tensor, ...]:

@@ -5,14 +5,17 @@ Knows neither methods nor strategies. May import `collectives` and what that may
 
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
+from tf_dgc.exchanges.by_owners import ByOwners
 from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.oktopk import OkTopK
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
 from tf_dgc.exchanges.tree import Tree
+from tf_dgc.exchanges.twoway import TwoWay
 
 __all__ = [
     "Butterfly",
+    "ByOwners",
     "Cost",
     "Exchange",
     "GTopK",
@@ -22,12 +25,13 @@ __all__ = [
     "Rounds",
     "Star",
     "Tree",
+    "TwoWay",
     "get",
     "names",
 ]
 
 _KNOWN: dict[str, type[Exchange]] = {
-    kind.name: kind for kind in (Ring, Tree, Butterfly, Star, GTopK, OkTopK)
+    kind.name: kind for kind in (Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay)
 }
 
 

@@ -6,15 +6,29 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Broadcast, Form, Primitive
+from tf_dgc.collectives.requests import Broadcast, Form, Left, Primitive
 
 Rounds: TypeAlias = Generator[list[Primitive], list[tf.Tensor], tf.Tensor]
 """What one worker asks for, round after round; nothing in a round it sits out."""
 
-MergeRounds: TypeAlias = Generator[
-    list[Primitive], list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]
-]
-"""The same, of `Exchange.merge`."""
+
+class Merged(NamedTuple):
+    """What `Exchange.merge` comes to.
+
+    Attributes:
+        words: buffer of the same form, int32 `[w]`, the same bits on all workers.
+        delivered: whether each entry of this worker is in it, or in what is left with
+            some worker: bool, tensor after tensor.
+        left: sums that stay with this worker; None for exchanges without `keeps_sums`.
+    """
+
+    words: tf.Tensor
+    delivered: tf.Tensor
+    left: Left | None = None
+
+
+MergeRounds: TypeAlias = Generator[list[Primitive], list[tf.Tensor], Merged]
+"""What one worker asks for, of `Exchange.merge`."""
 
 
 class Place(NamedTuple):
@@ -68,11 +82,14 @@ class Exchange(abc.ABC):
         reference: source, or why there is none.
         drops_entries: whether buffers of entries are merged on the way, by `merge`,
             which may leave some out.
+        keeps_sums: whether what is left out of sums stays with the worker that formed
+            them, and not with those that contributed.
     """
 
     name: str
     reference: str
     drops_entries = False
+    keeps_sums = False
 
     @abc.abstractmethod
     def sum(self, values: tf.Tensor, place: Place) -> Rounds:
@@ -116,8 +133,7 @@ class Exchange(abc.ABC):
             What this worker asks for.
 
         Returns:
-            The merged buffer, int32 `[w]`, the same bits on all workers; and whether
-            each entry of this worker is in it, bool, tensor after tensor.
+            The merged buffer, and what became of this worker's entries.
         """
         raise NotImplementedError
 

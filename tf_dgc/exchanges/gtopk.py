@@ -6,7 +6,15 @@ import tensorflow as tf
 from tf_dgc.codecs import bitstream
 from tf_dgc.collectives.entries import merge, num_chosen
 from tf_dgc.collectives.requests import Form, Swap
-from tf_dgc.exchanges.base import Cost, Exchange, MergeRounds, Place, Rounds, hand_over
+from tf_dgc.exchanges.base import (
+    Cost,
+    Exchange,
+    Merged,
+    MergeRounds,
+    Place,
+    Rounds,
+    hand_over,
+)
 from tf_dgc.exchanges.ring import Ring
 
 
@@ -51,12 +59,12 @@ class GTopK(Exchange):
         if helper is not None and place.worker == helper[0]:
             for _ in range(place.bits):
                 yield []
-            words, kept = yield from _hear(words, number, helper)
+            words, kept, _ = yield from _hear(words, number, helper)
         else:
-            words, kept = yield from _swap_all(words, number, form, place)
+            words, kept, _ = yield from _swap_all(words, number, form, place)
             told = tf.concat([words, bitstream.pack(tf.cast(kept, tf.int32))], axis=0)
             yield [] if helper is None else [hand_over(told, *helper[::-1])]
-        return words, tf.logical_and(places >= 0, _of(kept, places))
+        return Merged(words, tf.logical_and(places >= 0, _of(kept, places)))
 
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of a ring."""
@@ -77,13 +85,13 @@ class GTopK(Exchange):
 def _swap_all(
     words: tf.Tensor, number: int | tf.Tensor, form: Form, place: Place
 ) -> MergeRounds:
-    """Return the result, and which of the entries it began with were kept, bool."""
+    """Return the result, and which of the entries it began with were kept."""
     places = tf.range(number, dtype=tf.int32)
     for bit in range(place.bits):
         (theirs,) = yield [Swap(words, place.worker ^ 1 << bit)]
         words, step = merge(words, theirs, form)
         places = tf.where(places < 0, -1, _of(step, places))
-    return words, places >= 0
+    return Merged(words, places >= 0)
 
 
 def _hear(
@@ -94,7 +102,8 @@ def _hear(
     (told,) = yield [hand_over(tf.concat([words, bits], axis=0), *helper[::-1])]
     length = tf.size(words)
     kept = bitstream.unpack(tf.reshape(told[length:], [1, -1]))[0, :number]
-    return tf.ensure_shape(told[:length], words.shape), tf.cast(kept, tf.bool)
+    words = tf.ensure_shape(told[:length], words.shape)
+    return Merged(words, tf.cast(kept, tf.bool))
 
 
 def _of(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:

@@ -1,43 +1,22 @@
 """Ok-Topk: entries are summed by the owners of regions, and the largest go to all."""
 
-import math
-from typing import Any
-
 import keras
 import tensorflow as tf
 
-from tf_dgc.collectives import owning
-from tf_dgc.collectives.packs import SumPack
-from tf_dgc.collectives.regions import Regions
-from tf_dgc.collectives.requests import Form, Gather, Spread
-from tf_dgc.collectives.space import Entries
-from tf_dgc.exchanges.base import Cost, Exchange, MergeRounds, Place, Rounds
-from tf_dgc.exchanges.butterfly import Butterfly
-from tf_dgc.exchanges.ring import Ring
+from tf_dgc.collectives.requests import Left
+from tf_dgc.exchanges.base import Merged
+from tf_dgc.exchanges.by_owners import ByOwners
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class OkTopK(Exchange):
+class OkTopK(ByOwners):
     """Sums sparse entries by their owners, and gathers the k largest sums.
 
-    Li and Hoefler, section 3: the positions are split into a region for each worker,
-    and everyone sends its entries to the owners of their regions (all-to-all); an owner
-    sums what it receives, and the largest sums are gathered. What a worker sends is
-    about 2 (N - 1)/N of its entries, for any N.
-
-    Regions begin where the entries of all workers, on the average, are split evenly:
-    the mean of workers' quantiles, which are summed first, with exempt tensors, along a
-    butterfly. (The paper keeps them for 64 steps; here they are N - 1 numbers, and
-    always of this step.) A message has a fixed size, with some room beyond an even
-    split. Owners send as many of their largest sums as there is room for, and all
-    workers keep the k largest of these: by magnitude, for each tensor, without a
-    threshold to agree on.
+    Li and Hoefler, section 3; see `ByOwners`. (The paper keeps regions for 64 steps;
+    here they are agreed on by N - 1 numbers, and always those of this step.)
 
     An entry counts as sent if there was room for it, and the sum at its position is in
     the result; else it goes back to its worker's residual.
-
-    Values travel as wide as they are accumulated. What is no buffer of entries goes
-    around TensorFlow's ring.
 
     Args:
         slack: share of room beyond an even split, 0 or more.
@@ -45,76 +24,8 @@ class OkTopK(Exchange):
 
     name = "oktopk"
     reference = "Li and Hoefler, PPoPP 2022, algorithm 1"
-    drops_entries = True
 
-    def __init__(self, slack: float = 0.25):
-        if not 0 <= slack < math.inf:
-            raise ValueError(
-                "`slack` must be the share of room beyond an even split, a number of 0 "
-                f"or more. Received: slack={slack!r}"
-            )
-        self.slack = slack
-
-    def sum(self, values: tf.Tensor, place: Place) -> Rounds:
-        """Ask for one all-reduce."""
-        return (yield from Ring().sum(values, place))
-
-    def gather(self, words: tf.Tensor, place: Place) -> Rounds:
-        """Ask for one all-gather."""
-        return (yield from Ring().gather(words, place))
-
-    def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
-        """Agree on regions, send entries to their owners, gather the largest sums."""
-        if all(t.exempt for t in form.layout):
-            # Such a step is dense: where that is decided at run time, this is traced.
-            return words, tf.zeros([0], tf.bool)
-        regions = Regions(form, place.num_workers, self.slack)
-        own = owning.read(words, regions)
-        offsets, others = yield from _sum(regions.offsets(own.positions), own, place)
-        starts = regions.starts(offsets)
-        rows, mine = owning.split(own, starts, regions)
-        (received,) = yield [Spread(rows)]
-        block = owning.collect(received, starts, place.worker, regions)
-        (blocks,) = yield [Gather(block)]
-        return owning.unite(blocks, starts, mine, others, regions)
-
-    def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a ring."""
-        return Ring().cost_of_sum(num_bytes, num_workers)
-
-    def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a ring; see `cost_of_merge`."""
-        return Ring().cost_of_gather(num_bytes, num_workers)
-
-    def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return it for about 42 bits per entry, and no exempt tensors.
-
-        A position takes log2 N bits more than in the payload: of N times as many.
-        """
-        others = num_workers - 1
-        longer = 1 + math.log2(num_workers) / 42
-        rounds = Butterfly().cost_of_sum(0, num_workers).rounds + 1 + others
-        each = 2 * others / num_workers * (1 + self.slack) * longer * num_bytes
-        return Cost(rounds, each, each)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {"slack": self.slack}
-
-
-def _sum(offsets: tf.Tensor, own: Entries, place: Place) -> Any:
-    """Return the sums of offsets, and of all of a worker's that is no entry."""
-    values = [offsets, *own.whole]
-    finite = tf.equal(own.flag, 0)
-    packs = []
-    for dtype in dict.fromkeys(v.dtype for v in values):
-        parts = {i: v for i, v in enumerate(values) if v.dtype == dtype}
-        packs.append(SumPack(parts, finite))
-    sums: dict[int, tf.Tensor] = {}
-    for pack in packs:
-        total = yield from Butterfly().sum(pack.message.values, place)
-        found, nonfinite = pack.unpack(total)
-        sums.update(found)
-    flag = tf.minimum(nonfinite, 1)
-    whole = [sums[i] for i in range(1, len(values))]
-    return sums[0], own._replace(whole=whole, flag=flag)
+    def _settle(
+        self, words: tf.Tensor, found: tf.Tensor, mine: tf.Tensor, sums: Left
+    ) -> Merged:
+        return Merged(words, found)

@@ -72,7 +72,7 @@ class CompressedOptimizer(OptimizerWrapper):
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
         exchange: ways of sums and gathers: "ring", "tree", "butterfly", "star" or, for
-            `TopK`, "gtopk" and "oktopk"; or a `tf_dgc.exchanges.Exchange`.
+            `TopK`, "gtopk", "oktopk" and "twoway"; or a `tf_dgc.exchanges.Exchange`.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.

@@ -145,7 +145,7 @@ def _settle(inputs: Inputs, arrived: Arrived) -> None:
     """Mend what is kept by what was left out on the way; remember what was sent."""
     for part, reply in arrived:
         if reply.delivered is not None:
-            settle(part.local, part.words, reply.delivered)
+            settle(part.local, part.words, reply.delivered, reply.left)
     recorder = inputs.memory.last_sent
     if recorder is None:
         return
@@ -168,7 +168,7 @@ def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
     sums: dict[int, tf.Tensor] = {}
     nonfinite = None
     for part, reply in arrived:
-        total, buffers, _ = _after(nonfinite, reply)
+        total, buffers, *_ = _after(nonfinite, reply)
         found, nonfinite = path.unpack(part.plan, total, buffers)
         sums.update(zip(part.places, found, strict=True))
     return [sums[i] for i in sorted(sums)], nonfinite
@@ -177,7 +177,7 @@ def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
 def _apply(arrived: Arrived, rule: UpdateRule) -> tf.Tensor:
     nonfinite = None
     for part, reply in arrived:
-        total, buffers, _ = _after(nonfinite, reply)
+        total, buffers, *_ = _after(nonfinite, reply)
         own = rule.of(part.places)
         nonfinite = native_update.apply(part.plan, total, buffers, own)
     return nonfinite
