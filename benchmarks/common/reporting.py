@@ -57,7 +57,9 @@ def _setting(row):
     if "card" in row:
         return row["card"]
     onednn = {True: "on", False: "off"}.get(row.get("onednn"), "unknown")
-    return f"Processor: {row.get('processor', 'unknown')}, oneDNN {onednn}"
+    text = f"Processor: {row.get('processor', 'unknown')}, oneDNN {onednn}"
+    slow = row.get("no_native_operations")
+    return f"{text}, no native operations ({slow})" if slow else text
 
 
 def markdown(rows, columns):
@@ -82,7 +84,10 @@ def write(rows, path, origin=None):
 
 
 def provenance():
-    """Return versions, commit, processor, and whether TensorFlow uses oneDNN.
+    """Return versions, commit, processor, and what operations take their times.
+
+    TensorFlow's may use oneDNN; why there are no native ones is said where there are
+    none.
 
     The commit is the benchmark's, with "-dirty" if files differ from it. It is also
     that of the package where this was imported from the same checkout.
@@ -93,6 +98,7 @@ def provenance():
     import tf_dgc
     from tf_dgc._internals import tracing
     from tf_dgc.launch import onednn
+    from tf_dgc.ops import loader
 
     checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
@@ -105,6 +111,7 @@ def provenance():
         "cpus": os.cpu_count(),
         "processor": onednn.processor(),
         "onednn": tracing.uses_onednn(),
+        "no_native_operations": loader.native().reason,
     }
 
 

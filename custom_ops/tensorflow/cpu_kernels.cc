@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "border.h"
 #include "compress.h"
+#include "cpu_kernel.h"
 #include "rule_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "threads.h"
@@ -23,18 +23,13 @@ using tensorflow::OpKernelContext;
 // Not tf_dgc::Tensor.
 using Values = tensorflow::Tensor;
 
-class CompressKernel : public CompressBase {
+class CompressKernel : public CpuKernel<CompressBase> {
  public:
-  using CompressBase::CompressBase;
+  using CpuKernel::CpuKernel;
   ~CompressKernel() override { TakeFromTensorFlow(); }
 
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
-
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     CompressInputs inputs;
     TF_RETURN_IF_ERROR(Collect(context, CopyOnHost, &inputs));
     const int64_t num = num_tensors();
@@ -73,9 +68,9 @@ class CompressKernel : public CompressBase {
 };
 
 // Decodes buffers of all workers.
-class DecodeKernel : public WireKernel<OpKernel> {
+class DecodeKernel : public CpuKernel<WireKernel<OpKernel>> {
  public:
-  using WireKernel::WireKernel;
+  using CpuKernel::CpuKernel;
 
  protected:
   absl::Status Decode(const std::vector<Layout>& layout, const Values& buffers, Threads& threads,
@@ -90,21 +85,12 @@ class DecodeKernel : public WireKernel<OpKernel> {
   }
 };
 
-class SumKernel : public DecodeKernel {
+class SumKernel : public Sized<DecodeKernel> {
  public:
-  explicit SumKernel(OpKernelConstruction* context) : DecodeKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
-    GiveToTensorFlow();
-  }
-  ~SumKernel() override { TakeFromTensorFlow(); }
-
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
+  using Sized::Sized;
 
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     std::vector<Layout> layout;
     TF_RETURN_IF_ERROR(MakeLayout(sizes_, context->input(1), &layout));
     TensorFlowThreads threads(context);
@@ -122,21 +108,14 @@ class SumKernel : public DecodeKernel {
     decoded.Sum(sums, threads);
     return absl::OkStatus();
   }
-
-  std::vector<int64_t> sizes_;
 };
 
 class DescendKernel : public DecodeKernel {
  public:
   using DecodeKernel::DecodeKernel;
 
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
-
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     OpInputList handles;
     TF_RETURN_IF_ERROR(context->input_list("variables", &handles));
     const Values& rate = context->input(handles.size());
@@ -173,13 +152,8 @@ class ApplyKernel : public DecodeKernel {
   }
   ~ApplyKernel() override { TakeFromTensorFlow(); }
 
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
-
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     const Values *buffers, *counts;
     TF_RETURN_IF_ERROR(context->input("buffers", &buffers));
     TF_RETURN_IF_ERROR(context->input("counts", &counts));
@@ -202,22 +176,17 @@ class ApplyKernel : public DecodeKernel {
   RuleAttributes attributes_;
 };
 
-class ApplySumsKernel : public OpKernel {
+class ApplySumsKernel : public CpuKernel<OpKernel> {
  public:
-  explicit ApplySumsKernel(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ApplySumsKernel(OpKernelConstruction* context) : CpuKernel(context) {
     OP_REQUIRES_OK(context, attributes_.Read(context));
     OP_REQUIRES_OK(context, context->GetAttr("flat", &flat_));
     GiveToTensorFlow();
   }
   ~ApplySumsKernel() override { TakeFromTensorFlow(); }
 
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
-
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     OpInputList inputs;
     TF_RETURN_IF_ERROR(context->input_list("sums", &inputs));
     LockedRules rules;

@@ -1,9 +1,8 @@
 // TensorFlow's side of the look for what is not finite, on CPUs.
 #include <vector>
 
-#include "border.h"
+#include "cpu_kernel.h"
 #include "finite.h"
-#include "guard.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "threads.h"
 #include "types.h"
@@ -14,17 +13,12 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 
-class AllFiniteKernel : public OpKernel {
+class AllFiniteKernel : public CpuKernel<OpKernel> {
  public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
+  using CpuKernel::CpuKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     std::vector<Array> arrays;
     for (int i = 0; i < context->num_inputs(); ++i) {
       const tensorflow::Tensor& values = context->input(i);

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "border.h"
+#include "cpu_kernel.h"
 #include "merge.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "threads.h"
@@ -12,26 +12,16 @@ namespace tf_dgc {
 namespace {
 
 using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 // Not tf_dgc::Tensor.
 using Values = tensorflow::Tensor;
 
-class MergeKernel : public WireKernel<OpKernel> {
+class MergeKernel : public Sized<CpuKernel<WireKernel<OpKernel>>> {
  public:
-  explicit MergeKernel(OpKernelConstruction* context) : WireKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
-    GiveToTensorFlow();
-  }
-  ~MergeKernel() override { TakeFromTensorFlow(); }
-
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
+  using Sized::Sized;
 
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     const Values &mine = context->input(0), &theirs = context->input(1);
     if (mine.dims() != 1 || mine.shape() != theirs.shape()) {
       return absl::InvalidArgumentError("`mine` and `theirs` must be as many words.");
@@ -51,8 +41,6 @@ class MergeKernel : public WireKernel<OpKernel> {
               places->flat<int32_t>().data());
     return wrong.empty() ? absl::OkStatus() : WrongBuffer(wrong);
   }
-
-  std::vector<int64_t> sizes_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfDgcMerge").Device(tensorflow::DEVICE_CPU), MergeKernel);

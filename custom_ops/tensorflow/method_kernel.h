@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cpu_kernel.h"
 #include "engine.h"
-#include "guard.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "threads.h"
 #include "types.h"
@@ -146,18 +146,7 @@ class MethodAttributes : public Base {
 };
 
 // On CPUs.
-class MethodKernel : public MethodAttributes<OpKernel> {
- public:
-  using MethodAttributes::MethodAttributes;
-
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
-
- protected:
-  virtual absl::Status Run(OpKernelContext* context) = 0;
-};
+using MethodKernel = CpuKernel<MethodAttributes<OpKernel>>;
 
 }  // namespace tf_dgc
 

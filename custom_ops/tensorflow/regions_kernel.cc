@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "border.h"
+#include "cpu_kernel.h"
 #include "regions.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "threads.h"
@@ -26,26 +26,21 @@ uint32_t* Words(Values* values) {
   return reinterpret_cast<uint32_t*>(values->flat<int32_t>().data());
 }
 
-class ReadPlacesKernel : public WireKernel<OpKernel> {
+class ReadPlacesKernel : public Sized<CpuKernel<WireKernel<OpKernel>>> {
  public:
-  explicit ReadPlacesKernel(OpKernelConstruction* context) : WireKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
+  explicit ReadPlacesKernel(OpKernelConstruction* context) : Sized(context) {
     OP_REQUIRES_OK(context, context->GetAttr("A", &type_));
     GiveToTensorFlow();
   }
   ~ReadPlacesKernel() override { TakeFromTensorFlow(); }
 
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] {
-                     return type_ == tensorflow::DT_DOUBLE ? Run<double>(context)
-                                                           : Run<float>(context);
-                   }));
+ private:
+  absl::Status Run(OpKernelContext* context) override {
+    return type_ == tensorflow::DT_DOUBLE ? Read<double>(context) : Read<float>(context);
   }
 
- private:
   template <class A>
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Read(OpKernelContext* context) {
     const Values& words = context->input(0);
     std::vector<Layout> layout;
     TF_RETURN_IF_ERROR(MakeLayout(sizes_, context->input(1), &layout));
@@ -60,17 +55,15 @@ class ReadPlacesKernel : public WireKernel<OpKernel> {
     return wrong.empty() ? absl::OkStatus() : WrongBuffer("one's own buffer " + wrong);
   }
 
-  std::vector<int64_t> sizes_;
   tensorflow::DataType type_;
 };
 
 // What operations with regions share: the regions. Their inputs end with `counts`, `starts`,
 // `rooms` and `capacity`.
-class RegionKernel : public WireKernel<OpKernel> {
+class RegionKernel : public Sized<CpuKernel<WireKernel<OpKernel>>> {
  public:
-  explicit RegionKernel(OpKernelConstruction* context) : WireKernel(context) {
+  explicit RegionKernel(OpKernelConstruction* context) : Sized(context) {
     int64_t fingerprint;
-    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("A", &type_));
     OP_REQUIRES_OK(context, context->GetAttr("message_size", &message_size_));
     OP_REQUIRES_OK(context, context->GetAttr("message_fingerprint", &fingerprint));
@@ -78,11 +71,6 @@ class RegionKernel : public WireKernel<OpKernel> {
     GiveToTensorFlow();
   }
   ~RegionKernel() override { TakeFromTensorFlow(); }
-
-  void Compute(OpKernelContext* context) override {
-    const Called called;
-    OP_REQUIRES_OK(context, Guarded([&] { return Run(context); }));
-  }
 
  protected:
   virtual absl::Status Work(OpKernelContext* context, const Regions& regions) = 0;
@@ -98,7 +86,7 @@ class RegionKernel : public WireKernel<OpKernel> {
   }
 
  private:
-  absl::Status Run(OpKernelContext* context) {
+  absl::Status Run(OpKernelContext* context) override {
     const int first = context->num_inputs() - 4;
     const Values &starts = context->input(first + 1), &rooms = context->input(first + 2);
     std::vector<Layout> layout;
@@ -136,7 +124,6 @@ class RegionKernel : public WireKernel<OpKernel> {
     return absl::InvalidArgumentError("The regions do not split the places among workers.");
   }
 
-  std::vector<int64_t> sizes_;
   tensorflow::DataType type_;
   int64_t message_size_;
   uint32_t message_fingerprint_;

@@ -84,6 +84,20 @@ struct CompressInputs {
   LockedDivisors divisors;
 };
 
+// An operation whose tensors' sizes are an attribute.
+template <class Base>
+class Sized : public Base {
+ public:
+  explicit Sized(tensorflow::OpKernelConstruction* context) : Base(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
+    GiveToTensorFlow();
+  }
+  ~Sized() override { TakeFromTensorFlow(); }
+
+ protected:
+  std::vector<int64_t> sizes_;
+};
+
 class CompressBase : public WireKernel<tensorflow::OpKernel> {
  public:
   explicit CompressBase(tensorflow::OpKernelConstruction* context) : WireKernel(context) {

@@ -196,6 +196,9 @@ def test_the_setting_of_rows_that_differ(monkeypatch):
     rows = [{"mode": "none"}, {"mode": "dgc", "onednn": True}]
     assert reporting.setting(rows, origin) == "Processor: P, oneDNN on"
     assert reporting.setting(rows, {"card": "C"}) == "C"
+    slow = {**origin, "no_native_operations": "why"}
+    expected = "Processor: P, oneDNN on, no native operations (why)"
+    assert reporting.setting(rows, slow) == expected
     assert reporting.setting([{}], {}) == "Processor: unknown, oneDNN unknown"
     for different in ({"onednn": False}, {"processor": "Q"}):
         text = reporting.setting([*rows, different], origin)
