@@ -246,16 +246,20 @@ def test_natively_it_is_the_same(monkeypatch, seed):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_counts_that_are_known_when_it_runs(seed):
-    """As where the sparsity is scheduled; messages are a little longer then."""
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("path", ["native", "operations"])
+def test_traced(monkeypatch, path, known):
+    """Also where the sparsity is scheduled; messages are a little longer then."""
+    if path == "operations":
+        monkeypatch.setattr(loader, "native", lambda: NOT_THERE)
+    rng = np.random.default_rng(0)
     workers = [draw(MIXED, anywhere, rng, w) for w in range(3)]
     words = [as_words(MIXED, w) for w in workers]
 
     @tf.function(autograph=False)
     def step(counts, *words):
-        return run(Form(MIXED.layout, tf.unstack(counts)), words)
+        counts = MIXED.counts if known else tf.unstack(counts)
+        return run(Form(MIXED.layout, counts), words)
 
     found = step(tf.constant(MIXED.counts), *words)
     for ours, theirs in zip(found, run(MIXED, words), strict=True):

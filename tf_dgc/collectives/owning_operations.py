@@ -135,13 +135,16 @@ def _is_in(ascending: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 def _free(taken: tf.Tensor, regions: Regions) -> tf.Tensor:
     """Return the first places that are free, as many of each tensor as are wanted."""
     counts, bases = regions.space.counts, regions.space.bases
-    tensors = tf.repeat(tf.range(len(regions.space.sizes)), counts)
+    number = len(regions.space.sizes)
+    tensors = tf.repeat(tf.range(number), counts)
     ranks = tf.range(tf.size(tensors, tf.int64))
     ranks -= tf.gather(tf.cumsum(counts, exclusive=True), tensors)
     places = tf.gather(bases, tensors) + ranks  # the first k of each tensor will do
     is_free = tf.logical_not(_is_in(taken, places))
     places = tf.boolean_mask(places, is_free)
     tensors = tf.boolean_mask(tensors, is_free)
-    found = tf.math.bincount(regions.space.tensors_of(taken), minlength=len(bases))
+    found = tf.math.bincount(
+        regions.space.tensors_of(taken), minlength=len(regions.space.sizes)
+    )
     wanted = counts - tf.cast(found, tf.int64)
     return tf.gather(places, largest(tensors, tf.ones_like(places), wanted))
