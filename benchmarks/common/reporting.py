@@ -100,6 +100,7 @@ def provenance():
     from tf_dgc.launch import onednn
     from tf_dgc.ops import loader
 
+    native = loader.native()
     checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
         "tensorflow": tf.__version__,
@@ -111,7 +112,7 @@ def provenance():
         "cpus": os.cpu_count(),
         "processor": onednn.processor(),
         "onednn": tracing.uses_onednn(),
-        "no_native_operations": loader.native().reason,
+        "no_native_operations": None if native.library else native.reason,
     }
 
 
