@@ -193,8 +193,9 @@ def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
             whether the shape is known while tracing or not.
     """
     name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
+    shape: Any
     if tensor.shape.is_fully_defined():
-        shape: Any = np.array(tensor.shape.as_list(), np.int64)
+        shape = np.array(tensor.shape.as_list(), np.int64)
         factors, add_up = _FACTORS[: len(shape)], np.sum
     else:
         shape = tf.shape(tensor, tf.int64)
