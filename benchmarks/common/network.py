@@ -10,6 +10,8 @@ import sys
 from tf_dgc.launch import loopback
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
+# Of what passes at once: small against a step, and not below a segment of 64 kB.
+_BURSTS = {"10gbit": "512kb", "1gbit": "512kb", "100mbit": "100kb"}
 
 _FIRST_PORT = 20100
 _TRANSFER = pathlib.Path(__file__).parents[1] / "workers" / "transfer.py"
@@ -133,11 +135,11 @@ class Namespaces:
 
     def limit(self, measure=True):
         """Apply the rate; and measure what the links carry then."""
-        # The burst is small against a step, and large enough for 10 Gbit/s.
         for namespace, device in self._ends():
             _run(
                 *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"),
-                *("tbf", "rate", self._rate, "burst", "512kb", "latency", "100ms"),
+                *("tbf", "rate", self._rate, "burst", _BURSTS[self._rate]),
+                *("latency", "100ms"),
             )
         if measure:
             self.measured_mbit = min(

@@ -32,6 +32,10 @@ void* Allocate(std::size_t size) {
 #define TF_DGC_NOT_INLINED __attribute__((noinline))
 TF_DGC_NOT_INLINED void* operator new(std::size_t size) { return Allocate(size); }
 TF_DGC_NOT_INLINED void* operator new[](std::size_t size) { return Allocate(size); }
+// What the standard library tries for temporary memory; there may be none.
+TF_DGC_NOT_INLINED void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return remaining.load() < 0 ? std::malloc(size > 0 ? size : 1) : nullptr;
+}
 TF_DGC_NOT_INLINED void operator delete(void* memory) noexcept { std::free(memory); }
 TF_DGC_NOT_INLINED void operator delete[](void* memory) noexcept { std::free(memory); }
 TF_DGC_NOT_INLINED void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
