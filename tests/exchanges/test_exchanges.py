@@ -82,6 +82,34 @@ def traffic(record):
     return sent, received
 
 
+def longest_path(record):
+    """Return the bytes that wait for each other, of messages between two workers.
+
+    Both have to be there for one to begin, and it takes as long as it has bytes.
+    """
+    waiting = [list(messages) for messages in record]
+    over = [0] * len(record)
+
+    def partner(worker):
+        if not waiting[worker]:
+            return None
+        message = waiting[worker][0]
+        ends = getattr(message, "group", None)
+        return sum(ends) - worker if ends else message.partner
+
+    while any(waiting):
+        worker, other = next(
+            (w, p)
+            for w in range(len(record))
+            if (p := partner(w)) is not None and partner(p) == w
+        )
+        message = waiting[worker].pop(0)
+        waiting[other].pop(0)
+        size = message.values.dtype.size * int(tf.size(message.values))
+        over[worker] = over[other] = max(over[worker], over[other]) + size
+    return max(over)
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("exchange", OWN, ids=str)
 @pytest.mark.parametrize("kind", ["sum", "gather"])
@@ -95,6 +123,8 @@ def test_costs_what_it_says(exchange, number, kind):
     assert sent.max() == cost.sent
     assert received.max() == cost.received
     assert sent.sum() == received.sum()
+    # Of trees whose parts are of different sizes it is nearly that.
+    assert cost.path == pytest.approx(longest_path(record), rel=0.05)
 
 
 @pytest.mark.parametrize("exchange", OWN, ids=str)

@@ -65,11 +65,14 @@ class Cost(NamedTuple):
         rounds: number of rounds that one takes part in.
         sent: number of bytes that one sends.
         received: number of bytes that one receives.
+        path: number of bytes that go one behind the other from the first round to the
+            last, on links that carry as many both ways at once.
     """
 
     rounds: int
     sent: float
     received: float
+    path: float
 
 
 class Exchange(abc.ABC):

@@ -80,8 +80,9 @@ class Butterfly(Exchange):
         core = 2**bits
         each = 2 * num_bytes * (core - 1) / core
         if core == num_workers:
-            return Cost(2 * bits, each, each)
-        return Cost(2 * bits + 2, each + num_bytes, each + num_bytes)
+            return Cost(2 * bits, each, each, each)
+        more = each + num_bytes
+        return Cost(2 * bits + 2, more, more, more + num_bytes)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of a worker that helps another one, if there is one."""
@@ -89,9 +90,9 @@ class Butterfly(Exchange):
         core = 2**bits
         each = (core - 1) * num_bytes
         if core == num_workers:
-            return Cost(bits, each, each)
+            return Cost(bits, each, each, each)
         sent = 2 * each + num_workers * num_bytes
-        return Cost(bits + 2, sent, 2 * each + num_bytes)
+        return Cost(bits + 2, sent, 2 * each + num_bytes, sent + num_bytes)
 
 
 def _is_helped(place: Place) -> bool:

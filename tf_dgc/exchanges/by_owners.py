@@ -104,7 +104,7 @@ class ByOwners(Exchange):
         longer = 1 + math.log2(num_workers) / 42
         rounds = Butterfly().cost_of_sum(0, num_workers).rounds + 1 + others
         each = 2 * others / num_workers * (1 + self.slack) * longer * num_bytes
-        return Cost(rounds, each, each)
+        return Cost(rounds, each, each, each)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

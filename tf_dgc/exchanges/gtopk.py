@@ -78,8 +78,10 @@ class GTopK(Exchange):
         """Return that of a worker that helps another one, if there is one."""
         bits = num_workers.bit_length() - 1
         if num_workers == 2**bits:
-            return Cost(bits, bits * num_bytes, bits * num_bytes)
-        return Cost(bits + 2, (bits + 2) * num_bytes, (bits + 1) * num_bytes)
+            each = bits * num_bytes
+            return Cost(bits, each, each, each)
+        sent = (bits + 2) * num_bytes
+        return Cost(bits + 2, sent, sent - num_bytes, sent)
 
 
 def _swap_all(

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Broadcast
+from tf_dgc.collectives.requests import Swap
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds, hand_over, num_entries
 
 
@@ -56,7 +56,8 @@ class Star(Exchange):
         """Return that of a server, which is a worker as well."""
         servers = min(self.shards, num_workers)
         each = (num_workers + servers - 2) * num_bytes / servers
-        return Cost(2 * (num_workers - 1), each, each)
+        path = 2 * self._meetings(num_workers) * num_bytes / servers
+        return Cost(2 * (num_workers - 1), each, each, path)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of a server, which sends what it has of all to all."""
@@ -66,11 +67,17 @@ class Star(Exchange):
         received = (num_workers - 1) * shard + others * num_workers * shard
         if servers < num_workers:  # who is none gets all shards back
             received = max(received, num_workers * num_bytes)
-        return Cost(2 * (num_workers - 1), sent, received)
+        path = self._meetings(num_workers) * (1 + num_workers) * shard
+        return Cost(2 * (num_workers - 1), sent, received, path)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"shards": self.shards}
+
+    def _meetings(self, num_workers: int) -> int:
+        """Return the rounds that go by, each way; in one of them a server waits."""
+        waits = self.shards > 1 and num_workers > 2
+        return num_workers if waits else num_workers - 1
 
     def _servers(self, place: Place) -> int:
         return min(self.shards, place.num_workers)
@@ -83,44 +90,41 @@ class Star(Exchange):
 
     def _collect(self, shards: list[tf.Tensor], place: Place) -> Any:
         """Return the shard of all workers, by worker, if this one is a server."""
-        worker, number = place
-        is_server = worker < len(shards)
-        rows = {worker: shards[worker]} if is_server else {}
-        for distance in range(1, number):
-            source, server = (worker + distance) % number, (worker - distance) % number
-            asked = []
-            if server < len(shards):
-                asked.append(hand_over(shards[server], worker, server))
-            if is_server:
-                asked.append(hand_over(shards[worker], source, worker))
-            replies = yield from _all(asked)
-            if is_server:
-                rows[source] = replies[-1]
-        return [rows[i] for i in range(number)] if is_server else None
+        worker, servers = place.worker, len(shards)
+        rows = {worker: shards[worker]} if worker < servers else {}
+        for other in _partners(place):
+            if other == worker or min(worker, other) >= servers:
+                yield []
+            elif max(worker, other) < servers:
+                (rows[other],) = yield [Swap(shards[other], other)]
+            elif worker < servers:
+                (rows[other],) = yield [hand_over(shards[worker], other, worker)]
+            else:
+                yield [hand_over(shards[other], worker, other)]
+        return [rows[i] for i in range(place.num_workers)] if rows else None
 
     def _send_back(self, mine: tf.Tensor | None, empty: tf.Tensor, place: Place) -> Any:
         """Return what each server has; `empty` has the shape of it."""
-        worker, number = place
-        servers = self._servers(place)
+        worker, servers = place.worker, self._servers(place)
         found = {worker: mine}
-        for distance in range(1, number):
-            target, server = (worker + distance) % number, (worker - distance) % number
-            asked = []
-            if worker < servers:
-                asked.append(hand_over(mine, worker, target))
-            if server < servers:
-                asked.append(hand_over(empty, server, worker))
-            replies = yield from _all(asked)
-            if server < servers:
-                found[server] = replies[-1]
+        for other in _partners(place):
+            if other == worker or min(worker, other) >= servers:
+                yield []
+            elif max(worker, other) < servers:
+                (found[other],) = yield [Swap(mine, other)]
+            elif worker < servers:
+                yield [hand_over(mine, worker, other)]
+            else:
+                (found[other],) = yield [hand_over(empty, other, worker)]
         return [found[i] for i in range(servers)]
 
 
-def _all(asked: list[Broadcast]) -> Any:
-    """Ask in an order that is the same for all, so that no two wait for each other."""
-    order = sorted(range(len(asked)), key=lambda i: (asked[i].group, asked[i].source))
-    replies = yield [asked[i] for i in order]
-    return [replies[order.index(i)] for i in range(len(asked))]
+def _partners(place: Place) -> list[int]:
+    """Return whom a worker meets round by round, all once: itself, and it sits out.
+
+    As in a tournament, in round r those whose indices add up to r modulo N.
+    """
+    return [(r - place.worker) % place.num_workers for r in range(place.num_workers)]
 
 
 def _add(rows: list[tf.Tensor]) -> tf.Tensor:

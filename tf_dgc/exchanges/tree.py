@@ -67,14 +67,16 @@ class Tree(Exchange):
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of worker 0, which meets log2 N others in either direction."""
         depth = _depth(num_workers)
-        return Cost(2 * depth, depth * num_bytes, depth * num_bytes)
+        each = depth * num_bytes
+        return Cost(2 * depth, each, each, 2 * each)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of worker 0, which sends to each the rows that it lacks."""
         depth = _depth(num_workers)
         lacking = depth * num_workers - (num_workers - 1)
         received = (num_workers - 1) * num_bytes
-        return Cost(2 * depth, lacking * num_bytes, received)
+        sent = lacking * num_bytes
+        return Cost(2 * depth, sent, received, received + sent)
 
 
 def _depth(num_workers: int) -> int:
