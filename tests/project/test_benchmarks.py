@@ -206,7 +206,7 @@ def test_the_setting_of_rows_that_differ(monkeypatch):
         assert text.endswith("oneDNN off" if "onednn" in different else "Q, oneDNN on")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_soak(tmp_path):
     """A short one."""
