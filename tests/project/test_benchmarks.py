@@ -267,5 +267,5 @@ def test_exchange(tmp_path):
     )
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
-    assert len(rows) == 6 + 6 + 7
+    assert len(rows) == 6 + 6 + 9
     assert all(row["median_ms"] > 0 and row["rounds"] >= 2 for row in rows)
