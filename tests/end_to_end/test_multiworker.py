@@ -32,7 +32,9 @@ def run(starter):
     return run
 
 
-@pytest.mark.parametrize("num_workers", [exhaustive(1), 2, exhaustive(3), exhaustive(4)])
+@pytest.mark.parametrize(
+    "num_workers", [exhaustive(1), 2, exhaustive(3), exhaustive(4)]
+)
 def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     finished = run("fit", num_workers, tmp_path)
     assert finished.codes == [0] * num_workers
