@@ -13,7 +13,7 @@ from selection import in_turn, rows
 
 import tf_dgc
 from tf_dgc import exchanges
-from tf_dgc.collectives.requests import Broadcast, Either, Swap
+from tf_dgc.collectives.requests import Broadcast, Either, Sum, Swap
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.exchanges.base import Place
 from tf_dgc.testing.communicator import run_all
@@ -52,6 +52,28 @@ def test_all_have_the_same(exchange, number, size):
     np.testing.assert_array_equal(simulate(exchange, "sum", words)[0], sum(words))
     for everyone in simulate(exchange, "gather", words):
         np.testing.assert_array_equal(everyone, words)
+
+
+def test_what_is_made_from_a_ring_goes_its_own_way(strategies):
+    """As the one in the docs: a communicator does not take it for the default."""
+    asked = []
+
+    class Counting(exchanges.Ring):
+        def sum(self, values, place):
+            asked.append(place.worker)
+            return (yield from super().sum(values, place))
+
+    @tf.function(autograph=False)
+    def step():
+        def replica():
+            communicator = Communicator(strategies[2], Counting())
+            return communicator.answer(Sum(tf.ones([3])))
+
+        return strategies[2].run(replica)
+
+    for total in strategies[2].experimental_local_results(step()):
+        np.testing.assert_array_equal(total, [2, 2, 2])
+    assert asked == [0, 1]
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])

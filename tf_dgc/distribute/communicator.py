@@ -49,7 +49,8 @@ class Communicator:
         self._hook = (
             cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
         )
-        self._exchange = None if isinstance(exchange, Ring) else exchange
+        # What is made from it has ways of its own.
+        self._exchange = None if type(exchange) is Ring else exchange
         if self._hook and exchange and exchange.drops_entries:
             self.drops_entries = True
 

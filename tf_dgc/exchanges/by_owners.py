@@ -11,12 +11,12 @@ from tf_dgc.collectives.packs import SumPack
 from tf_dgc.collectives.regions import Regions
 from tf_dgc.collectives.requests import Form, Gather, Left, Spread
 from tf_dgc.collectives.space import Entries
-from tf_dgc.exchanges.base import Cost, Exchange, Merged, MergeRounds, Place, Rounds
+from tf_dgc.exchanges.base import Cost, Merged, MergeRounds, Place
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.ring import Ring
 
 
-class ByOwners(Exchange):
+class ByOwners(Ring):
     """Sums sparse entries by their owners, and gathers the k largest sums.
 
     The positions are split into a region for each worker, and everyone sends its
@@ -46,14 +46,6 @@ class ByOwners(Exchange):
                 f"or more. Received: slack={slack!r}"
             )
         self.slack = slack
-
-    def sum(self, values: tf.Tensor, place: Place) -> Rounds:
-        """Ask for one all-reduce."""
-        return (yield from Ring().sum(values, place))
-
-    def gather(self, words: tf.Tensor, place: Place) -> Rounds:
-        """Ask for one all-gather."""
-        return (yield from Ring().gather(words, place))
 
     def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
         """Agree on regions, send entries to their owners, gather the largest sums."""
@@ -86,14 +78,6 @@ class ByOwners(Exchange):
                 room for it.
             sums: all sums of this worker's region.
         """
-
-    def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a ring."""
-        return Ring().cost_of_sum(num_bytes, num_workers)
-
-    def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a ring; see `cost_of_merge`."""
-        return Ring().cost_of_gather(num_bytes, num_workers)
 
     def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
         """Return it for about 42 bits per entry, and no exempt tensors.

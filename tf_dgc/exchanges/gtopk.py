@@ -8,18 +8,16 @@ from tf_dgc.collectives.entries import merge, num_chosen
 from tf_dgc.collectives.requests import Form, Swap
 from tf_dgc.exchanges.base import (
     Cost,
-    Exchange,
     Merged,
     MergeRounds,
     Place,
-    Rounds,
     hand_over,
 )
 from tf_dgc.exchanges.ring import Ring
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class GTopK(Exchange):
+class GTopK(Ring):
     """Sums sparse entries by swapping with partners, and keeps the k largest each time.
 
     Shi et al., algorithm 3: after round r, groups of 2^(r+1) workers hold the same k
@@ -39,14 +37,6 @@ class GTopK(Exchange):
     reference = "Shi et al., ICDCS 2019, algorithm 3"
     drops_entries = True
 
-    def sum(self, values: tf.Tensor, place: Place) -> Rounds:
-        """Ask for one all-reduce."""
-        return (yield from Ring().sum(values, place))
-
-    def gather(self, words: tf.Tensor, place: Place) -> Rounds:
-        """Ask for one all-gather."""
-        return (yield from Ring().gather(words, place))
-
     def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
         """Merge with a helper, then with partners at distances of powers of two."""
         number = num_chosen(form)
@@ -65,14 +55,6 @@ class GTopK(Exchange):
             told = tf.concat([words, bitstream.pack(tf.cast(kept, tf.int32))], axis=0)
             yield [] if helper is None else [hand_over(told, *helper[::-1])]
         return Merged(words, tf.logical_and(places >= 0, _of(kept, places)))
-
-    def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a ring."""
-        return Ring().cost_of_sum(num_bytes, num_workers)
-
-    def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a ring; see `cost_of_merge`."""
-        return Ring().cost_of_gather(num_bytes, num_workers)
 
     def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of a worker that helps another one, if there is one."""
