@@ -68,7 +68,7 @@ class CompressKernel : public CpuKernel<CompressBase> {
 };
 
 // Decodes buffers of all workers.
-class DecodeKernel : public CpuKernel<WireKernel<OpKernel>> {
+class DecodingKernel : public CpuKernel<WireKernel<OpKernel>> {
  public:
   using CpuKernel::CpuKernel;
 
@@ -85,7 +85,7 @@ class DecodeKernel : public CpuKernel<WireKernel<OpKernel>> {
   }
 };
 
-class SumKernel : public Sized<DecodeKernel> {
+class SumKernel : public Sized<DecodingKernel> {
  public:
   using Sized::Sized;
 
@@ -110,9 +110,9 @@ class SumKernel : public Sized<DecodeKernel> {
   }
 };
 
-class DescendKernel : public DecodeKernel {
+class DescendKernel : public DecodingKernel {
  public:
-  using DecodeKernel::DecodeKernel;
+  using DecodingKernel::DecodingKernel;
 
  private:
   absl::Status Run(OpKernelContext* context) override {
@@ -144,9 +144,9 @@ class DescendKernel : public DecodeKernel {
   }
 };
 
-class ApplyKernel : public DecodeKernel {
+class ApplyKernel : public DecodingKernel {
  public:
-  explicit ApplyKernel(OpKernelConstruction* context) : DecodeKernel(context) {
+  explicit ApplyKernel(OpKernelConstruction* context) : DecodingKernel(context) {
     OP_REQUIRES_OK(context, attributes_.Read(context));
     GiveToTensorFlow();
   }

@@ -93,7 +93,7 @@ class CompressKernel : public CompressBase {
 
 // Decodes buffers of all workers. Whether they were right is known on the host only when
 // the device has come so far, and no thread waits for that.
-class DecodeKernel : public WireKernel<AsyncOpKernel> {
+class DecodingKernel : public WireKernel<AsyncOpKernel> {
  public:
   using WireKernel::WireKernel;
 
@@ -130,9 +130,9 @@ class DecodeKernel : public WireKernel<AsyncOpKernel> {
   }
 };
 
-class SumKernel : public DecodeKernel {
+class SumKernel : public DecodingKernel {
  public:
-  explicit SumKernel(OpKernelConstruction* context) : DecodeKernel(context) {
+  explicit SumKernel(OpKernelConstruction* context) : DecodingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
   }
 
@@ -153,9 +153,9 @@ class SumKernel : public DecodeKernel {
   std::vector<int64_t> sizes_;
 };
 
-class DescendKernel : public DecodeKernel {
+class DescendKernel : public DecodingKernel {
  public:
-  using DecodeKernel::DecodeKernel;
+  using DecodingKernel::DecodingKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     EndIfWrong(context, Guarded([&] { return Queue(context, done); }), done);
