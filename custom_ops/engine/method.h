@@ -83,10 +83,9 @@ struct Method {
   std::unique_ptr<Encoder> (*encoder)(const Setup& setup, const Source& source, Level level,
                                       void* words);
   std::unique_ptr<Decoder> (*decoder)(const Setup& setup, Level level);
-  int num_states;  // arrays of the tensor's size that this worker remembers
-  int num_shared;  // those that all workers remember alike, as decoders see to
-  int num_notes;  // numbers that an encoder leaves for its own worker alone
-  int notes_total;  // 1 if a decoder leaves the norm of what it hands out
+  int num_states = 0;  // arrays of the tensor's size that this worker remembers
+  int num_shared = 0;  // those that all workers remember alike, as decoders see to
+  int notes_total = 0;  // 1 if a decoder leaves the norm of what it hands out
 };
 
 // Returns null if there is none of that name.

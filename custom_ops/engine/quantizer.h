@@ -75,7 +75,7 @@ template <class M>
 struct RegisteredQuantizer : Registered {
   explicit RegisteredQuantizer(const char* name)
       : Registered(name, {NumWords, Size, MakeEncoder, MakeDecoder, M::kStates, M::kShared,
-                          NumNotes<M>(), M::kNotesTotals}) {}
+                          M::kNotesTotals}) {}
 
   static int64_t NumWords(const Setup& setup) { return WordsOf(M(setup), setup.size); }
   static int64_t Size(const Setup& setup) { return setup.size; }

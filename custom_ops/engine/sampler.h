@@ -111,7 +111,7 @@ class SamplingDecoder : public Decoder {
 template <class M>
 struct RegisteredSampler : Registered {
   explicit RegisteredSampler(const char* name)
-      : Registered(name, {nullptr, NumSummed, MakeEncoder, MakeDecoder, 0, 0, 0, 0}) {}
+      : Registered(name, {nullptr, NumSummed, MakeEncoder, MakeDecoder}) {}
 
   static int64_t NumSummed(const Setup& setup) { return M::NumSent(setup); }
   static std::unique_ptr<Encoder> MakeEncoder(const Setup& setup, const Source& source,

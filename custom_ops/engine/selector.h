@@ -198,7 +198,7 @@ class SelectingEncoder : public Encoder {
 template <class M>
 struct RegisteredSelector : Registered {
   explicit RegisteredSelector(const char* name)
-      : Registered(name, {NumWords, nullptr, MakeEncoder, MakeDecoder, M::kStates, 0, 0, 0}) {}
+      : Registered(name, {NumWords, nullptr, MakeEncoder, MakeDecoder, M::kStates}) {}
 
   static int64_t NumWords(const Setup& setup) {
     const M method(setup);

@@ -31,11 +31,10 @@ std::unique_ptr<Decoder> MakeDecoder(const Setup& setup, Level level) {
 }
 
 const Registered table("count_sketch, table",
-                       {nullptr, NumCells, MakeEncoder<sketching::TableEncoder>, nullptr, 0, 0,
-                        0, 0});
+                       {nullptr, NumCells, MakeEncoder<sketching::TableEncoder>, nullptr});
 const Registered entries("count_sketch",
                          {nullptr, NumPlaces, MakeEncoder<sketching::EntriesEncoder>,
-                          MakeDecoder, 0, 0, 0, 0});
+                          MakeDecoder});
 
 }  // namespace
 }  // namespace tf_dgc

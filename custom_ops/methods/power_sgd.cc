@@ -199,9 +199,9 @@ std::unique_ptr<Decoder> MakeDecoder(const Setup& setup, Level level) {
 }
 
 const Registered left("power_sgd, left",
-                      {nullptr, NumLeft, MakeEncoder<LeftEncoder>, nullptr, 0, 0, 0, 0});
+                      {nullptr, NumLeft, MakeEncoder<LeftEncoder>, nullptr});
 const Registered right("power_sgd",
-                       {nullptr, NumRight, MakeEncoder<RightEncoder>, MakeDecoder, 0, 0, 0, 0});
+                       {nullptr, NumRight, MakeEncoder<RightEncoder>, MakeDecoder});
 
 }  // namespace
 }  // namespace tf_dgc

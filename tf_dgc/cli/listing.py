@@ -62,7 +62,7 @@ def row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
         compressor.name,
         compressor.kind,
         each,
-        ", ".join(compressor.state(shape)) or "-",
+        ", ".join({**compressor.state(shape), **compressor.common_state()}) or "-",
         compressor.error_feedback,
         compressor.reference,
     )

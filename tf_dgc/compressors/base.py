@@ -127,7 +127,8 @@ class Compressor(abc.ABC):
         together: whether `exchange` and `bytes` are about all tensors of a step at once
             that are not exempt, of one dtype, end to end as one of shape `[n]`, whose
             sizes `draw.sizes` has; else about each by itself. `state` is about each,
-            and `exchange` gets and returns all of it end to end.
+            and `exchange` gets and returns all of it end to end, and `common_state` as
+            it is.
     """
 
     name: ClassVar[str]
@@ -147,6 +148,10 @@ class Compressor(abc.ABC):
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return what is to be remembered between steps of a tensor of this shape."""
         del shape
+        return {}
+
+    def common_state(self) -> dict[str, StateSpec]:
+        """Return what `together` methods are to remember of all tensors at once."""
         return {}
 
     @abc.abstractmethod
@@ -170,7 +175,7 @@ class Compressor(abc.ABC):
         Args:
             values: gradient, finite, of the tensor's shape, float32 or float64, with
                 what was kept back before if there is error feedback.
-            state: tensors by name, as `state` says.
+            state: tensors by name, as `state` and `common_state` say.
             draw: seeds for this tensor in this step.
 
         Yields:

@@ -49,9 +49,9 @@ class LGC(Compressor):
 
     Where this is not the paper:
 
-    - The interface has one tensor at a time, so there is one autoencoder per tensor,
-      not one of all tensors concatenated. A tensor of which fewer than `min_values` are
-      sent has none, and stays in the second phase.
+    - The k entries are the largest of all tensors together, as for `GlobalTopK`, not
+      so many of each. If they are fewer than `min_values`, their autoencoder is never
+      used: the second phase has no end.
     - All workers train the autoencoder, on the same values, so its weights are never
       sent.
     - Values are divided by the leader's largest, which is sent along, and cut off at 8
@@ -75,7 +75,7 @@ class LGC(Compressor):
         learning_steps: number of steps of phase 2.
         channels: number of channels c of the autoencoder's first layer.
         learning_rate: learning rate of Adam, above 0.
-        min_values: number of entries that must be sent of a tensor for it to be coded.
+        min_values: number of entries that must be sent for them to be coded.
         keep_loss: whether to keep in the residual what coding loses, as far as is
             known.
     """
@@ -84,6 +84,7 @@ class LGC(Compressor):
     kind = "learned"
     reference = "Abrahamyan et al., Learned gradient compression, TNNLS 2021"
     additive = False
+    together = True
     conserves = False
 
     def __init__(
@@ -109,10 +110,8 @@ class LGC(Compressor):
         self.learning_rate = float(learning_rate)
         self.keep_loss = bool(keep_loss)
 
-    def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
+    def common_state(self) -> dict[str, StateSpec]:
         """Return the autoencoder's weights and Adam's moments, alike on all workers."""
-        if not self._codes(num_sent(math.prod(shape), self.sparsity)):
-            return {}
         size = (autoencoder.num_weights(self.channels),)
         return {
             "weights": StateSpec(
@@ -137,7 +136,8 @@ class LGC(Compressor):
         x = tf.gather(values, where)
         unit = _divided(x, scale)
         everyone = yield from _share(x, phase)
-        model = Adam(*(state[name] for name in Adam._fields)) if state else None
+        codes = self._codes(k)
+        model = Adam(*(state[name] for name in Adam._fields)) if codes else None
         total = yield Sum(
             tf.switch_case(
                 phase,
@@ -171,9 +171,11 @@ class LGC(Compressor):
                 lambda: spread(self._arrived(model, unit) * scale),
             ],
         )
-        entries = tf.where(tf.equal(phase, _DENSE), values.shape[0], k)
+        dense = tf.equal(phase, _DENSE)
+        entries = tf.where(dense, values.shape[0], k)
+        chosen = tf.logical_or(dense, spread(tf.ones_like(x)) > 0)
         if model is None:
-            return Result(result, sent, None, entries)
+            return Result(result, sent, None, entries, chosen)
         units = _divided(everyone, scale)
         steps = draw.step - self.dense_steps
         model = tf.cond(
@@ -183,7 +185,7 @@ class LGC(Compressor):
             ),
             lambda: model,
         )
-        return Result(result, sent, model._asdict(), entries)
+        return Result(result, sent, model._asdict(), entries, chosen)
 
     def _phase(self, step: tf.Tensor, k: int) -> tf.Tensor:
         """Return the phase, a scalar int32; what is too short to code never is."""

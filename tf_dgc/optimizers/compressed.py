@@ -84,7 +84,7 @@ class CompressedOptimizer(OptimizerWrapper):
             empty without Adam correction. All three are float64 for float64 variables,
             else float32.
         compressor_state: variables of the method's own state by name, for each model
-            variable.
+            variable; behind them that of all at once, if there is one.
         communicator: object that runs steps, `distribute.communicator.Communicator`.
 
     Raises:
@@ -201,7 +201,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self.residual = made.of_model(made.memory.residual)
         self.velocity = made.of_model(made.memory.velocity)
         self.second_moment = made.of_model(made.memory.second_moment)
-        self.compressor_state = made.of_model(made.memory.states)
+        common = [made.memory.common] if made.memory.common else []
+        self.compressor_state = made.of_model(made.memory.states) + common
         self._of_adam = made.of_adam
 
     # --- in every step --------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A step composed of any method's exchanges, tensor by tensor."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -9,7 +10,7 @@ from tf_dgc.choice import add_up
 from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
-from tf_dgc.collectives.requests import Exchange, Result
+from tf_dgc.collectives.requests import Exchange, Message, Reply, Result
 from tf_dgc.collectives.rounds import Part
 from tf_dgc.compressors.base import Compressor, Draw
 from tf_dgc.compressors.common.one_round import (
@@ -22,6 +23,8 @@ from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.plan import shares
 from tf_dgc.steps.views import views
+
+States: TypeAlias = dict[str, tf.Tensor]
 
 
 def begin(inputs: Inputs) -> Step:
@@ -55,10 +58,12 @@ def _step(inputs: Inputs) -> Step:
         for i, t in zip(inputs.indices, tensors, strict=True)
     ]
     states = memory.read(inputs.compressor.reads_residual)
+    common = memory.read_common()
     apart = len(shares(tensors, inputs.num_workers)) > 1
-    merged = yield from run_exchanges(
-        inputs.compressor, tensors, within, states, draws, finite, apart
+    merged, common = yield from run_exchanges(
+        inputs.compressor, tensors, within, states, common, draws, finite, apart
     )
+    memory.store_common(common)
     _keep(inputs, velocity, values, merged.results)
     sent = zip(tensors, merged.results, strict=True)
     return Outcome(
@@ -72,27 +77,32 @@ def run_exchanges(
     compressor: Compressor,
     tensors: Sequence[Tensor],
     values: Sequence[tf.Tensor],
-    states: Sequence[dict[str, tf.Tensor]],
+    states: Sequence[States],
+    common: States,
     draws: Sequence[Draw],
     finite: tf.Tensor,
     exempt_apart: bool = False,
-) -> rounds.Rounds:
-    """Run the exchanges of one worker's tensors; results are of each of them.
+) -> Generator[list[Message], list[Reply], tuple[rounds.Outcome, States]]:
+    """Run the exchanges of one worker's tensors.
 
     Args:
         compressor: method of all tensors that are not exempt.
         tensors: descriptions of those that have a gradient in this step.
         values: values that each may send, float `[n]`.
         states: state of the method by name, for each; empty if exempt.
+        common: state of the method by name, of all at once.
         draws: seeds of this step, for each.
         finite: scalar bool, whether this worker's gradient was finite.
         exempt_apart: whether exempt tensors are summed, whatever the others are.
+
+    Returns:
+        What came of it, with a result for each tensor; and the new `common`.
     """
     exempt_by = "sum" if exempt_apart else compressor.aggregation
     seen = views(tensors, compressor.together)
     parts = []
     for view in seen:
-        shaped, state = view.values(values), view.state(states)
+        shaped, state = view.values(values), {**view.state(states), **common}
         if view.seen.exempt:
             parts.append(_exempt_part(view.seen, shaped, exempt_by))
         else:
@@ -101,7 +111,10 @@ def run_exchanges(
     results: dict[int, Result] = {}
     for view, result in zip(seen, merged.results, strict=True):
         results.update(zip(view.places, view.results(result, states), strict=True))
-    return merged._replace(results=[results[i] for i in range(len(tensors))])
+        changed = result.state or {}
+        common = {name: changed.get(name, value) for name, value in common.items()}
+    own = merged._replace(results=[results[i] for i in range(len(tensors))])
+    return own, common
 
 
 def _exempt_part(tensor: Tensor, values: tf.Tensor, aggregation: str) -> Part:

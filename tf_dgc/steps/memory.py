@@ -14,6 +14,7 @@ from tf_dgc.distribute import elastic
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import LastSent, Staleness
+from tf_dgc.steps.views import width
 
 State: TypeAlias = dict[str, PerWorkerVariable | SharedVariable]
 
@@ -30,6 +31,7 @@ class Memory:
         second_moment: variable of each tensor, of gradients that are divided by its
             root; empty if none are.
         states: variables of the method's own state by name, for each tensor.
+        common: variables of its state by name that is of all tensors at once.
         counters: variable of what all tensors sent, equal on all workers.
         last_sent: record of when each entry was sent; None unless it is to be
             remembered.
@@ -40,6 +42,7 @@ class Memory:
     residual: Sequence[PerWorkerVariable]
     second_moment: Sequence[PerWorkerVariable]
     states: Sequence[State]
+    common: State
     counters: keras.Variable
     last_sent: LastSent | None
 
@@ -78,6 +81,10 @@ class Memory:
         kept = kept or [tf.zeros(t.shape, t.dtype) for t in self.tensors]
         return [{**s, "residual": r} for s, r in zip(states, kept, strict=True)]
 
+    def read_common(self) -> dict[str, tf.Tensor]:
+        """Return by name the state that is of all tensors at once."""
+        return {name: variable.local() for name, variable in self.common.items()}
+
     def store_residual(self, values: Sequence[tf.Tensor]) -> None:
         """Assign values of any shape, if there is a residual."""
         store(self.residual, values)
@@ -89,8 +96,11 @@ class Memory:
     def store_states(self, new: Sequence[dict[str, tf.Tensor]]) -> None:
         """Assign the new values of each tensor's state, by name."""
         for state, values in zip(self.states, new, strict=True):
-            for name, value in values.items():
-                state[name].assign(value)
+            _assign(state, values)
+
+    def store_common(self, new: dict[str, tf.Tensor]) -> None:
+        """Assign by name the new values of the state that is of all tensors."""
+        _assign(self.common, new)
 
     def warn_of(self, finite: tf.Tensor, iteration: tf.Tensor) -> None:
         """Say once that this worker's gradient was left out, if it was not finite."""
@@ -125,7 +135,9 @@ def make_memory(
         _accumulators(tensors, "second_moment", "mean") if keeps_second_moment else []
     )
     states = [
-        _make_state({} if t.exempt else compressor.state(t.shape), t, i)
+        {}
+        if t.exempt
+        else _make_state(compressor.state(t.shape), t.dtype, _stem(t), seed=i)
         for i, t in enumerate(tensors)
     ]
     return Memory(
@@ -134,6 +146,7 @@ def make_memory(
         residual,
         moment,
         states,
+        _make_common(compressor, tensors),
         counters,
         last_sent,
     )
@@ -148,17 +161,38 @@ def _accumulators(
     ]
 
 
-def _make_state(specs: dict[str, StateSpec], tensor: Tensor, seed: int) -> State:
+def _assign(state: State, values: dict[str, tf.Tensor]) -> None:
+    for name, value in values.items():
+        state[name].assign(value)
+
+
+def _make_common(compressor: Compressor, tensors: Sequence[Tensor]) -> State:
+    specs = compressor.common_state()
+    found = {width(t): t for t in tensors if not t.exempt}
+    if not specs or not found:
+        return {}
+    if len(found) > 1:
+        raise ValueError(
+            f"{compressor!r} sees all tensors as one, so they must have one dtype. "
+            "Exclude those of another one from compression. Received: tensors that "
+            f"differ, {' and '.join(t.label for t in found.values())}"
+        )
+    (dtype, _), *_ = found
+    return _make_state(specs, dtype, compressor.name, seed=0)
+
+
+def _make_state(
+    specs: dict[str, StateSpec], dtype: tf.DType, stem: str, seed: int
+) -> State:
     """Create the variables of a method's state; `seed` is for initial values."""
-    dtype = tensor.dtype.name
     state: State = {}
     for key, spec in specs.items():
-        path = f"{_stem(tensor)}_{key}"
+        path = f"{stem}_{key}"
         _check_spec(key, spec)
         if spec.per_worker:
-            state[key] = PerWorkerVariable(spec.shape, dtype, path, spec.elastic)
+            state[key] = PerWorkerVariable(spec.shape, dtype.name, path, spec.elastic)
         else:
-            state[key] = SharedVariable(initial_value(spec, seed), dtype, path)
+            state[key] = SharedVariable(initial_value(spec, seed), dtype.name, path)
     return state
 
 

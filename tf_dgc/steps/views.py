@@ -74,6 +74,7 @@ class View(NamedTuple):
         state = {
             name: _apart(value, [s[name].shape for s in known])
             for name, value in (result.state or {}).items()
+            if name in known[0]
         }
         return [
             Result(
@@ -92,17 +93,22 @@ class View(NamedTuple):
         return tf.split(tf.reshape(values, [-1]), self.sizes)
 
 
+def width(tensor: Tensor) -> tuple[tf.DType, tf.DType | None]:
+    """Return what tensors that are seen as one have in common: dtype and bound."""
+    return tensor.dtype, tensor.narrow
+
+
 def views(tensors: Sequence[Tensor], together: bool) -> list[View]:
     """Return what a method sees, in the order of the first tensor of each.
 
     Args:
         tensors: descriptions of all tensors of the step.
         together: whether the method sees those that are not exempt as one. As wide or
-            narrow as each other, that is: what is seen has one dtype and one bound.
+            narrow as each other, that is: what is seen has one `width`.
     """
     groups: dict[object, list[int]] = {}
     for place, t in enumerate(tensors):
-        seen_with = (t.dtype, t.narrow) if together and not t.exempt else place
+        seen_with = width(t) if together and not t.exempt else place
         groups.setdefault(seen_with, []).append(place)
     return [
         _view([tensors[place] for place in places], places, not isinstance(key, int))

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message
 from tf_dgc.compressors import get
+from tf_dgc.compressors.base import StateSpec
 from tf_dgc.compressors.draws import Draw, draw_ties
 from tf_dgc.optimizers import validation
 from tf_dgc.steps import composed, memory
@@ -41,6 +42,7 @@ class Simulation:
         sent: NumPy arrays of what was contributed in the last step, by worker and
             tensor.
         state: values of the method's own state by name, by worker and tensor.
+        common: values of its state that is of all tensors by name, by worker.
         sent_bytes: number of bytes that one worker handed to the collectives in the
             last step.
         messages: requests of the last step, by worker.
@@ -74,7 +76,14 @@ class Simulation:
         workers = range(num_workers)
         self.residual = [[np.zeros(s, dtype) for s in shapes] for _ in workers]
         self.state = [
-            [self._initial(t, i) for i, t in enumerate(self._tensors)] for _ in workers
+            [
+                _initial(self.compressor.state(t.shape), t.dtype, i)
+                for i, t in enumerate(self._tensors)
+            ]
+            for _ in workers
+        ]
+        self.common = [
+            _initial(self.compressor.common_state(), kind, 0) for _ in workers
         ]
 
     def step(self, gradients: Sequence[Sequence[Any]]) -> list[np.ndarray]:
@@ -88,8 +97,8 @@ class Simulation:
             for grads, residual in zip(gradients, self.residual, strict=True)
         ]
         step = tf.constant(self.iteration, tf.int64)
-        sums, sent, states, sent_bytes = self._run(
-            corrected, self.state, self.residual, step
+        sums, sent, states, common, sent_bytes = self._run(
+            corrected, self.state, self.common, self.residual, step
         )
         self.sent = [self._shaped(worker) for worker in sent]
         if self._keeps_residual:
@@ -97,7 +106,9 @@ class Simulation:
                 [c - s for c, s in zip(have, gone, strict=True)]
                 for have, gone in zip(corrected, self.sent, strict=True)
             ]
-        self.state = tf.nest.map_structure(lambda value: value.numpy(), states)
+        self.state, self.common = tf.nest.map_structure(
+            lambda value: value.numpy(), (states, common)
+        )
         self.sent_bytes = int(sent_bytes)
         self.iteration += 1
         first, *others = map(self._shaped, sums)
@@ -107,9 +118,9 @@ class Simulation:
         return first
 
     def _exchange(
-        self, values: list, states: list, residual: list, step: tf.Tensor
+        self, values: list, states: list, common: list, residual: list, step: tf.Tensor
     ) -> tuple:
-        """Return, by worker and tensor: sums, what was sent, and new states."""
+        """Return sums, what was sent, new states and `common`, and bytes sent."""
         merged = []
         ties = draw_ties(self.seed, step, len(self._tensors))
         for worker, (have, known) in enumerate(zip(values, states, strict=True)):
@@ -118,18 +129,27 @@ class Simulation:
                 for i in range(len(self._tensors))
             ]
             flat = [tf.reshape(v, [-1]) for v in have]
-            held = tf.nest.map_structure(tf.convert_to_tensor, known)
+            held, all_at_once = tf.nest.map_structure(
+                tf.convert_to_tensor, (known, common[worker])
+            )
             if self.compressor.reads_residual:
                 kept = map(tf.convert_to_tensor, residual[worker])
                 held = [{**s, "residual": r} for s, r in zip(held, kept, strict=True)]
             finite = tf.constant(True)
             merged.append(
                 composed.run_exchanges(
-                    self.compressor, self._tensors, flat, held, draws, finite
+                    self.compressor,
+                    self._tensors,
+                    flat,
+                    held,
+                    all_at_once,
+                    draws,
+                    finite,
                 )
             )
         self.messages = [[] for _ in merged]
-        outcomes = run_all(merged, self.messages)
+        ended = run_all(merged, self.messages)
+        outcomes = [outcome for outcome, _ in ended]
         return (
             [[r.sum for r in o.results] for o in outcomes],
             [[r.sent for r in o.results] for o in outcomes],
@@ -140,18 +160,21 @@ class Simulation:
                 ]
                 for s, o in zip(states, outcomes, strict=True)
             ],
+            [new for _, new in ended],
             tf.convert_to_tensor(outcomes[0].sent_bytes),
         )
-
-    def _initial(self, tensor: Tensor, index: int) -> dict[str, np.ndarray]:
-        specs = self.compressor.state(tensor.shape)
-        return {
-            name: memory.initial_value(spec, index).astype(tensor.dtype.name)
-            for name, spec in specs.items()
-        }
 
     def _shaped(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
         return [
             value.numpy().reshape(tensor.shape)
             for value, tensor in zip(values, self._tensors, strict=True)
         ]
+
+
+def _initial(
+    specs: dict[str, StateSpec], dtype: tf.DType, seed: int
+) -> dict[str, np.ndarray]:
+    return {
+        name: memory.initial_value(spec, seed).astype(dtype.name)
+        for name, spec in specs.items()
+    }

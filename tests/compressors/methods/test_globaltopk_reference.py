@@ -112,3 +112,50 @@ def test_state_is_end_to_end_too():
     for i, state in enumerate(simulation.state[1]):
         assert state["steps"] == 3 * (i + 1)
         np.testing.assert_allclose(state["total"], expected[i])
+
+
+class Averaging(GlobalTopK):
+    """Remembers a mean over the steps, of all tensors at once."""
+
+    name = "averaging"
+
+    def common_state(self):
+        return {"mean": StateSpec((), per_worker=False)}
+
+    def exchange(self, values, state, draw):
+        result = yield from super().exchange(values, {}, draw)
+        mean = 0.5 * state["mean"] + 0.5 * tf.reduce_sum(result.sum)
+        return result._replace(state={"mean": mean})
+
+
+def make_averaging(strategies, weights):
+    return Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(1.0), Averaging(0.5), min_compress_size=1
+        ),
+        weights,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_state_of_all_tensors(strategies):
+    """It is there in steps that leave out any of them, the first one too."""
+    shapes = [(20, 30), (10, 30), (4, 4)]
+    trainer = make_averaging(strategies, [np.zeros(s, "float32") for s in shapes])
+    mean = 0.0
+    for step, gradients in enumerate(make_gradients(2, 3, "float32", shapes)):
+        for worker in gradients:
+            worker[step % 2] = None
+        before = trainer.weights()
+        trainer.step(gradients)
+        moved = zip(before, trainer.weights(), strict=True)
+        mean = 0.5 * mean + 0.5 * sum(np.sum(b - a, dtype="f8") for b, a in moved)
+        (common,) = trainer.optimizer.compressor_state[len(shapes) :]
+        np.testing.assert_allclose(common["mean"].numpy(), mean, rtol=1e-3)
+
+
+def test_state_of_all_tensors_needs_one_dtype(strategies):
+    weights = [np.zeros((20, 20), dtype) for dtype in ("float32", "float16")]
+    with pytest.raises(ValueError, match="must have one dtype"):
+        make_averaging(strategies, weights)
