@@ -48,13 +48,9 @@ optimizers = keras.optimizers
 
 
 def _mixed(rate):
-    """Return SGD for what has one dimension, and Adam for all else."""
-    adam = optimizers.Adam(rate)
-    small = optimizers.SGD(_Scaled(rate, 30.0), 0.9)
-    return optimizers.MultiOptimizer(
-        [optimizers.OptimizerMap(small, lambda v: len(v.shape) < 2)],
-        default_optimizer=adam,
-    )
+    """Return one Adam for what has one dimension, and another for all else."""
+    small = optimizers.OptimizerMap(optimizers.Adam(rate), lambda v: len(v.shape) < 2)
+    return optimizers.MultiOptimizer([small], default_optimizer=optimizers.Adam(rate))
 
 
 # How an optimizer is made with a learning rate, and which rate is usual.
@@ -94,26 +90,6 @@ COLUMNS = [
 ]
 
 
-class _Decay(optimizers.schedules.LearningRateSchedule):
-    """A cosine from what a variable says, so that one trace serves all rates."""
-
-    def __init__(self, peak, steps):
-        self._peak = peak
-        self._one = optimizers.schedules.CosineDecay(1.0, steps)
-
-    def __call__(self, step):
-        return self._peak * self._one(step)
-
-
-class _Scaled(optimizers.schedules.LearningRateSchedule):
-    def __init__(self, schedule, factor):
-        self._schedule = schedule
-        self._factor = factor
-
-    def __call__(self, step):
-        return self._factor * self._schedule(step)
-
-
 class Comparison:
     """All runs of a task with one optimizer.
 
@@ -130,40 +106,30 @@ class Comparison:
 
     def rows(self, methods):
         """Return one row per method and seed, those without a method first."""
-        dense = self._trainer(lambda inner, _: inner)
-        rate = self._best_rate(dense)
-        found = self._row("dense", dense, rate)
-        for method in methods:
-            logging.info("%s: %s, %s", self._task.name, self._name, method)
-            found += self._row(method, self._trainer(METHODS[method]), rate)
-        return found
-
-    def _trainer(self, wrap):
-        make, _ = INNER[self._name]
-        steps = _STEPS.value
-        self._peak = tf.Variable(0.0)
-        decay = _Decay(self._peak, steps)
-        trainer = training.Trainer(
-            self._task, lambda: wrap(make(decay), steps), self._strategy
-        )
-        return trainer, self._peak
-
-    def _best_rate(self, dense):
-        trainer, peak = dense
-        _, usual = INNER[self._name]
-        found = {}
-        for factor in FACTORS:
-            peak.assign(factor * usual)
-            found[factor * usual] = self._end(trainer, SEED_OF_RATES)
         choose = max if self._task.higher_is_better else min
-        return choose(found, key=found.get)
+        usual = INNER[self._name][1]
+        found = {
+            rate: self._runs("dense", rate, [SEED_OF_RATES])[0]["value"]
+            for rate in [factor * usual for factor in FACTORS]
+        }
+        best = choose(found, key=found.get)
+        seeds = range(_SEEDS.value)
+        return [
+            row
+            for method in ["dense", *methods]
+            for row in self._runs(method, best, seeds)
+        ]
 
-    def _end(self, trainer, seed):
-        return trainer.run(seed, _STEPS.value, _STEPS.value)[-1][2]
+    def _runs(self, method, rate, seeds):
+        logging.info("%s: %s, %s, %g", self._task.name, self._name, method, rate)
+        steps = _STEPS.value
+        make = INNER[self._name][0]
 
-    def _row(self, method, made, rate):
-        trainer, peak = made
-        peak.assign(rate)
+        def make_optimizer():
+            inner = make(optimizers.schedules.CosineDecay(rate, steps))
+            return inner if method == "dense" else METHODS[method](inner, steps)
+
+        trainer = training.Trainer(self._task, make_optimizer, self._strategy)
         return [
             {
                 "task": self._task.name,
@@ -171,12 +137,12 @@ class Comparison:
                 "optimizer": self._name,
                 "method": method,
                 "rate": rate,
-                "steps": _STEPS.value,
+                "steps": steps,
                 "workers": trainer.num_workers,
                 "seed": seed,
-                "value": self._end(trainer, seed),
+                "value": trainer.run(seed, steps, steps)[-1][2],
             }
-            for seed in range(_SEEDS.value)
+            for seed in seeds
         ]
 
 

@@ -1,4 +1,4 @@
-"""`benchmarks/convergence.py` measures what it says, on a task that needs no data."""
+"""`convergence.py` and `inner.py` measure what they say, on a task without data."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ bytes_to_target compress_ms"
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-import convergence, keras, numpy as np
+import keras, numpy as np, {{program}}
 from absl import app
 from common import tasks
 
@@ -36,13 +36,14 @@ class Largest(tasks.Task):
     batch, evaluate = tasks.Mnist.batch, tasks.Mnist.evaluate
 
 tasks.TASKS["largest"] = Largest
-app.run(convergence.main)
+app.run({{program}}.main)
 """
 
 
-def run(tmp_path, *flags):
+def run(program, tmp_path, *flags):
     path = tmp_path / "runs.json"
-    command = [sys.executable, "-c", PROGRAM, "--tasks=largest", f"--json={path}"]
+    text = PROGRAM.format(program=program)
+    command = [sys.executable, "-c", text, "--tasks=largest", f"--json={path}"]
     finished = programs.run([*command, *flags])
     assert finished.returncode == 0
     return json.loads(path.read_text()), finished.stdout
@@ -54,6 +55,7 @@ def test_methods(tmp_path):
     methods = ["none", "bfloat16", "top_k", "dgc"]
     table = tmp_path / "table.md"
     rows, output = run(
+        "convergence",
         tmp_path,
         f"--methods={','.join(methods)}",
         "--steps=40",
@@ -82,3 +84,18 @@ def test_methods(tmp_path):
         assert f" {method} " in output
     values = [runs[method][0]["value"] for method in ("dense", "none")]
     assert values[0] == pytest.approx(values[1], abs=0.01)
+
+
+@pytest.mark.slow
+def test_inner_optimizers(tmp_path):
+    """Each by itself, at the best of three rates, and with a method at the same."""
+    flags = ["--optimizers=SGD,RMSprop", "--methods=power_sgd", "--steps=30"]
+    rows, output = run("inner", tmp_path, *flags, "--seeds=1")
+    runs = [(row["optimizer"], row["method"]) for row in rows]
+    assert runs == [(o, m) for o in ("SGD", "RMSprop") for m in ("dense", "power_sgd")]
+    for dense, compressed in (rows[:2], rows[2:]):
+        assert dense["rate"] == compressed["rate"]
+        assert dense["value"] != compressed["value"]
+        assert dense["value"] > 0.3  # chance is 1/16
+        assert f"{dense['value']:.4f}" in output
+        assert f"{compressed['value'] - dense['value']:+.4f}" in output
