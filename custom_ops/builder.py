@@ -98,14 +98,22 @@ def tensorflow_flags(directory):
     ]
 
 
-def sources(cuda):
-    """Return the files of the library, those that take longest first."""
-    gpu = ["cuda*/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
-    patterns = [
-        *gpu,
-        "tensorflow/[!g]*.cc",
-        *("methods/*.cc", "cpu/*.cc", "engine/*.cc"),
-    ]
+def sources(cuda, work):
+    """Return the files to compile, those that take longest first.
+
+    TensorFlow's headers take longer than what is behind them, so that all files which
+    include them are one, in the directory `work`.
+    """
+    patterns = ["cuda*/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
+    gpu = _files(patterns)
+    with_tensorflow = work / "with_tensorflow.cc"
+    with_tensorflow.write_text(
+        "".join(f'#include "{path}"\n' for path in _files(["tensorflow/[!g]*.cc"]))
+    )
+    return [*gpu, with_tensorflow, *_files(["methods/*.cc", "cpu/*.cc", "engine/*.cc"])]
+
+
+def _files(patterns):
     return [path for pattern in patterns for path in sorted(SOURCE.glob(pattern))]
 
 
@@ -212,7 +220,7 @@ def _compile_and_link(command, found, toolkit, library, work):
         return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, sources(toolkit)))
+        objects = list(pool.map(compile_one, sources(toolkit, work)))
     cuda = toolkit.libraries() if toolkit else []
     framework = [f"-L{directory}", "-l:libtensorflow_framework.so.2"]
     _run([*command, "-shared", *objects, "-o", library, *cuda, *framework])

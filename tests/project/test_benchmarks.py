@@ -48,8 +48,8 @@ def command(*flags):
 @pytest.mark.parametrize(
     ("loop", "modes"),
     [
-        pytest.param("custom", "none,dense", marks=pytest.mark.exhaustive),
-        pytest.param("fit", "none,dense,dgc", marks=pytest.mark.slow),
+        pytest.param("custom", "none,dense,dgc", marks=pytest.mark.exhaustive),
+        pytest.param("fit", "none,dense", marks=pytest.mark.slow),
     ],
 )
 def test_step(tmp_path, loop, modes):

@@ -89,13 +89,12 @@ def test_methods(tmp_path):
 @pytest.mark.slow
 def test_inner_optimizers(tmp_path):
     """Each by itself, at the best of three rates, and with a method at the same."""
-    flags = ["--optimizers=SGD,RMSprop", "--methods=power_sgd", "--steps=30"]
+    flags = ["--optimizers=RMSprop", "--methods=power_sgd", "--steps=30"]
     rows, output = run("inner", tmp_path, *flags, "--seeds=1")
-    runs = [(row["optimizer"], row["method"]) for row in rows]
-    assert runs == [(o, m) for o in ("SGD", "RMSprop") for m in ("dense", "power_sgd")]
-    for dense, compressed in (rows[:2], rows[2:]):
-        assert dense["rate"] == compressed["rate"]
-        assert dense["value"] != compressed["value"]
-        assert dense["value"] > 0.3  # chance is 1/16
-        assert f"{dense['value']:.4f}" in output
-        assert f"{compressed['value'] - dense['value']:+.4f}" in output
+    dense, compressed = rows
+    assert (dense["method"], compressed["method"]) == ("dense", "power_sgd")
+    assert dense["rate"] == compressed["rate"]
+    assert dense["value"] != compressed["value"]
+    assert dense["value"] > 0.3  # chance is 1/16
+    assert f"{dense['value']:.4f}" in output
+    assert f"{compressed['value'] - dense['value']:+.4f}" in output
