@@ -22,8 +22,14 @@ class NetworkError(RuntimeError):
     """The namespaces or their links could not be set up."""
 
 
-def connect(rate, num_workers, num_clusters):
+def connect(rate, num_workers, num_clusters, inside=1):
     """Return the context manager of a network on which clusters of workers can run.
+
+    Args:
+        rate: of the links; see `RATES`.
+        num_workers: of a cluster.
+        num_clusters: that there may be, one beside the other.
+        inside: workers that have a namespace together, without a limit between them.
 
     Raises:
         PermissionError: for a limited rate without root.
@@ -35,7 +41,7 @@ def connect(rate, num_workers, num_clusters):
             f"--rate {rate} puts workers into network namespaces, which needs root. "
             "Run this with sudo, or choose --rate loopback."
         )
-    return Namespaces(rate, num_workers)
+    return Namespaces(rate, num_workers, inside)
 
 
 class Loopback(contextlib.nullcontext):
@@ -83,21 +89,24 @@ class Loopback(contextlib.nullcontext):
 
 
 class Namespaces:
-    """One network namespace per worker, joined by a bridge in one more.
+    """One network namespace per machine, joined by a bridge in one more.
 
-    A token bucket filter at both ends of every worker's link limits what the worker
-    sends and what it receives. Nothing is added to the namespace that the machine
-    itself uses: removing the namespaces removes everything.
+    A machine has one worker, or several. A token bucket filter at both ends of its link
+    limits what it sends and what it receives. Nothing is added to the namespace that
+    this machine itself uses: removing the namespaces removes everything.
 
     Attributes:
         measured_mbit: what the slowest link carried in a test after `limit`.
     """
 
-    def __init__(self, rate, num_workers):
+    def __init__(self, rate, num_workers, inside=1):
         self._rate = rate
+        self._inside = inside
+        self._num_workers = num_workers
         prefix = f"dgc{os.getpid()}"
         self._hub = f"{prefix}-hub"
-        self._workers = [f"{prefix}-w{rank}" for rank in range(num_workers)]
+        number = num_workers // inside
+        self._machines = [f"{prefix}-m{machine}" for machine in range(number)]
         self.measured_mbit = None
 
     def __enter__(self):
@@ -113,11 +122,16 @@ class Namespaces:
 
     def addresses(self, cluster):
         """Return one address and port per worker of a cluster, given by its number."""
-        return [f"{_ip(i)}:{_FIRST_PORT + cluster}" for i in range(len(self._workers))]
+        first = _FIRST_PORT + cluster * self._inside
+        places = [divmod(rank, self._inside) for rank in range(self._num_workers)]
+        return [f"{_ip(machine)}:{first + place}" for machine, place in places]
 
     def command(self, rank, command):
         """Return the command that runs `command` where that worker belongs."""
-        return ["ip", "netns", "exec", self._workers[rank], *command]
+        return self._within(rank // self._inside, command)
+
+    def _within(self, machine, command):
+        return ["ip", "netns", "exec", self._machines[machine], *command]
 
     def sent(self, what="bytes"):
         """Return what all workers' links carried away from them so far.
@@ -128,10 +142,10 @@ class Namespaces:
         return sum(self.sent_by_each(what))
 
     def sent_by_each(self, what="bytes"):
-        """Return likewise what each worker's link carried, by worker."""
+        """Return likewise what each machine's link carried, by machine."""
         links = json.loads(_run("ip", "-n", self._hub, "-s", "-j", "link"))
         found = {link["ifname"]: link["stats64"]["rx"][what] for link in links}
-        return [found[f"port{rank}"] for rank in range(len(self._workers))]
+        return [found[f"port{rank}"] for rank in range(len(self._machines))]
 
     def limit(self, measure=True):
         """Apply the rate; and measure what the links carry then."""
@@ -143,7 +157,7 @@ class Namespaces:
             )
         if measure:
             self.measured_mbit = min(
-                self._transfer(rank) for rank in range(len(self._workers))
+                self._transfer(rank) for rank in range(len(self._machines))
             )
 
     def unlimit(self):
@@ -152,12 +166,12 @@ class Namespaces:
             _run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
 
     def _create(self):
-        for namespace in (self._hub, *self._workers):
+        for namespace in (self._hub, *self._machines):
             _run("ip", "netns", "add", namespace)
             _run("ip", "-n", namespace, "link", "set", "lo", "up")
         _run("ip", "-n", self._hub, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", self._hub, "link", "set", "bridge", "up")
-        for i, worker in enumerate(self._workers):
+        for i, worker in enumerate(self._machines):
             _run(
                 *("ip", "link", "add", f"port{i}", "netns", self._hub),
                 *("type", "veth", "peer", "name", "eth0", "netns", worker),
@@ -168,7 +182,7 @@ class Namespaces:
             _run(*end, "link", "set", "eth0", "up")
 
     def _delete(self):
-        for namespace in (*self._workers, self._hub):
+        for namespace in (*self._machines, self._hub):
             subprocess.run(
                 ["ip", "netns", "delete", namespace],
                 stderr=subprocess.DEVNULL,  # what was interrupted may lack some
@@ -177,17 +191,17 @@ class Namespaces:
 
     def _ends(self):
         """Return both ends of every link: namespace and device."""
-        for i, worker in enumerate(self._workers):
+        for i, worker in enumerate(self._machines):
             yield worker, "eth0"
             yield self._hub, f"port{i}"
 
     def _transfer(self, rank):
         """Return what the link from one worker to the next carries, in Mbit/s."""
-        to = (rank + 1) % len(self._workers)
+        to = (rank + 1) % len(self._machines)
         ends = [(to, "receive"), (rank, "send")]
         receiver, sender = (
             subprocess.Popen(
-                self.command(i, [sys.executable, str(_TRANSFER), what, _ip(to)]),
+                self._within(i, [sys.executable, str(_TRANSFER), what, _ip(to)]),
                 stdout=subprocess.PIPE,
                 text=True,
             )

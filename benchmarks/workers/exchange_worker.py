@@ -3,7 +3,8 @@
     PYTHONPATH=benchmarks python benchmarks/workers/exchange_worker.py SETTINGS
 
 Every line of standard input is a JSON object: `exchange`, `kind` and `payload`, its
-bytes, or entries and sparsity. It is done once, traced before the first time, and
+bytes, or entries and sparsity; "shards" are such entries after gradients were added up
+inside the machine. It is done once, traced before the first time, and
 answered by its `ms` and `bytes`.
 """
 
@@ -22,7 +23,7 @@ import tf_dgc
 from tf_dgc.codecs import wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.value_types import encode
-from tf_dgc.collectives.requests import Either, Form, Gather, Sum
+from tf_dgc.collectives.requests import Either, Form, Gather, Spread, Sum
 from tf_dgc.compressors import num_sent
 from tf_dgc.distribute.communicator import Communicator
 
@@ -48,14 +49,22 @@ class Worker:
     def _make(self, exchange, kind, payload):
         number = self._strategy.num_replicas_in_sync
         communicator = Communicator(self._strategy, make(exchange, number))
-        value, request = REQUESTS[kind](payload)
+        add_up = kind == "shards"
+        inside = len(self._strategy.run(communicator.machine)) if add_up else 1
+        value, request = REQUESTS[kind](payload, inside)
         # A variable, or the graph would have it as a constant.
         variable = tf.Variable(value, trainable=False)
+        gradient = tf.Variable(_gradient(payload, inside) if add_up else [0.0])
 
         @tf.function
         def step():
             def replica():
-                reply = communicator.answer(request(tf.identity(variable)))
+                before = []
+                if add_up:
+                    rows = Spread(tf.identity(gradient), communicator.machine())
+                    before = [tf.reduce_sum(communicator.answer(rows), axis=0)]
+                with tf.control_dependencies(before):
+                    reply = communicator.answer(request(tf.identity(variable)))
                 replies = [r for r in tf.nest.flatten(reply) if r is not None]
                 return tf.add_n([_some(r) for r in replies])
 
@@ -69,19 +78,25 @@ def _some(tensor):
     return tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32))
 
 
-def _sum(payload):
+def _gradient(payload, inside):
+    """Return the shards of a gradient, a row for each worker of the machine."""
+    size, _ = payload.split(":")
+    return np.ones([inside, -(-int(float(size)) // inside)], "float32")
+
+
+def _sum(payload, _):
     return np.ones(int(payload) // 4, "float32"), Sum
 
 
-def _gather(payload):
+def _gather(payload, _):
     return np.ones(int(payload) // 4, "int32"), Gather
 
 
-def _entries(payload):
+def _entries(payload, inside):
     """Return what `DGCOptimizer` sends of one tensor, and how it asks."""
     size, sparsity = payload.split(":")
     size = int(float(size))
-    k = num_sent(size, float(sparsity))
+    k = num_sent(-(-size // inside), float(sparsity))
     form = Form([Tensor("", (size,), tf.float32, False)], [k])
     rng = np.random.default_rng()
     positions = np.sort(rng.choice(size, k, replace=False)).astype("int32")
@@ -91,7 +106,7 @@ def _entries(payload):
     return words, lambda w: Either(False, tf.zeros([0]), w, form=form)
 
 
-REQUESTS = {"sum": _sum, "gather": _gather, "entries": _entries}
+REQUESTS = {"sum": _sum, "gather": _gather, "entries": _entries, "shards": _entries}
 
 
 def main():

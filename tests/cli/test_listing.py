@@ -28,7 +28,7 @@ def test_lists_every_method(capsys):
 def test_lists_every_exchange(capsys):
     assert main.main(["exchanges", "--workers", "8"]) == 0
     _, _, header, *lines = capsys.readouterr().out.splitlines()
-    assert header.startswith("name       of a sum")
+    assert header.split()[:4] == ["name", "of", "a", "sum"]
     cells = {line.split()[0]: line for line in lines}
     assert list(cells) == exchanges.names()
     assert " 14, 1.75 " in cells["ring"]

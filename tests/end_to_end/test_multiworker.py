@@ -71,6 +71,18 @@ def test_other_methods(run, tmp_path, methods):
 
 
 @pytest.mark.slow
+def test_two_levels(run, tmp_path):
+    finished = run("two_levels", 4, tmp_path)
+    assert finished.codes == [0] * 4
+    first, *others = finished.findings
+    for other in others:
+        assert other["weights"] == first["weights"]
+    assert len({found["state"] for found in finished.findings}) == 4
+    losses = first["history"]["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
     """Also where only one of the workers has the native operations."""

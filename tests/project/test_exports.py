@@ -25,8 +25,8 @@ PUBLIC = {
         TwoBit Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
     """,
     "tf_dgc.exchanges": """
-        Butterfly ByOwners Cost Exchange GTopK OkTopK Place Ring Rounds Star Tree
-        TwoWay get names
+        Butterfly ByOwners Cost Exchange GTopK Hierarchical OkTopK Place Ring Rounds
+        Star Tree TwoWay get names
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",

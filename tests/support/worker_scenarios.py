@@ -134,6 +134,17 @@ def scenario_methods(directory):
     return found
 
 
+def scenario_two_levels(directory):
+    """Machines of workers that are none: all four are on this one."""
+    exchange = tf_dgc.exchanges.Hierarchical([[0, 2], [1, 3]])
+
+    def make():
+        return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, exchange=exchange)
+
+    model, result = fit(make)
+    return {**result, "state": copies_of_this_worker(model)}
+
+
 def scenario_steps_per_execution(directory):
     warmup = tf_dgc.schedules.PiecewiseConstantSparsity([4, 8], [0.0, 0.9, 0.99])
     results = {}

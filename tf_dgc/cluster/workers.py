@@ -31,6 +31,17 @@ def addresses(cluster: tf.train.ClusterSpec) -> dict[str, str]:
     }
 
 
+def hosts(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the host of each replica, by index; "" for all if there is one process."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    known = addresses(resolver.cluster_spec()) if resolver else {}
+    number = strategy.num_replicas_in_sync
+    if not known:
+        return [""] * number
+    of_each = [address.rpartition(":")[0] for address in known.values()]
+    return [host for host in of_each for _ in range(number // len(of_each))]
+
+
 def everyone(strategy: tf.distribute.Strategy) -> list[str]:
     """Return the names of all workers, the first one's first."""
     return list(addresses(strategy.cluster_resolver.cluster_spec()))

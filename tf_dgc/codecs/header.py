@@ -13,6 +13,7 @@ from tf_dgc.codecs.checks import Check, gate
 _MAGIC = 0x44474301
 NUM_WORDS = 5
 FLAGS = 2  # the word that is 0 if the gradient was finite
+_CHECKSUM = 4
 _SAME_PROGRAM = "All workers must run the same version of tf_dgc on the same model."
 
 
@@ -46,6 +47,18 @@ def seal(
     without = tf.concat([before_checksum, [0], *body], axis=0)
     checksum = _checksum(without[tf.newaxis])
     return tf.concat([before_checksum, checksum, *body], axis=0)
+
+
+def add_flag(words: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
+    """Return sealed words that say too that a gradient was not finite.
+
+    Args:
+        words: buffer of one worker, int32 `[length]`.
+        finite: scalar bool, whether that gradient was finite.
+    """
+    added = tf.cast(tf.logical_not(finite), tf.int32) * (1 - words[FLAGS])
+    changes = tf.stack([added, (2 * FLAGS + 1) * added])  # of the flag, the checksum
+    return tf.tensor_scatter_nd_add(words, [[FLAGS], [_CHECKSUM]], changes)
 
 
 def unseal(
@@ -103,7 +116,7 @@ def check(header: tf.Tensor, agreed: int, length: int | tf.Tensor) -> list[Check
 
 def check_sum(buffers: tf.Tensor) -> Check:
     """Return what must hold of whole buffers, int32 `[N, words]`."""
-    checksum = buffers[:, 4]
+    checksum = buffers[:, _CHECKSUM]
     # It is over all words but itself, whose factor is 9.
     difference = _checksum(buffers) - 10 * checksum
     return Check("difference of the checksum", difference, 0)

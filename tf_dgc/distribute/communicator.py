@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tf_dgc.cluster import workers
 from tf_dgc.collectives.groups import members_of
 from tf_dgc.collectives.requests import (
     Both,
@@ -38,6 +39,9 @@ class Communicator:
     Attributes:
         num_workers: number of replicas in sync, N.
         drops_entries: whether entries may be left out on the way, as `Both` says.
+
+    Raises:
+        ValueError: for an exchange that these workers cannot have.
     """
 
     drops_entries = False
@@ -49,6 +53,8 @@ class Communicator:
         self._hook = (
             cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
         )
+        if self._hook and exchange:
+            exchange = exchange.settle(workers.hosts(strategy))
         # What is made from it has ways of its own.
         self._exchange = None if type(exchange) is Ring else exchange
         if self._hook and exchange and exchange.drops_entries:
@@ -100,6 +106,15 @@ class Communicator:
         if _is_of_all(request):
             return _reply(request, self._choose(_as_either(request), check))
         return self._within(request)
+
+    def machine(self) -> tuple[int, ...]:
+        """Return the workers that add up their gradients before they compress.
+
+        Ascending, this one among them; call it in replica context.
+        """
+        if self._hook is None or self._exchange is None:
+            return (0,)
+        return self._exchange.machine_of(self._place().worker)
 
     def _carries(self, request: Message) -> bool:
         """Whether a check can ride on it: on one collective of all, not on merges."""

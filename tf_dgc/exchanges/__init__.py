@@ -7,6 +7,7 @@ from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.by_owners import ByOwners
 from tf_dgc.exchanges.gtopk import GTopK
+from tf_dgc.exchanges.hierarchical import Hierarchical
 from tf_dgc.exchanges.oktopk import OkTopK
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
@@ -19,6 +20,7 @@ __all__ = [
     "Cost",
     "Exchange",
     "GTopK",
+    "Hierarchical",
     "OkTopK",
     "Place",
     "Ring",
@@ -31,7 +33,8 @@ __all__ = [
 ]
 
 _KNOWN: dict[str, type[Exchange]] = {
-    kind.name: kind for kind in (Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay)
+    kind.name: kind
+    for kind in (Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay, Hierarchical)
 }
 
 

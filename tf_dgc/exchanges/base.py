@@ -1,7 +1,7 @@
 """What an exchange is: rounds in which all workers come to a sum, or to all words."""
 
 import abc
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -87,12 +87,15 @@ class Exchange(abc.ABC):
             which may leave some out.
         keeps_sums: whether what is left out of sums stays with the worker that formed
             them, and not with those that contributed.
+        adds_up_first: whether there may be workers that add up their gradients before
+            they compress, as `machine_of` says.
     """
 
     name: str
     reference: str
     drops_entries = False
     keeps_sums = False
+    adds_up_first = False
 
     @abc.abstractmethod
     def sum(self, values: tf.Tensor, place: Place) -> Rounds:
@@ -139,6 +142,23 @@ class Exchange(abc.ABC):
             The merged buffer, and what became of this worker's entries.
         """
         raise NotImplementedError
+
+    def settle(self, hosts: Sequence[str]) -> "Exchange":
+        """Return the exchange for these workers, as soon as they are known.
+
+        Args:
+            hosts: host of each worker, by index.
+        """
+        del hosts
+        return self
+
+    def machine_of(self, worker: int) -> tuple[int, ...]:
+        """Return the workers that add up their gradients before they compress.
+
+        Args:
+            worker: index of one of them.
+        """
+        return (worker,)
 
     @abc.abstractmethod
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:

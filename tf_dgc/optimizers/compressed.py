@@ -71,8 +71,8 @@ class CompressedOptimizer(OptimizerWrapper):
             first step is one. None for never.
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
-        exchange: ways of sums and gathers: "ring", "tree", "butterfly", "star" or, for
-            `TopK`, "gtopk", "oktopk" and "twoway"; or a `tf_dgc.exchanges.Exchange`.
+        exchange: way of sums and gathers, a `tf_dgc.exchanges.Exchange`; or the name of
+            one for its defaults; `tf-dgc exchanges` lists them.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -121,6 +121,7 @@ class CompressedOptimizer(OptimizerWrapper):
         rule, took = takeover.take_over(
             inner, bool(momentum_correction), bool(adam_correction) and feedback
         )
+        validation.check_adam_correction(ways, compressor, feedback, took.adam)
         super().__init__(rule, took, name, strategy)
         self.compressor = compressor
         self.error_feedback = error_feedback

@@ -107,6 +107,7 @@ def collect(
         [t.size for t in kept.memory.tensors],
         optimizer.communicator.drops_entries,
         kept.natively,
+        optimizer.communicator.machine(),
     )
     if kept.adam:
         return kept.adam.precondition(stock, collected, variables)

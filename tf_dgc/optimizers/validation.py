@@ -72,6 +72,26 @@ def get_exchange(
     return exchange
 
 
+def check_adam_correction(
+    exchange: Exchange, compressor: Compressor, feedback: bool, corrects: bool
+) -> None:
+    """Raise `ValueError` for a correction of gradients that are added up before.
+
+    Args:
+        exchange: exchange of the optimizer.
+        compressor: its method.
+        feedback: whether what is not sent is kept back.
+        corrects: whether the second moment of a worker's gradient is followed.
+    """
+    if exchange.adds_up_first and type(compressor) is TopK and feedback and corrects:
+        raise ValueError(
+            f"With {exchange!r} the workers of a machine add up their gradients before "
+            "they compress, so none knows the second moment of its own, which "
+            "`adam_correction` divides by. Use `adam_correction=False`, another inner "
+            "optimizer, or another `exchange`. Received: adam_correction=True"
+        )
+
+
 def check_exempt_dtype(exchange: Exchange, exempt_dtype: str | None) -> None:
     """Raise `ValueError` for narrow values that an exchange would round again."""
     if exchange.drops_entries and exempt_dtype is not None:

@@ -12,6 +12,7 @@ __all__ = [
     "engine_calls",
     "engine_on_gpu",
     "fused",
+    "inside",
     "kinds",
     "memory",
     "native",

@@ -37,6 +37,8 @@ class Inputs(NamedTuple):
             gradient in this step.
         drops_entries: whether the exchange may leave out entries on its way.
         by_all: whether all workers have the native operations for these variables.
+        machine: workers, ascending, that add up their gradients before they compress;
+            this one alone if nothing is added up.
         divisors: divisor of each gradient, applied before it is accumulated, or None;
             nothing for none at all.
     """
@@ -57,6 +59,7 @@ class Inputs(NamedTuple):
     sizes: Sequence[int]
     drops_entries: bool = False
     by_all: bool = False
+    machine: tuple[int, ...] = (0,)
     divisors: Sequence[Divisor | None] = ()
 
     def of(self, places: Sequence[int]) -> "Inputs":

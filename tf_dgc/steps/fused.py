@@ -13,13 +13,13 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.choice import add_up, choose
-from tf_dgc.codecs import dense
+from tf_dgc.codecs import dense, header
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.packs import num_bytes
 from tf_dgc.collectives.requests import Both, Either, Form
 from tf_dgc.compressors import TopK, tie_offsets
 from tf_dgc.metrics.staleness import LastSent
-from tf_dgc.steps import native, native_update, operations
+from tf_dgc.steps import inside, native, native_update, operations
 from tf_dgc.steps import plan as plans
 from tf_dgc.steps.accumulation import entries
 from tf_dgc.steps.base import Inputs, Outcome, Step
@@ -76,6 +76,9 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     sparsity = schedules.current(compressor.sparsity, inputs.iteration)
     offsets = tie_offsets(inputs.sizes, inputs.seed, inputs.iteration)
     inputs = inputs._replace(tensors=_coded_as(compressor, inputs.tensors))
+    finite = tf.constant(True)
+    if len(inputs.machine) > 1:
+        inputs, finite = yield from inside.reduce(inputs)
     shares = plans.shares(inputs.tensors, inputs.num_workers)
     if len(shares) > 1:  # what is not finite in one leaves out all
         values = list(map(entries, inputs.gradients))
@@ -85,9 +88,11 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     parts = [
         _compress(path, inputs.of(share), share, sparsity, offsets) for share in shares
     ]
-    finite = tf.reduce_all([part.finite for part in parts])
+    finite = tf.reduce_all([finite, *(part.finite for part in parts)])
     inputs.memory.warn_of(finite, inputs.iteration)
     parts[1:] = [_flagged(part, finite) for part in parts[1:]]
+    if len(inputs.machine) > 1:  # what it compressed is finite in any case
+        parts[0] = _flagged_either(parts[0], finite)
     replies = yield [part.request for part in parts]
     arrived = list(zip(parts, replies, strict=True))
     _settle(inputs, arrived)
@@ -111,6 +116,18 @@ def _flagged(part: _Part, finite: tf.Tensor) -> _Part:
     )
 
 
+def _flagged_either(part: _Part, finite: tf.Tensor) -> _Part:
+    """Return the same of one that is summed or gathered."""
+    vector, words = choose(
+        part.plan.dense,
+        lambda: (_flagged(part, finite).vector, part.words),
+        lambda: (part.vector, header.add_flag(part.words, finite)),
+    )
+    vector.set_shape(part.vector.shape)
+    words.set_shape(part.words.shape)
+    return part._replace(vector=vector, words=words)
+
+
 def _compress(
     path: Any,
     inputs: Inputs,
@@ -118,7 +135,8 @@ def _compress(
     sparsity: float | tf.Tensor,
     offsets: Sequence[tf.Tensor],
 ) -> _Part:
-    sent = plans.plan(inputs.tensors, sparsity, inputs.num_workers)
+    numbers = inputs.num_workers, len(inputs.machine)
+    sent = plans.plan(inputs.tensors, sparsity, *numbers)
     local = _local_step(inputs, sent, offsets)
     # Where entries may be dropped, the velocity is cleared when that is known.
     masks = inputs.factor_masking and not inputs.drops_entries

@@ -62,7 +62,10 @@ class Plan(NamedTuple):
 
 
 def plan(
-    layout: Sequence[Tensor], sparsity: float | tf.Tensor, num_workers: int
+    layout: Sequence[Tensor],
+    sparsity: float | tf.Tensor,
+    num_workers: int,
+    num_shards: int = 1,
 ) -> Plan:
     """Decide what is sent.
 
@@ -75,8 +78,13 @@ def plan(
         sparsity: share of entries not sent, in [0, 1), a float or a scalar float64
             tensor.
         num_workers: number of workers, N.
+        num_shards: number of shards of a tensor that is not exempt, of which this
+            worker sends one's entries.
     """
-    counts = [t.size if t.exempt else num_sent(t.size, sparsity) for t in layout]
+    counts = [
+        t.size if t.exempt else num_sent(-(-t.size // num_shards), sparsity)
+        for t in layout
+    ]
     sparse_words = wire.sparse_words(layout, counts)
     dense_words = dense.num_words(layout)
     if isinstance(sparsity, tf.Tensor):
