@@ -6,16 +6,19 @@ Real workers in network namespaces, whose links have the rate; nothing is comput
 the sums themselves, and those of entries by exchanges that merge: the others gather
 entries, which are not decoded. Bytes are counted on each worker's link, protocols
 included, and stand beside those of the exchange's formula: the most that a worker
-sends.
+sends. Times stand beside those that the cost model has for them, of the numbers that
+these workers measure as with `exchange="auto"`; what it has for more workers follows.
 """
 
 import sys
 
 import numpy as np
 from absl import app, flags
-from common import network, reporting
+from common import extrapolation, network, reporting
 from common.cluster import Cluster, WorkerError
 from common.ways import make
+
+from tf_dgc.exchanges import Asked, Links, model
 
 COLUMNS = [
     ("workers", "workers", "d"),
@@ -25,6 +28,7 @@ COLUMNS = [
     ("exchange", "exchange", ""),
     ("median_ms", "median (ms)", ",.1f"),
     ("p90_ms", "p90 (ms)", ",.1f"),
+    ("model_ms", "model (ms)", ",.1f"),
     ("of_ring", "of the ring", ".2f"),
     ("rounds", "rounds", "d"),
     ("sent", "sent", ",d"),
@@ -49,6 +53,12 @@ _EXCHANGES = flags.DEFINE_list("exchanges", EXCHANGES, "Ways; `star N` has N ser
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Times of each, by turns.", 3)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
+_PICTURE = flags.DEFINE_string(
+    "picture", None, "File for what more workers would take."
+)
+_LINKS = flags.DEFINE_list(
+    "links", None, "Of more workers, as `tf_dgc.exchanges.Links`; else as measured."
+)
 
 
 def main(_):
@@ -60,6 +70,34 @@ def main(_):
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"exchange.py: {error}")
     reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
+    print(_errors(rows))
+    _extrapolate(rows)
+
+
+def _errors(rows):
+    """Return a sentence that says how far the model is off."""
+    off = [abs(row["model_ms"] / row["median_ms"] - 1) for row in rows]
+    return (
+        f"The model is off by {np.median(off):.0%} in the median of {len(off)} rows, "
+        f"{np.percentile(off, 90):.0%} at the 90th percentile."
+    )
+
+
+def _extrapolate(rows):
+    """Print what the first of the entries would take on more workers, and draw it."""
+    found = [row for row in rows if row["kind"] == "entries"]
+    if not found:
+        return
+    size, sparsity = _ENTRIES.value[0].split(":")
+    numbers = _LINKS.value or found[-1]["links"]
+    links = Links(*map(float, numbers))
+    names = [n for n in ("ring", "gtopk", "oktopk") if n in _EXCHANGES.value]
+    more = extrapolation.extrapolate(names, found[0]["payload"], float(size), links)
+    title = f"{float(size):,.0f} entries, {float(sparsity):.1%} not sent, not measured"
+    print(f"{title}: {links}")
+    reporting.report(more, extrapolation.COLUMNS, "By the model")
+    if _PICTURE.value:
+        extrapolation.draw(more, _PICTURE.value, title)
 
 
 def all_work():
@@ -79,9 +117,18 @@ def measure(number):
         with Cluster(settings, addresses, links, _TIMEOUT.value, worker) as cluster:
             cluster.wait()
             links.limit(measure=False)
+            found = cluster.ask(exchange="ring", kind="probe", payload="")[0]["links"]
             for kind, payload in all_work():
                 rows += _take_turns(cluster, links, number, kind, payload)
-    return rows
+    return [_predict(row, Links(*found)) for row in rows]
+
+
+def _predict(row, links):
+    """Return the row with what the model has for it."""
+    asked = Asked(row["kind"], row["payload"])
+    cost = model.cost_of(make(row["exchange"], row["workers"]), asked, row["workers"])
+    seconds = model.on_the_way(cost, links)
+    return {**row, "model_ms": 1000 * seconds, "links": list(links)}
 
 
 def _take_turns(cluster, links, number, kind, payload):

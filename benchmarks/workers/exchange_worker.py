@@ -5,7 +5,7 @@
 Every line of standard input is a JSON object: `exchange`, `kind` and `payload`, its
 bytes, or entries and sparsity; "shards" are such entries after gradients were added up
 inside the machine. It is done once, traced before the first time, and
-answered by its `ms` and `bytes`.
+answered by its `ms` and `bytes`; "probe" by the numbers of `tf_dgc.exchanges.Links`.
 """
 
 import faulthandler
@@ -26,6 +26,7 @@ from tf_dgc.codecs.value_types import encode
 from tf_dgc.collectives.requests import Either, Form, Gather, Spread, Sum
 from tf_dgc.compressors import num_sent
 from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.optimizers import probing
 
 
 class Worker:
@@ -41,10 +42,18 @@ class Worker:
 
     def run(self, exchange, kind, payload):
         """Do it once; return milliseconds, and bytes of this worker."""
+        if kind == "probe":
+            return {"links": self._probe()}
         step, size = self._step(exchange, kind, payload)
         start = time.perf_counter()
         step().numpy()
         return {"ms": 1000 * (time.perf_counter() - start), "bytes": size}
+
+    def _probe(self):
+        """Return what all workers measure together, as a list."""
+        communicator = Communicator(self._strategy)
+        number = communicator.num_workers
+        return communicator.probe(probing.measure(number, probing.local_speeds))
 
     def _make(self, exchange, kind, payload):
         number = self._strategy.num_replicas_in_sync

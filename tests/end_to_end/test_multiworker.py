@@ -83,6 +83,20 @@ def test_two_levels(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_all_choose_the_same_exchange(run, tmp_path):
+    """Also where one has no native operations, and finds that merging takes longer."""
+    finished = run("auto", 3, tmp_path, last={"TF_DGC_NATIVE": "0"})
+    assert finished.codes == [0] * 3
+    first, *others = finished.findings
+    for other in others:
+        assert other["weights"] == first["weights"]
+        assert other["chosen"] == first["chosen"]
+    assert "auto" not in first["chosen"]
+    losses = first["history"]["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
     """Also where only one of the workers has the native operations."""

@@ -25,8 +25,8 @@ PUBLIC = {
         TwoBit Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
     """,
     "tf_dgc.exchanges": """
-        Butterfly ByOwners Cost Exchange GTopK Hierarchical OkTopK Place Ring Rounds
-        Star Tree TwoWay get names
+        Asked Auto Butterfly ByOwners Cost Exchange GTopK Hierarchical Links OkTopK
+        Place Ring Rounds Star Tree TwoWay get names predict
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",

@@ -145,6 +145,22 @@ def scenario_two_levels(directory):
     return {**result, "state": copies_of_this_worker(model)}
 
 
+def scenario_auto(directory):
+    """Steps go by what all have measured and chosen; also after loading."""
+
+    def make():
+        inner = SGD(0.05, momentum=0.9)
+        return tf_dgc.DGCOptimizer(inner, 0.9, exchange="auto", min_compress_size=1)
+
+    model, result = fit(make)
+    path = directory / f"{RANK}.keras"
+    model.save(path)
+    with STRATEGY.scope():
+        again = keras.models.load_model(path)
+    chosen = [m.optimizer.stats.exchange for m in (model, again)]
+    return {**result, "chosen": chosen}
+
+
 def scenario_steps_per_execution(directory):
     warmup = tf_dgc.schedules.PiecewiseConstantSparsity([4, 8], [0.0, 0.9, 0.99])
     results = {}

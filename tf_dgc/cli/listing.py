@@ -35,7 +35,7 @@ def list_exchanges(num_workers: int) -> int:
 def _row_of(name: str, num_workers: int) -> tuple[str, ...]:
     exchange = exchanges.get(name)
     gather = exchange.cost_of_gather(1, num_workers)
-    merge = getattr(exchange, "cost_of_merge", None)
+    merge = exchange.cost_of_merge if exchange.drops_entries else None
     return (
         name,
         _cost(exchange.cost_of_sum(1, num_workers)),

@@ -53,12 +53,39 @@ class Communicator:
         self._hook = (
             cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
         )
+        self._exchange: Exchange | None = None
         if self._hook and exchange:
-            exchange = exchange.settle(workers.hosts(strategy))
+            self.go_by(exchange.settle(workers.hosts(strategy)))
+
+    def go_by(self, exchange: Exchange) -> None:
+        """Let sums and gathers of all workers go by another exchange from now on.
+
+        Args:
+            exchange: exchange that is settled, the same on all workers.
+        """
         # What is made from it has ways of its own.
         self._exchange = None if type(exchange) is Ring else exchange
-        if self._hook and exchange and exchange.drops_entries:
-            self.drops_entries = True
+        self.drops_entries = exchange.drops_entries
+
+    def probe(
+        self, steps: Generator[list[Sum | Gather], list[tf.Tensor], Outcome]
+    ) -> Outcome:
+        """Do what is asked for by TensorFlow's own collectives, eagerly.
+
+        Call it on all workers, outside of steps.
+
+        Args:
+            steps: generator of requests of all workers, the same for the replicas of
+                this one.
+        """
+        hook: Any = self._hook
+        replies: Any = None
+        while True:
+            try:
+                requests = steps.send(replies)
+            except StopIteration as end:
+                return end.value
+            replies = [hook.probe(isinstance(r, Sum), r[0]) for r in requests]
 
     def run(
         self,

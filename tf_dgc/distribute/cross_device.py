@@ -103,6 +103,12 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
             vectors, buffers = self._go(dense, *values, way)
         return mirrored.per_replica(vectors), mirrored.per_replica(buffers)
 
+    def probe(self, dense: bool, value: tf.Tensor) -> tf.Tensor:
+        """Sum or gather what all local replicas have alike, outside of steps."""
+        copies = [value] * len(self._launchers)
+        found = self._communicate(dense, copies, copies, (None, None))
+        return found[0 if dense else 1][0]
+
     def answer(self, asked: Any) -> Any:
         """Do what is asked for within groups; call it in cross-replica context.
 

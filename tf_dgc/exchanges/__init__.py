@@ -3,11 +3,13 @@
 Knows neither methods nor strategies. May import `collectives` and what that may.
 """
 
+from tf_dgc.exchanges.auto import Auto
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.by_owners import ByOwners
 from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.hierarchical import Hierarchical
+from tf_dgc.exchanges.model import Asked, Links, predict
 from tf_dgc.exchanges.oktopk import OkTopK
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
@@ -15,12 +17,15 @@ from tf_dgc.exchanges.tree import Tree
 from tf_dgc.exchanges.twoway import TwoWay
 
 __all__ = [
+    "Asked",
+    "Auto",
     "Butterfly",
     "ByOwners",
     "Cost",
     "Exchange",
     "GTopK",
     "Hierarchical",
+    "Links",
     "OkTopK",
     "Place",
     "Ring",
@@ -30,12 +35,13 @@ __all__ = [
     "TwoWay",
     "get",
     "names",
+    "predict",
 ]
 
-_KNOWN: dict[str, type[Exchange]] = {
-    kind.name: kind
-    for kind in (Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay, Hierarchical)
-}
+_KINDS: tuple[type[Exchange], ...] = (
+    *(Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay, Hierarchical, Auto),
+)
+_KNOWN = {kind.name: kind for kind in _KINDS}
 
 
 def names() -> list[str]:

@@ -67,12 +67,22 @@ class Cost(NamedTuple):
         received: number of bytes that one receives.
         path: number of bytes that go one behind the other from the first round to the
             last, on links that carry as many both ways at once.
+        launches: number of collectives that go one behind the other; None if they are
+            the rounds.
+        merged: number of bytes of entries that one merges.
     """
 
     rounds: int
     sent: float
     received: float
     path: float
+    launches: int | None = None
+    merged: float = 0.0
+
+    @property
+    def collectives(self) -> int:
+        """Number of collectives that go one behind the other."""
+        return self.rounds if self.launches is None else self.launches
 
 
 class Exchange(abc.ABC):
@@ -167,6 +177,10 @@ class Exchange(abc.ABC):
     @abc.abstractmethod
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return what it costs to gather words of so many bytes per worker."""
+
+    def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
+        """Return what it costs to merge entries, of exchanges that `drops_entries`."""
+        raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -86,9 +86,13 @@ class ByOwners(Ring):
         """
         others = num_workers - 1
         longer = 1 + math.log2(num_workers) / 42
-        rounds = Butterfly().cost_of_sum(0, num_workers).rounds + 1 + others
-        each = 2 * others / num_workers * (1 + self.slack) * longer * num_bytes
-        return Cost(rounds, each, each, each)
+        agreeing = Butterfly().cost_of_sum(0, num_workers).rounds
+        message = (1 + self.slack) * longer * num_bytes
+        each = 2 * others / num_workers * message
+        # It reads its own entries, those for its region, and everyone's sums.
+        merged = num_bytes + 2 * message
+        launches = agreeing + 2
+        return Cost(agreeing + 1 + others, each, each, each, launches, merged)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

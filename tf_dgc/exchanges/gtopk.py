@@ -61,9 +61,10 @@ class GTopK(Ring):
         bits = num_workers.bit_length() - 1
         if num_workers == 2**bits:
             each = bits * num_bytes
-            return Cost(bits, each, each, each)
+            return Cost(bits, each, each, each, merged=2 * each)
         sent = (bits + 2) * num_bytes
-        return Cost(bits + 2, sent, sent - num_bytes, sent)
+        merged = 2 * (bits + 1) * num_bytes
+        return Cost(bits + 2, sent, sent - num_bytes, sent, merged=merged)
 
 
 def _swap_all(

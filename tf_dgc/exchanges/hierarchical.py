@@ -93,17 +93,19 @@ class Hierarchical(Exchange):
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
         """Return it; an all-to-all is one round, and so is each step of a ring."""
         machines, inside = self._numbers(num_workers)
-        rounds = 2 * (machines - 1) + 2 * (inside > 1)
+        spreads = 2 if inside > 1 else 0
+        rounds = 2 * (machines - 1) + spreads
         part = num_bytes / inside
         each = 2 * (inside - 1) * part + 2 * (machines - 1) / machines * part
-        return Cost(rounds, each, each, each)
+        return Cost(rounds, each, each, each, spreads + min(machines - 1, 1))
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of M machines: M - 1 words, and inside M for every neighbour."""
         machines, inside = self._numbers(num_workers)
         rounds = machines - 1 + inside - 1
         each = (machines - 1 + (inside - 1) * machines) * num_bytes
-        return Cost(rounds, each, each, each)
+        launches = min(machines - 1, 1) + min(inside - 1, 1)
+        return Cost(rounds, each, each, each, launches)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

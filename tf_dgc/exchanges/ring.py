@@ -32,10 +32,10 @@ class Ring(Exchange):
         """Return that of 2 (N - 1) rounds of an N-th each."""
         rounds = 2 * (num_workers - 1)
         each = rounds * num_bytes / num_workers
-        return Cost(rounds, each, each, each)
+        return Cost(rounds, each, each, each, launches=1)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of N - 1 rounds of one worker's words each."""
         rounds = num_workers - 1
         each = rounds * num_bytes
-        return Cost(rounds, each, each, each)
+        return Cost(rounds, each, each, each, launches=1)

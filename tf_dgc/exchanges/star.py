@@ -56,8 +56,9 @@ class Star(Exchange):
         """Return that of a server, which is a worker as well."""
         servers = min(self.shards, num_workers)
         each = (num_workers + servers - 2) * num_bytes / servers
-        path = 2 * self._meetings(num_workers) * num_bytes / servers
-        return Cost(2 * (num_workers - 1), each, each, path)
+        meetings = 2 * self._meetings(num_workers)
+        path = meetings * num_bytes / servers
+        return Cost(2 * (num_workers - 1), each, each, path, meetings)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
         """Return that of a server, which sends what it has of all to all."""
@@ -67,8 +68,9 @@ class Star(Exchange):
         received = (num_workers - 1) * shard + others * num_workers * shard
         if servers < num_workers:  # who is none gets all shards back
             received = max(received, num_workers * num_bytes)
-        path = self._meetings(num_workers) * (1 + num_workers) * shard
-        return Cost(2 * (num_workers - 1), sent, received, path)
+        meetings = self._meetings(num_workers)
+        path = meetings * (1 + num_workers) * shard
+        return Cost(2 * (num_workers - 1), sent, received, path, 2 * meetings)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

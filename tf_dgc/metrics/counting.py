@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -25,6 +26,8 @@ class CompressionStats:
         entries_per_step: number of entries sent in the last step.
         bytes_per_step: number of bytes handed over in the last step.
         dense_bytes_per_step: number of bytes of a dense all-reduce in the last step.
+        exchange: name of the exchange; with "auto" the one that was chosen, behind
+            "float16, " if nothing is compressed.
     """
 
     steps: int
@@ -35,6 +38,7 @@ class CompressionStats:
     entries_per_step: int
     bytes_per_step: int
     dense_bytes_per_step: int
+    exchange: str = "ring"
 
     @property
     def ratio(self) -> float:
@@ -47,7 +51,7 @@ class CompressionStats:
         return _ratio(self.dense_bytes, self.bytes)
 
 
-_FIELDS = [field.name for field in dataclasses.fields(CompressionStats)]
+_FIELDS = [f.name for f in dataclasses.fields(CompressionStats) if f.type is int]
 NONFINITE = _FIELDS.index("nonfinite")
 
 
@@ -119,11 +123,16 @@ def warn_at_first(
     tf.cond(first, lambda: tf.group(warn()), tf.no_op)
 
 
-def read(counters: keras.Variable | None) -> CompressionStats:
-    """Return the counters' values (zeros before the optimizer is built)."""
-    if counters is None:
-        return CompressionStats(*[0] * len(_FIELDS))
-    return CompressionStats(*(int(x) for x in counters.numpy()))
+def read(counters: keras.Variable | None, exchange: str) -> CompressionStats:
+    """Return the counters' values (zeros before the optimizer is built).
+
+    Args:
+        counters: variable from `make_counters`; None if there is none.
+        exchange: name of the exchange.
+    """
+    values = [0] * len(_FIELDS) if counters is None else counters.numpy()
+    counted: dict[str, Any] = dict(zip(_FIELDS, map(int, values), strict=True))
+    return CompressionStats(**counted, exchange=exchange)
 
 
 def _ratio(dense: int, sent: int) -> float:

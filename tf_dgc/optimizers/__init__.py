@@ -6,6 +6,7 @@ May import every room but `launch`, `cli` and `testing`.
 __all__ = [
     "adam",
     "agreement",
+    "choosing",
     "compressed",
     "configuration",
     "crossing",
@@ -17,6 +18,7 @@ __all__ = [
     "native_rules",
     "novograd",
     "overwriting",
+    "probing",
     "sampling",
     "settings",
     "takeover",

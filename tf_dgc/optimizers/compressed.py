@@ -71,8 +71,7 @@ class CompressedOptimizer(OptimizerWrapper):
             first step is one. None for never.
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
-        exchange: way of sums and gathers, a `tf_dgc.exchanges.Exchange`; or the name of
-            one for its defaults; `tf-dgc exchanges` lists them.
+        exchange: way of sums and gathers, or its name; `tf-dgc exchanges` lists them.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -195,8 +194,8 @@ class CompressedOptimizer(OptimizerWrapper):
     def _create(self, variables: list[keras.Variable], natively: bool) -> None:
         self.inner_optimizer.build(variables)
         keras_optimizers.remember_variables(self, variables)
-        asks = self._exclusions, self._keeps_residual, self._took
-        made = self._kept = kept.make(self, variables, *asks, natively)
+        asks = self._exclusions, self._keeps_residual, self._took, natively
+        made = self._kept = kept.make(self, variables, *asks, self._strategy)
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = made.of_model(made.memory.residual)
@@ -272,7 +271,7 @@ class CompressedOptimizer(OptimizerWrapper):
     @property
     def stats(self) -> counting.CompressionStats:
         """What was sent so far and in the last step, per worker."""
-        return counting.read(self._counters)
+        return counting.read(self._counters, kept.name_of(self._kept, self.exchange))
 
     @property
     def staleness(self) -> Staleness | None:

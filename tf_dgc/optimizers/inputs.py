@@ -91,7 +91,7 @@ def collect(
     given, scales = clip(grads, variables, sharing, scale, took.clipping)
     own, masks = kept.memory.of(indices), optimizer.factor_masking
     collected = Inputs(
-        optimizer.compressor,
+        kept.chosen.compressor,
         own.tensors,
         indices,
         given,

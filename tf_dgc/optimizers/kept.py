@@ -5,11 +5,15 @@ import functools
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.optimizers import adam, overwriting, tensors
+from tf_dgc.exchanges import Exchange
+from tf_dgc.optimizers import adam, overwriting, tensors, validation
 from tf_dgc.optimizers.agreement import make_agreement
+from tf_dgc.optimizers.choosing import Chosen, choose
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.steps.memory import Memory, make_memory
@@ -25,12 +29,14 @@ class Kept:
         memory: variables of these; behind them those of the Adam correction's sample.
         adam: correction of an inner Adam; None for others, and where it is off.
         natively: whether all workers have the native operations for the variables.
+        chosen: method and exchange of the steps.
     """
 
     tensors: list[Tensor]
     memory: Memory
     adam: adam.AdamCorrection | None
     natively: bool
+    chosen: Chosen
 
     @property
     def of_adam(self) -> list[keras.Variable]:
@@ -54,6 +60,7 @@ def make(
     keeps_residual: bool,
     took: TakeOver,
     natively: bool,
+    strategy: tf.distribute.Strategy,
 ) -> Kept:
     """Create all variables; call it on every worker, in the strategy's scope.
 
@@ -64,6 +71,7 @@ def make(
         keeps_residual: whether what is not sent is kept.
         took: settings of the inner optimizer that are applied in its place.
         natively: whether all workers have the native operations for the variables.
+        strategy: strategy of the optimizer.
     """
     trained, _ = overwriting.split(variables, variables)
     found = [_describe(optimizer, v, exclusions, keeps_residual) for v, _ in trained]
@@ -87,7 +95,20 @@ def make(
             agreement,
             functools.partial(keras_optimizers.variable_index, optimizer),
         )
-    return Kept(found, memory, correction, natively)
+    ways, merges = validation.allows(optimizer, keeps_residual)
+    asks = optimizer.compressor, found, keeps_residual, merges
+    chosen = choose(ways, *asks, strategy, optimizer.communicator)
+    return Kept(found, memory, correction, natively, chosen)
+
+
+def name_of(made: Kept | None, exchange: Exchange | str) -> str:
+    """Return the name of an exchange, or of what was chosen by it.
+
+    Args:
+        made: variables of the optimizer; None if there are none yet.
+        exchange: exchange of the optimizer, or its name.
+    """
+    return made.chosen.name if made else exchanges.get(exchange).name
 
 
 def _describe(

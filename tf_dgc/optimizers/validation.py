@@ -1,6 +1,7 @@
 """What an optimizer checks before its first step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -59,9 +60,7 @@ def get_exchange(
         ValueError: for other names, and for an exchange that cannot.
     """
     exchange = exchanges.get(identifier)
-    narrow = getattr(compressor, "value_dtype", None) not in (None, "float32")
-    merges = type(compressor) is TopK and feedback and not narrow
-    if exchange.drops_entries and not merges:
+    if exchange.drops_entries and not _merges(compressor, feedback):
         raise ValueError(
             f"{exchange!r} merges entries on the way, and what it leaves out goes back "
             "to the residual; so it goes with `DGCOptimizer`, or `TopK` with error "
@@ -70,6 +69,22 @@ def get_exchange(
             f"compressor={compressor!r}, error feedback {feedback}"
         )
     return exchange
+
+
+def _merges(compressor: Compressor, feedback: bool) -> bool:
+    narrow = getattr(compressor, "value_dtype", None) not in (None, "float32")
+    return type(compressor) is TopK and feedback and not narrow
+
+
+def allows(optimizer: Any, feedback: bool) -> tuple[Exchange, bool]:
+    """Return an optimizer's exchange, and whether another one may merge its entries.
+
+    Args:
+        optimizer: `CompressedOptimizer`.
+        feedback: whether what is not sent is kept back.
+    """
+    merges = _merges(optimizer.compressor, feedback) and not optimizer.exempt_dtype
+    return exchanges.get(optimizer.exchange), merges
 
 
 def check_adam_correction(

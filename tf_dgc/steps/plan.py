@@ -56,6 +56,14 @@ class Plan(NamedTuple):
         return self._replace(layout=layout)
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of a worker's message, where all of this is known beforehand."""
+        words = dense.num_words(self.layout)
+        return 4 * (
+            words if self.dense else wire.sparse_words(self.layout, self.counts)
+        )
+
+    @property
     def dense_entries(self) -> int:
         """Length of the vector of a dense step."""
         return dense.num_entries(self.layout)

@@ -1,0 +1,233 @@
+"""`exchange="auto"`: what is measured, and what is chosen."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc import compressors, exchanges
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.collectives.lockstep import run_together
+from tf_dgc.collectives.requests import Sum
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.exchanges import Auto, Links
+from tf_dgc.optimizers import choosing, probing
+from tf_dgc.steps.plan import plan
+from tf_dgc.testing.communicator import answer_all
+
+LARGE = [
+    Tensor("a", (1000, 1000), tf.float32, False),
+    Tensor("b", (9,), tf.float32, True),
+]
+FAST = Links(1e-4, 1e-5, 1e-10, 1e-8, 1e-8, 1e-10)
+SLOW = Links(1e-4, 1e-5, 1e-7, 1e-9, 1e-9, 1e-9)
+FAR = Links(1e-4, 5e-2, 1e-9, 1e-9, 1e-9, 1e-9)
+
+
+class Network:
+    """Workers with a clock each, which runs a little faster on some."""
+
+    def __init__(self, number, launch, latency, per_byte):
+        self.costs = launch, latency, per_byte
+        self.now = [0.0] * number
+
+    def clock(self, worker):
+        return lambda: self.now[worker] * (1 + worker / 100)
+
+    def answer(self, asked):
+        ((message,), *_) = asked
+        value, hops = message[0], len(asked) - 1
+        part = value.dtype.size * int(tf.size(value))
+        if isinstance(message, Sum):
+            hops, part = 2 * hops, part / len(asked)
+        launch, latency, per_byte = self.costs
+        taken = launch + hops * (latency + part * per_byte)
+        self.now = [now + taken for now in self.now]
+        return answer_all(asked)
+
+
+@pytest.mark.parametrize("number", [2, 5])
+@pytest.mark.parametrize(
+    "costs", [(1e-3, 1e-4, 8e-8), (2e-4, 3e-2, 8e-7), (0, 1e-3, 0)]
+)
+def test_all_find_the_same(number, costs):
+    """Whatever each measures, and near what is so; the slowest counts."""
+    network = Network(number, *costs)
+    steps = [
+        probing.measure(number, lambda w=w: [1e-9 * w, 2e-9, 3e-9], network.clock(w))
+        for w in range(number)
+    ]
+    first, *others = run_together(steps, network.answer)
+    assert all(other == first for other in others)
+    slowest = 1 + (number - 1) / 100
+    assert first.launch == pytest.approx(costs[0] * slowest, abs=1e-5)
+    assert first.latency == pytest.approx(costs[1] * slowest, rel=0.01, abs=1e-5)
+    assert first.per_byte == pytest.approx(costs[2] * slowest, rel=0.02, abs=1e-10)
+    assert first[3:] == pytest.approx([1e-9 * (number - 1), 2e-9, 3e-9])
+    assert network.now[0] < 1 + 25 * number * costs[1]
+
+
+def test_what_this_worker_takes():
+    merging, decoding, rounding = probing.local_speeds()
+    assert 1e-12 < rounding < 1e-6
+    assert 1e-11 < decoding < 1e-4
+    assert 1e-11 < merging < 1e-4
+
+
+def decide(links, number=8, compressor=None, ways=None, merges=True, feedback=True):
+    compressor = compressor or compressors.TopK(0.99)
+    asked = ways or Auto(), compressor, LARGE, feedback, merges, number, links
+    return choosing.decide(*asked)
+
+
+def test_where_links_are_fast_nothing_is_compressed():
+    chosen = decide(FAST)
+    assert chosen.name.startswith("float16, ")
+    assert isinstance(chosen.compressor, compressors.Float16)
+    assert decide(FAST, ways=Auto(dense=False)).compressor.name == "top_k"
+    assert decide(FAST, feedback=False, merges=False).compressor.name == "top_k"
+    assert decide(FAST, compressor=compressors.TwoBit()).compressor.name == "two_bit"
+
+
+def test_where_links_are_slow_entries_are_merged():
+    assert isinstance(decide(SLOW, 16).exchange, exchanges.OkTopK)
+    assert decide(SLOW, 2).compressor.name == "top_k"
+    plain = decide(SLOW, 16, merges=False).exchange
+    assert not plain.drops_entries
+
+
+def test_where_links_are_long_rounds_are_few():
+    small = compressors.TopK(0.999)
+    chosen = decide(FAR, 8, small, merges=False)
+    assert isinstance(chosen.exchange, exchanges.Butterfly)
+
+
+def test_the_least_is_taken():
+    for links in (FAST, SLOW, FAR):
+        for number in (2, 3, 8, 64):
+            chosen = decide(links, number)
+            assert chosen.seconds[chosen.name] == min(chosen.seconds.values())
+            assert len(chosen.seconds) == 6 + 4
+
+
+def test_what_is_known_only_later_goes_around_the_ring():
+    unknown = next(
+        made
+        for kind in compressors.METHODS.values()
+        if (made := kind()).bytes((1000, 1000), tf.float32) is None
+    )
+    chosen = decide(FAR, compressor=unknown)
+    assert chosen.name == "ring"
+    assert chosen.compressor is unknown
+
+
+def test_what_is_asked():
+    top_k = choosing.what_is_asked(compressors.TopK(0.99), LARGE, 4)
+    assert top_k == [("entries", plan(LARGE, 0.99, 4).num_bytes)]
+    schedule = tf_dgc.schedules.WarmupSparsity(100, 0.99)
+    assert choosing.what_is_asked(compressors.TopK(schedule), LARGE, 4) == top_k
+    ((kind, num_bytes),) = choosing.what_is_asked(compressors.TopK(0.5), LARGE, 64)
+    assert (kind, num_bytes) == ("sum", 4 * (1 + 1_000_009))
+    ((kind, _),) = choosing.what_is_asked(compressors.TwoBit(), LARGE, 4)
+    assert kind == "gather"
+    halves = choosing.what_is_asked(compressors.Float16(), LARGE, 4)
+    assert halves == [("sum", 36), ("sum", 2_000_000)]
+
+
+def test_alone_nothing_is_measured(strategies, monkeypatch):
+    def measure(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(probing, "measure", measure)
+    weights = initial_weights("float32")
+    gradients = make_gradients(2, 1, "float32")[0]
+    pair = []
+    for exchange in ("ring", "auto"):
+        trainer = Trainer(
+            strategies[2],
+            lambda e=exchange: tf_dgc.DGCOptimizer("sgd", 0.9, exchange=e),
+            weights,
+        )
+        trainer.step(gradients)
+        pair.append(trainer.weights())
+    for ours, theirs in zip(*pair, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
+    """As if these replicas were processes; measured for once, and stated."""
+    several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
+    monkeypatch.setattr(choosing, "meeting", several)
+    found = {}
+    for links in (FAST, SLOW):
+        measured = []
+
+        def probe(self, steps, links=links, measured=measured):
+            measured.append(steps)
+            return links
+
+        monkeypatch.setattr(Communicator, "probe", probe)
+        trainer = Trainer(
+            strategies[3],
+            lambda: tf_dgc.DGCOptimizer(
+                keras.optimizers.SGD(0.1, momentum=0.5),
+                0.9,
+                exchange="auto",
+                min_compress_size=1,
+            ),
+            [np.zeros((300, 300), "float32"), np.zeros(7, "float32")],
+        )
+        rng = np.random.default_rng(0)
+        for _ in range(2):
+            gradients = [
+                [rng.normal(size=s).astype("float32") for s in [(300, 300), (7,)]]
+                for _ in range(3)
+            ]
+            trainer.step(gradients)
+        assert len(measured) == 1
+        for copies in trainer.replica_weights():
+            for copy in copies[1:]:
+                np.testing.assert_array_equal(copy, copies[0])
+        stats = trainer.optimizer.stats
+        found[stats.exchange.split(",")[0]] = stats.entries_per_step
+        assert trainer.optimizer.get_config()["exchange"] == "auto"
+    name, *_ = [name for name in found if name != "float16"]
+    assert found["float16"] == 90_007
+    assert found[name] == 9_007
+
+
+def test_measured_by_the_collectives_of_a_strategy(strategies):
+    """Of the replicas of one process, which stand for those of several."""
+    with strategies[2].scope():
+        communicator = Communicator(strategies[2])
+        links = communicator.probe(probing.measure(2, lambda: [0.0, 0.0, 0.0]))
+    assert 0 <= links.launch + links.latency < 1
+    assert 0 <= links.per_byte < 1e-5
+
+
+def test_a_config(strategies):
+    for exchange, text in (("auto", "auto"), (Auto(dense=False), "Auto(dense=False)")):
+        optimizer = tf_dgc.DGCOptimizer("sgd", exchange=exchange)
+        again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
+        assert str(again.exchange) == text
+        assert again.stats.exchange == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "merges"),
+    [
+        ({}, True),
+        ({"exempt_dtype": "bfloat16"}, False),
+        ({"value_dtype": "bfloat16"}, False),
+        ({"sparsity": 0.0}, False),
+    ],
+)
+def test_what_cannot_merge_is_no_candidate(settings, merges):
+    optimizer = tf_dgc.DGCOptimizer("sgd", exchange="auto", **settings)
+    feedback = settings.get("sparsity") != 0
+    found = tf_dgc.optimizers.validation.allows(optimizer, feedback)
+    assert found[1] is merges

@@ -1,0 +1,84 @@
+"""What an exchange takes, in seconds, by a few numbers of links and processors."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tf_dgc.exchanges.base import Cost, Exchange
+
+
+class Links(NamedTuple):
+    """Links and processors, as measured or assumed.
+
+    Attributes:
+        launch: seconds that a collective takes beside its rounds.
+        latency: seconds of a round, whatever it carries.
+        per_byte: seconds per byte on a link.
+        merging: seconds per byte of buffers of entries that are merged.
+        decoding: seconds per byte of buffers that are decoded.
+        rounding: seconds per byte of a float16 vector that is made of float32, added to
+            and made float32 again.
+    """
+
+    launch: float
+    latency: float
+    per_byte: float
+    merging: float = 0.0
+    decoding: float = 0.0
+    rounding: float = 0.0
+
+
+class Asked(NamedTuple):
+    """One thing that a step asks for.
+
+    Attributes:
+        kind: "sum", "gather" (of words), or "entries" (words that may be merged).
+        num_bytes: number of bytes of one worker.
+    """
+
+    kind: str
+    num_bytes: float
+
+
+def cost_of(exchange: Exchange, asked: Asked, num_workers: int) -> Cost:
+    """Return what an exchange says that it costs.
+
+    Args:
+        exchange: exchange, for `num_workers`.
+        asked: request of every worker.
+        num_workers: number of workers, N.
+    """
+    if asked.kind == "sum":
+        return exchange.cost_of_sum(asked.num_bytes, num_workers)
+    if asked.kind == "entries" and exchange.drops_entries:
+        return exchange.cost_of_merge(asked.num_bytes, num_workers)
+    return exchange.cost_of_gather(asked.num_bytes, num_workers)
+
+
+def on_the_way(cost: Cost, links: Links) -> float:
+    """Return the seconds of an exchange alone, merges on the way included."""
+    rounds = max(cost.rounds, cost.collectives)
+    waits = cost.collectives * links.launch + rounds * links.latency
+    return waits + cost.path * links.per_byte + cost.merged * links.merging
+
+
+def predict(
+    exchange: Exchange, asked: Iterable[Asked], num_workers: int, links: Links
+) -> float:
+    """Return the seconds that a step takes for all it asks for, one after the other.
+
+    Args:
+        exchange: exchange, for `num_workers`.
+        asked: requests of every worker.
+        num_workers: number of workers, N.
+        links: numbers of links and processors.
+    """
+    if num_workers == 1:
+        return 0.0
+    seconds = 0.0
+    for request in asked:
+        seconds += on_the_way(cost_of(exchange, request, num_workers), links)
+        if request.kind != "sum":
+            merged = request.kind == "entries" and exchange.drops_entries
+            buffers = 1 if merged else num_workers
+            seconds += buffers * request.num_bytes * links.decoding
+    return seconds

@@ -1,0 +1,145 @@
+"""Choosing: what `exchange="auto"` comes to, when the optimizer is built."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc import schedules
+from tf_dgc.cluster import meeting
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import Compressor, Float16, TopK
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.exchanges import Asked, Auto, Exchange, Links, predict
+from tf_dgc.optimizers import probing
+from tf_dgc.steps import plan as plans
+
+_LATE = 2**31 - 1  # an iteration at which schedules say what they come to
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What was chosen, the same on all workers.
+
+    Attributes:
+        name: name of it, "float16, " before that of the exchange if nothing is
+            compressed.
+        compressor: method of the steps.
+        exchange: exchange that they go by.
+        seconds: seconds that the model has for each candidate, by name.
+        links: numbers that the workers measured; None if there was nothing to measure.
+    """
+
+    name: str
+    compressor: Compressor
+    exchange: Exchange
+    seconds: dict[str, float]
+    links: Links | None = None
+
+
+def choose(
+    ways: Exchange,
+    compressor: Compressor,
+    tensors: Sequence[Tensor],
+    keeps_residual: bool,
+    merges: bool,
+    strategy: tf.distribute.Strategy,
+    communicator: Communicator,
+) -> Chosen:
+    """Return what the steps go by, and let the communicator go by it.
+
+    Call it on all workers, after they have met; for other exchanges than `Auto`, and
+    without other processes, nothing is measured.
+
+    Args:
+        ways: exchange that was asked for.
+        compressor: method that was asked for.
+        tensors: descriptions of all tensors.
+        keeps_residual: whether what is not sent is kept back.
+        merges: whether an exchange may merge what the method sends.
+        strategy: strategy of the workers.
+        communicator: communicator of the steps.
+    """
+    number = communicator.num_workers
+    if not isinstance(ways, Auto) or not meeting.is_multi_worker(strategy):
+        return Chosen(ways.name, compressor, ways, {})
+    with tf.init_scope():  # the first call may come while a step is being traced
+        links = communicator.probe(probing.measure(number, probing.local_speeds))
+    chosen = decide(ways, compressor, tensors, keeps_residual, merges, number, links)
+    communicator.go_by(chosen.exchange)
+    return chosen
+
+
+def decide(
+    ways: Auto,
+    compressor: Compressor,
+    tensors: Sequence[Tensor],
+    keeps_residual: bool,
+    merges: bool,
+    num_workers: int,
+    links: Links,
+) -> Chosen:
+    """Return the candidate that takes least by the model; of equal ones the simplest.
+
+    Arguments are those of `choose`, with the number of workers, N, and what they found.
+    """
+    found: dict[str, tuple[Compressor, Exchange]] = {}
+    seconds: dict[str, float] = {}
+    asked = what_is_asked(compressor, tensors, num_workers)
+    for exchange in ways.candidates(num_workers, merges) if asked else []:
+        found[exchange.name] = compressor, exchange
+        seconds[exchange.name] = predict(exchange, asked, num_workers, links)
+    if ways.dense and type(compressor) is TopK and keeps_residual:
+        dense = Float16()
+        vectors = what_is_asked(dense, tensors, num_workers)
+        rounding = vectors[-1].num_bytes * links.rounding
+        for exchange in ways.candidates(num_workers, merges=False):
+            name = f"{dense.name}, {exchange.name}"
+            found[name] = dense, exchange
+            taken = predict(exchange, vectors, num_workers, links)
+            seconds[name] = taken + rounding
+    if not seconds:  # what the method sends is known only when it runs
+        found["ring"] = compressor, ways.candidates(num_workers, merges=False)[0]
+        seconds["ring"] = 0.0
+    name = min(seconds, key=seconds.__getitem__)
+    return Chosen(name, *found[name], seconds, links)
+
+
+def what_is_asked(
+    compressor: Compressor, tensors: Sequence[Tensor], num_workers: int
+) -> list[Asked]:
+    """Return what a step asks for; nothing if that is known only when it runs.
+
+    Args:
+        compressor: method of the tensors that are not exempt.
+        tensors: descriptions of all tensors.
+        num_workers: number of workers, N.
+    """
+    if type(compressor) is TopK:
+        return _of_top_k(compressor, tensors, num_workers)
+    each: Any = [compressor.bytes(t.shape, t.dtype) for t in tensors if not t.exempt]
+    if None in each:
+        return []
+    kind = "sum" if compressor.aggregation == "sum" else "gather"
+    exempt = sum(t.size * t.dtype.size for t in tensors if t.exempt)
+    apart = len(plans.shares(tensors, num_workers)) > 1
+    if kind == "gather" and not apart:
+        return [Asked(kind, exempt + sum(each))]
+    return [Asked("sum", exempt), Asked(kind, sum(each))]
+
+
+def _of_top_k(
+    compressor: TopK, tensors: Sequence[Tensor], num_workers: int
+) -> list[Asked]:
+    sparsity = compressor.sparsity
+    if callable(sparsity):
+        sparsity = float(schedules.at(sparsity, tf.constant(_LATE, tf.int64)))
+    asked = []
+    for places in plans.shares(tensors, num_workers):
+        layout = [
+            tensors[i]._replace(value_dtype=compressor.value_dtype) for i in places
+        ]
+        sent = plans.plan(layout, sparsity, num_workers)
+        asked.append(Asked("sum" if sent.dense else "entries", sent.num_bytes))
+    return asked
