@@ -1,7 +1,8 @@
-"""Schedules: sparsity as a function of the iteration.
+"""Schedules: sparsity, or the period of exchanges, as a function of the iteration.
 
 Lin et al., ICLR 2018, section 3.3 (warm-up training): while the network changes fast,
-large residuals do harm, so sparsity starts low and grows.
+large residuals do harm, so sparsity starts low and grows. So does the period of local
+steps (Lin et al., ICLR 2020).
 """
 
 import abc
@@ -12,7 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["PiecewiseConstantSparsity", "SparsitySchedule", "WarmupSparsity"]
+__all__ = [
+    "PiecewiseConstantPeriod",
+    "PiecewiseConstantSparsity",
+    "SparsitySchedule",
+    "WarmupSparsity",
+]
 
 
 def check_sparsity(value: Any, what: str = "sparsity") -> float:
@@ -30,7 +36,24 @@ def check_sparsity(value: Any, what: str = "sparsity") -> float:
     return float(value)
 
 
-class SparsitySchedule(abc.ABC):
+class _Schedule(abc.ABC):
+    """A number by iteration, with a config."""
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Build a schedule from `get_config`'s dictionary."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+class SparsitySchedule(_Schedule):
     """Sparsity by iteration, in the manner of Keras learning-rate schedules.
 
     Subclasses implement `__call__` and `get_config`, and are made loadable with
@@ -41,23 +64,10 @@ class SparsitySchedule(abc.ABC):
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
         """Return the sparsity, a scalar in [0, 1), at a scalar integer iteration."""
 
-    @abc.abstractmethod
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-
     @property
     def smallest(self) -> float:
         """The least sparsity there may be; XLA makes room for as many entries."""
         return 0.0
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "SparsitySchedule":
-        """Build a schedule from `get_config`'s dictionary."""
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -73,19 +83,12 @@ class PiecewiseConstantSparsity(SparsitySchedule):
     """
 
     def __init__(self, boundaries: Sequence[int], values: Sequence[float]):
-        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
-            raise ValueError(
-                "`boundaries` must be ascending and one fewer than `values`. "
-                f"Received: boundaries={boundaries}, values={values}"
-            )
-        self.boundaries = [int(b) for b in boundaries]
+        self.boundaries = _check_boundaries(boundaries, values)
         self.values = [check_sparsity(v, "values") for v in values]
 
     def __call__(self, iteration: tf.Tensor) -> tf.Tensor:
         """Return the sparsity, scalar float64."""
-        passed = tf.cast(iteration, tf.int64) >= tf.constant(self.boundaries, tf.int64)
-        stage = tf.reduce_sum(tf.cast(passed, tf.int32))
-        return tf.gather(tf.constant(self.values, tf.float64), stage)
+        return tf.gather(tf.constant(self.values, tf.float64), _stage(self, iteration))
 
     @property
     def smallest(self) -> float:
@@ -156,6 +159,90 @@ class WarmupSparsity(SparsitySchedule):
             "final_sparsity": self.final_sparsity,
             "stages": self.stages,
         }
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class PiecewiseConstantPeriod(_Schedule):
+    """Local steps of a round, for `LocalOptimizer(period=...)`.
+
+    `values[i]`, if the round begins with a step in `[boundaries[i-1], boundaries[i])`.
+
+    Args:
+        boundaries: ascending numbers of steps, one fewer than `values`.
+        values: periods, whole numbers of steps, 1 or more.
+
+    Raises:
+        ValueError: for lengths, order or values other than that.
+    """
+
+    def __init__(self, boundaries: Sequence[int], values: Sequence[int]):
+        self.boundaries = _check_boundaries(boundaries, values)
+        self.values = [check_period(v, "values") for v in values]
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the period, scalar int64."""
+        return tf.gather(tf.constant(self.values, tf.int64), _stage(self, step))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"boundaries": self.boundaries, "values": self.values}
+
+
+def _check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
+    if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
+        raise ValueError(
+            "`boundaries` must be ascending and one fewer than `values`. "
+            f"Received: boundaries={boundaries}, values={values}"
+        )
+    return [int(b) for b in boundaries]
+
+
+def _stage(schedule: Any, iteration: tf.Tensor) -> tf.Tensor:
+    boundaries = tf.constant(schedule.boundaries, tf.int64)
+    passed = tf.cast(iteration, tf.int64) >= boundaries
+    return tf.reduce_sum(tf.cast(passed, tf.int32))
+
+
+def check_period(value: Any, what: str = "period") -> int:
+    """Return `value` as an int, or raise `ValueError` unless it is 1 or more."""
+    whole = isinstance(value, int | float) and not isinstance(value, bool)
+    if not whole or value != value // 1 or value < 1:
+        raise ValueError(
+            f"`{what}` must be a whole number of local steps from one exchange to the "
+            "next, 1 or more (with 1, workers exchange in every step). "
+            f"Received: {what}={value!r}"
+        )
+    return int(value)
+
+
+def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
+    """Return a valid period, an int or a schedule, as `get` does a sparsity.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(period, dict):
+        period = keras.saving.deserialize_keras_object(period)
+    if not callable(period):
+        return check_period(period)
+    check_period(int(period(tf.constant(0, tf.int64))), "period(0)")
+    return period
+
+
+def period_at(schedule: Callable[[tf.Tensor], tf.Tensor], step: tf.Tensor) -> tf.Tensor:
+    """Evaluate a schedule of the period inside a training step, scalar int64.
+
+    Raises:
+        tf.errors.InvalidArgumentError: on every worker alike, for a period below 1.
+    """
+    value = tf.cast(schedule(step), tf.int64)
+    check = tf.debugging.Assert(
+        value >= 1,
+        ["the schedule of the period must return 1 or more, but returned", value,
+         "at step", step],
+    )  # fmt: skip
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(value)
 
 
 def get(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:

@@ -11,8 +11,9 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         CompressedCrossDeviceOps CompressedOptimizer CompressionStats DGCOptimizer
-        NovoGrad average_statistics callbacks compressors exchanges
-        multi_worker_strategy prepare saving schedules
+        LocalOptimizer NovoGrad average_statistics callbacks compressors diloco
+        exchanges local_sgd multi_worker_strategy post_local_sgd prepare saving
+        schedules
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
@@ -29,7 +30,10 @@ PUBLIC = {
         Place Ring Rounds Star Tree TwoWay get names predict
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
-    "tf_dgc.schedules": "PiecewiseConstantSparsity SparsitySchedule WarmupSparsity",
+    "tf_dgc.schedules": """
+        PiecewiseConstantPeriod PiecewiseConstantSparsity SparsitySchedule
+        WarmupSparsity
+    """,
 }
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py"))
 

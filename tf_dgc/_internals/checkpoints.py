@@ -69,6 +69,17 @@ def call_when_checkpoint_is_written(call: Callable[[], None]) -> None:
     options.experimental_write_callbacks = [*before, _Written(options, before, call)]
 
 
+def is_checkpointing() -> bool:
+    """Whether a `tf.train.Checkpoint` is being written or read among our callers."""
+    return _caller(_CHECKPOINTING) is not None
+
+
+_CHECKPOINTING = {
+    inspect.unwrap(getattr(tf.train.Checkpoint, name)).__code__
+    for name in ("_write", "read", "restore")
+}
+
+
 class _Written:
     """Calls a function, once."""
 

@@ -2,12 +2,14 @@
 
 import copy
 import inspect
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
 
 
@@ -157,6 +159,36 @@ def replace_all_reduce(
 ) -> None:
     """Replace how this instance sums `(gradient, variable)` pairs over replicas."""
     optimizer._all_reduce_sum_gradients = function
+
+
+def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let this instance step in replica context, with nothing that meets others.
+
+    Keras updates across replicas, which is refused within a condition of a replica. All
+    that it updates must be of no aggregation: then that is the replica's own copy. So
+    iterations are counted anew, in a variable of that kind.
+    """
+    kind, stock = type(optimizer), base_optimizer.BaseOptimizer
+    for name in _ACROSS_REPLICAS:
+        if getattr(kind, name) is getattr(keras.optimizers.Optimizer, name):
+            setattr(optimizer, name, types.MethodType(getattr(stock, name), optimizer))
+    optimizer._unused_iterations = optimizer._iterations
+    optimizer._iterations = keras.Variable(
+        0, dtype=optimizer._iterations.dtype, trainable=False, name="iteration"
+    )
+
+
+_ACROSS_REPLICAS = (
+    "_apply_weight_decay",
+    "_backend_update_step",
+    "_backend_increment_gradient_accumulators",
+)
+
+
+def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let Keras save nothing of this instance: its owner does."""
+    optimizer.save_own_variables = lambda store: None
+    optimizer.load_own_variables = lambda store: None
 
 
 def replace_update_step(

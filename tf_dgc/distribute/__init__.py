@@ -5,11 +5,13 @@ May import `collectives`, `checkpoint`, `training` and `cluster`.
 
 __all__ = [
     "communicator",
+    "copies",
     "cross_device",
     "divergence",
     "elastic",
     "groups",
     "initial_values",
+    "loss_scale",
     "pieces",
     "preparation",
     "startup",

@@ -4,15 +4,14 @@ It acts on one strategy instance; no class or module is changed.
 """
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import keras
 import tensorflow as tf
 
 from tf_dgc.checkpoint import keras_saving
 from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
 from tf_dgc.cluster.watch import Watch
+from tf_dgc.distribute import loss_scale
 from tf_dgc.distribute.cross_device import SUPPORTED, cross_device_ops
 from tf_dgc.distribute.initial_values import InitialValues, report_failed_variables
 from tf_dgc.training.loops import TrainingLoops
@@ -71,7 +70,7 @@ def prepare(strategy: Strategy) -> Strategy:
         TrainingLoops(strategy)
         if meeting.is_multi_worker(strategy):
             _watch_over(strategy)
-        _agree_on_overflow(strategy)
+        loss_scale.mend(strategy)
     return strategy
 
 
@@ -95,38 +94,3 @@ def zeros_expected(
     """
     values = getattr(strategy, "_tf_dgc_initial_values", None)
     return contextlib.nullcontext() if values is None else values.zeros_expected()
-
-
-def _agree_on_overflow(strategy: Strategy) -> None:
-    """Make all replicas skip a step if the gradients of one overflowed.
-
-    `LossScaleOptimizer` asks every replica whether its gradients are finite and goes by
-    the first one's answer, as if they had been summed before. Elsewhere an overflow
-    then gets into all weights, and where processes differ, one skips the step while
-    the others wait for it.
-    """
-    stock_call = strategy.extended.call_for_each_replica
-
-    def call_for_each_replica(
-        fn: Callable, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if _is_check_of_gradients(fn):
-            fn = _true_everywhere(fn)
-        return stock_call(fn, args, kwargs)
-
-    strategy.extended.call_for_each_replica = call_for_each_replica
-
-
-def _is_check_of_gradients(fn: Any) -> bool:
-    owner = getattr(fn, "__self__", None)
-    scales = isinstance(owner, keras.optimizers.LossScaleOptimizer)
-    return scales and fn.__name__ == "check_finite"
-
-
-def _true_everywhere(check: Callable) -> Callable:
-    def check_everywhere(*args: Any) -> tf.Tensor:
-        fails = tf.cast(tf.logical_not(check(*args)), tf.float32)
-        context = tf.distribute.get_replica_context()
-        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, fails), 0.0)
-
-    return check_everywhere

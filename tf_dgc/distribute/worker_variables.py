@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import mirrored, stores, tracing
+from tf_dgc._internals import stores, tracing
 from tf_dgc.cluster import meeting
-from tf_dgc.distribute import cross_device, elastic
+from tf_dgc.distribute.copies import Copies
 
 
 class PerWorkerVariable(keras.Variable):
@@ -82,16 +82,12 @@ class PerWorkerVariable(keras.Variable):
 
     def local_values(self) -> list[np.ndarray]:
         """Return the value of every replica of this process; it is not collective."""
-        return [copy.numpy() for copy in self._copies()]
+        return [copy.numpy() for copy in self._copies.local]
 
     def gather(self) -> np.ndarray:
         """Return the values of all workers, `[num_workers, ...]`; call it on all."""
         self._meet()
-        workers = range(self._strategy.num_replicas_in_sync)
-        local = dict(zip(self._replicas(), self._copies(), strict=True))
-        if len(local) == len(workers):
-            return np.stack([local[worker].numpy() for worker in workers])
-        return self._gather_from_peers(local)
+        return self._copies.gather()
 
     def scatter(self, values: np.ndarray) -> None:
         """Restore what `gather` returned, here or on another number of workers.
@@ -110,14 +106,12 @@ class PerWorkerVariable(keras.Variable):
                 "model and the compression method they were saved with. "
                 f"Received: shape={np.shape(values)}"
             )
-        num_workers = self._strategy.num_replicas_in_sync
-        for worker, copy in zip(self._replicas(), self._copies(), strict=True):
-            copy.assign(elastic.share(values, worker, num_workers, self._rule))
+        self._copies.scatter(values, self._rule)
 
     # --- how tf.train.Checkpoint saves and restores ---------------------------------
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        device = self._copies()[0].device
+        device = self._copies.local[0].device
         read = stores.read_when_saved(self.gather, self.dtype, device)
         return {_SAVED: read}
 
@@ -138,34 +132,9 @@ class PerWorkerVariable(keras.Variable):
             "experimental_enable_async_checkpoint=True)`."
         )
 
-    # --- the copies of this process -------------------------------------------------
-
-    def _copies(self) -> tuple[tf.Variable, ...]:
-        """Return the values that this process holds, one per local replica."""
-        return self._strategy.experimental_local_results(super().value)
-
-    def _replicas(self) -> list[int]:
-        """Return the indices of these among all workers."""
-        indices = self._strategy.experimental_distribute_values_from_function(
-            lambda context: context.replica_id_in_sync_group
-        )
-        return list(map(int, self._strategy.experimental_local_results(indices)))
-
-    def _gather_from_peers(self, local: dict[int, tf.Variable]) -> np.ndarray:
-        """Return what `gather` does: one collective, of words behind each index."""
-        words = [
-            tf.concat([[replica], _to_words(copy)], axis=0)
-            for replica, copy in local.items()
-        ]
-        none = mirrored.per_replica([tf.zeros([0])] * len(words))
-        with self._strategy.scope():
-            hook = cross_device.cross_device_ops(self._strategy)
-            _, buffers = hook.communicate(False, none, mirrored.per_replica(words))
-            first = self._strategy.experimental_local_results(buffers)[0]
-        rows = first.numpy().reshape(self._strategy.num_replicas_in_sync, -1)
-        rows = rows[np.argsort(rows[:, 0])]
-        values = np.ascontiguousarray(rows[:, 1:]).view(self.dtype)
-        return values.reshape(len(rows), *self.shape)
+    @property
+    def _copies(self) -> Copies:
+        return Copies(self._strategy, super().value)
 
     def _meet(self) -> None:
         if tf.executing_eagerly() and not self._in_replica():
@@ -184,11 +153,6 @@ SAME_CHECKPOINT = (
     "All workers must restore, and from the same checkpoint or copies of it."
 )
 _SAVED = "VALUES_OF_ALL_WORKERS"
-
-
-def _to_words(values: tf.Variable) -> tf.Tensor:
-    """Return the bits of float32 or float64 as int32 `[words]`."""
-    return tf.reshape(tf.bitcast(tf.reshape(values, [-1]), tf.int32), [-1])
 
 
 class SharedVariable(keras.Variable):

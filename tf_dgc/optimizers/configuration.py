@@ -20,6 +20,16 @@ _SETTINGS = (
     "on_divergence",
     "exchange",
 )
+_LOCAL_SETTINGS = (
+    "period",
+    "compressor",
+    "error_feedback",
+    "min_compress_size",
+    "seed",
+    "check_every",
+    "on_divergence",
+    "exchange",
+)
 _EXCLUDED = "excluded_from_compression"  # not by the constructor
 
 
@@ -41,6 +51,22 @@ def collect_config(
         "inner": inner,
         **keras.saving.serialize_keras_object(values),
         _EXCLUDED: exclusions.get_config(),
+    }
+
+
+def collect_local_config(optimizer: Any, inner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a `LocalOptimizer` was made with.
+
+    Args:
+        optimizer: optimizer, whose attributes they are.
+        inner: config of the inner optimizer.
+    """
+    values = {name: getattr(optimizer, name) for name in _LOCAL_SETTINGS}
+    return {
+        "name": optimizer.name,
+        "inner": inner,
+        "outer": keras.saving.serialize_keras_object(optimizer.outer_optimizer),
+        **keras.saving.serialize_keras_object(values),
     }
 
 

@@ -25,11 +25,12 @@ def of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {name: getattr(optimizer, name) for name in NAMES}
 
 
-def check(settings: Mapping[str, Any]) -> None:
+def check(settings: Mapping[str, Any], steps_alone: bool = False) -> None:
     """Raise `ValueError` for settings that cannot be trained with.
 
     Args:
         settings: values by name, all of `NAMES`.
+        steps_alone: whether they are of an optimizer whose steps meet nobody.
     """
     _check_clipping(settings)
     _check_averages(settings)
@@ -39,11 +40,18 @@ def check(settings: Mapping[str, Any]) -> None:
             "`loss_scale_factor` must be None or a finite number above 0. "
             f"Received: loss_scale_factor={scale!r}"
         )
-    if settings["gradient_accumulation_steps"]:
+    if steps_alone and settings["use_ema"]:
+        raise ValueError(
+            "`use_ema` of the inner optimizer would average weights that differ "
+            "between workers. Let the outer optimizer average what they agree on: "
+            "`outer=keras.optimizers.SGD(1.0, use_ema=True)`. Received: use_ema=True"
+        )
+    if settings["gradient_accumulation_steps"] and not steps_alone:
         raise ValueError(
             "`gradient_accumulation_steps` is not supported: there is an exchange at "
             "every step, and what is not sent is accumulated. Use a larger batch or "
-            "stronger compression instead. Received: gradient_accumulation_steps="
+            "stronger compression instead, or `LocalOptimizer`, whose inner optimizer "
+            "may accumulate. Received: gradient_accumulation_steps="
             f"{settings['gradient_accumulation_steps']}"
         )
 

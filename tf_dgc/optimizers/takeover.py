@@ -44,11 +44,15 @@ class TakeOver:
         return {name: self.taken.get(name) for name in CLIPPING}
 
 
-def get_inner(inner: Any) -> keras.optimizers.Optimizer:
+def get_inner(
+    inner: Any, steps_alone: bool = False, what: str = "inner"
+) -> keras.optimizers.Optimizer:
     """Return the optimizer that Keras takes for `inner`, if it can be wrapped.
 
     Args:
         inner: an optimizer, or its name or config, as for `keras.optimizers.get`.
+        steps_alone: whether a step of it is to meet nobody.
+        what: name of the argument that it was passed as.
 
     Raises:
         ValueError: for anything else, and for optimizers that cannot be wrapped.
@@ -58,54 +62,54 @@ def get_inner(inner: Any) -> keras.optimizers.Optimizer:
             inner = keras.optimizers.get(copy.deepcopy(inner))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                "`inner` is not the name or config of an optimizer that Keras knows. "
-                f"Pass the optimizer itself. Received: inner={inner!r}"
+                f"`{what}` is not the name or config of an optimizer that Keras knows. "
+                f"Pass the optimizer itself. Received: {what}={inner!r}"
             ) from error
-    check_inner(inner)
+    check_inner(inner, steps_alone, what)
     return inner
 
 
-def check_inner(inner: Any) -> None:
-    """Raise `ValueError` unless `inner` is an unbuilt Keras optimizer to be wrapped."""
+def check_inner(inner: Any, steps_alone: bool = False, what: str = "inner") -> None:
+    """Raise `ValueError` unless it is an unbuilt Keras optimizer to be wrapped."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise ValueError(
-            "`inner` must be a Keras optimizer, for example "
+            f"`{what}` must be a Keras optimizer, for example "
             "`keras.optimizers.SGD(0.1, momentum=0.9)`. "
-            f"Received: inner={inner!r} (of type {type(inner)})"
+            f"Received: {what}={inner!r} (of type {type(inner)})"
         )
     if isinstance(inner, OptimizerWrapper):
         raise ValueError(
-            f"`inner` is itself a {type(inner).__name__}, and what is compressed once "
+            f"`{what}` is itself a {type(inner).__name__}, and what is compressed once "
             "cannot be compressed again. Pass its own inner optimizer. "
-            f"Received: inner={inner!r}"
+            f"Received: {what}={inner!r}"
         )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "Loss scaling goes outside: use "
             "`LossScaleOptimizer(DGCOptimizer(inner))`, not "
             "`DGCOptimizer(LossScaleOptimizer(inner))`. "
-            f"Received: inner={inner!r}"
+            f"Received: {what}={inner!r}"
         )
     if isinstance(inner, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise ValueError(
             "`MultiOptimizer` cannot be wrapped: momentum, clipping and learning rate "
             "would have to be taken over from each of its optimizers. Pass one "
             "optimizer for all variables or, in a training loop of your own, use one "
-            f"`DGCOptimizer` for each part of the model. Received: inner={inner!r}"
+            f"`DGCOptimizer` for each part of the model. Received: {what}={inner!r}"
         )
     if inner.built:
         raise ValueError(
-            "`inner` is already built, so its state would be lost. Pass a new "
+            f"`{what}` is already built, so its state would be lost. Pass a new "
             "optimizer with the same settings, for example "
             "`type(inner).from_config(inner.get_config())`. "
-            f"Received: inner={inner!r} with {len(inner.variables)} variables"
+            f"Received: {what}={inner!r} with {len(inner.variables)} variables"
         )
-    settings.check(settings.of(inner))
+    settings.check(settings.of(inner), steps_alone)
     momentum = getattr(inner, "momentum", 0.0)
     if not 0 <= momentum < 1:
         raise ValueError(
-            "The momentum of the inner optimizer must be in [0, 1), else the velocity "
-            f"grows without bound. Received: momentum={momentum}"
+            f"The momentum of the {what} optimizer must be in [0, 1), else the "
+            f"velocity grows without bound. Received: momentum={momentum}"
         )
 
 
@@ -145,6 +149,17 @@ def take_over(
     _check_nothing_lost(inner, rule)
     corrected = adam_correction and adam.is_adam(inner)
     return rule, TakeOver(taken, corrected, float(inner.beta_1) if corrected else 0.0)
+
+
+def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return a copy of `inner` that keeps all settings.
+
+    Raises:
+        ValueError: for methods replaced on the object, which a copy would not have.
+    """
+    rule = keras_optimizers.copy_optimizer(inner, keras_optimizers.settings_of(inner))
+    _check_nothing_lost(inner, rule)
+    return rule
 
 
 def _check_nothing_lost(inner: Any, rule: Any) -> None:

@@ -195,3 +195,31 @@ def check_variables(
                 f"{tf.int32.max} entries. Received: variable {v.path} of shape "
                 f"{tuple(v.shape)}"
             )
+
+
+def check_own_copies(variables: Sequence[keras.Variable]) -> None:
+    """Raise `ValueError` for variables that replicas cannot change by themselves."""
+    for v in variables:
+        if keras_optimizers.overwrites_with_gradient(v):
+            raise ValueError(
+                "Variables that gradients overwrite, as the scales of float8 layers, "
+                "have to be alike in every step, and local steps do not exchange them. "
+                f"Use another dtype policy. Received: variable {v.path}"
+            )
+        if v.aggregation != "none":
+            raise ValueError(
+                "Local steps change every worker's own copy of a variable, so it must "
+                'be of `aggregation="none"`, which is Keras\'s default. '
+                f"Received: variable {v.path} with aggregation={v.aggregation!r}"
+            )
+
+
+def check_one_worker(optimizer: keras.optimizers.Optimizer, num_workers: int) -> None:
+    """Raise `ValueError` for a checkpoint that would hold one worker of several."""
+    if num_workers > 1:
+        raise ValueError(
+            "`tf.train.Checkpoint` would save the weights and the inner state of one "
+            "worker, and they differ. Use `tf_dgc.callbacks.BackupAndRestore` or "
+            "`ModelCheckpoint`, or `tf_dgc.saving`, by which every worker's are saved. "
+            f"Received: {optimizer!r} with {num_workers} workers"
+        )

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_dgc._internals import checkpoints, keras_optimizers
 from tf_dgc.checkpoint import keras_saving
 from tf_dgc.cluster import meeting
+from tf_dgc.distribute.copies import Copies
 from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
 from tf_dgc.optimizers import settings
 
@@ -35,6 +36,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     """
 
     saved_by_all_workers = True  # each has a part
+    steps_alone = False  # whether a step of the inner optimizer meets nobody
 
     weight_decay = settings.shared("weight_decay")
     clipnorm = settings.shared("clipnorm")
@@ -74,7 +76,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             ValueError: for a value that is refused when an optimizer is made, and for
                 `use_ema` of an optimizer that is built.
         """
-        settings.check({**settings.of(self), name: value})
+        settings.check({**settings.of(self), name: value}, self.steps_alone)
         if name == "use_ema" and self.built and bool(value) != bool(self.use_ema):
             raise ValueError(
                 "`use_ema` cannot be changed any more: the averages are made when the "
@@ -85,6 +87,14 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             self._took.taken[name] = value
         else:
             setattr(self.inner_optimizer, name, value)
+
+    @property
+    def differing_variables(self) -> list[keras.Variable]:
+        """Variables, of the model too, of which each worker has a value of its own.
+
+        Beside those that are a `PerWorkerVariable`.
+        """
+        return []
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -155,9 +165,19 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
         keras_saving.end_together(self._strategy)
-        for i, variable in enumerate(keras_optimizers.own_variables(self)):
-            per_worker = isinstance(variable, PerWorkerVariable)
-            store[str(i)] = variable.gather() if per_worker else variable.numpy()
+        for i, variable in enumerate(self._saved_variables()):
+            if isinstance(variable, PerWorkerVariable | Copies):
+                store[str(i)] = variable.gather()
+            else:
+                store[str(i)] = variable.numpy()
+
+    def _saved_variables(self) -> list[Any]:
+        """Return the optimizer's own variables, and the copies of what differs."""
+        differing = self.differing_variables
+        apart = {id(v) for v in differing}
+        own = keras_optimizers.own_variables(self)
+        copies = [Copies(self._strategy, v.value) for v in differing]
+        return [*(v for v in own if id(v) not in apart), *copies]
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state; call it on every worker, with the same file or a copy of it.
@@ -171,7 +191,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 files.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
-        own = keras_optimizers.own_variables(self)
+        own = self._saved_variables()
         if not self.built and len(store.keys()) != len(own):
             raise ValueError(
                 f"This {type(self).__name__} is not yet built, so what is saved of its "
@@ -188,7 +208,9 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             )
         for i, variable in enumerate(own):
             values = store[str(i)]
-            if isinstance(variable, PerWorkerVariable):
+            if isinstance(variable, Copies):
+                variable.scatter(values, "mean")
+            elif isinstance(variable, PerWorkerVariable):
                 variable.scatter(values)
             else:
                 variable.assign(values)

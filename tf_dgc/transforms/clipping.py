@@ -75,12 +75,15 @@ def multiply(
     Returns:
         The products (or zeros), and a scalar bool that is True if all were finite.
     """
-    products = [
-        g if isinstance(s, float) and s == 1.0 else g * tf.cast(s, g.dtype)
-        for g, s in zip(gradients, scales, strict=True)
-    ]
+    products = [_times(g, s) for g, s in zip(gradients, scales, strict=True)]
     finite = all_finite(products)
     return [tf.where(finite, p, tf.zeros_like(p)) for p in products], finite
+
+
+def _times(gradient: tf.Tensor, scale: Scale) -> tf.Tensor:
+    if isinstance(scale, float):  # `tf.cast` would make float32 of it first
+        return gradient if scale == 1.0 else gradient * scale
+    return gradient * tf.cast(scale, gradient.dtype)
 
 
 def drop(

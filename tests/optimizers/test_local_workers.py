@@ -1,0 +1,24 @@
+"""Local steps of real workers: who is contacted when, and what is saved."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+SCRIPT = pathlib.Path(__file__).with_name("local_worker.py")
+
+
+@pytest.mark.workers
+def test_two_workers_meet_at_the_end_of_a_round_only(starter, tmp_path):
+    finished = starter.run([SCRIPT, tmp_path], 2, tmp_path)
+    assert finished.codes == [0, 0]
+    one, other = finished.findings
+    # Eight steps, of which the third and the sixth exchange; the first is not counted.
+    for found in (one, other):
+        assert [bool(n) for n in found["started"]] == [0, 1, 0, 0, 1, 0, 0]
+        assert found["rounds"] == 5
+        assert found["restored"]
+        assert found["goes on"]
+    pairs = zip(one["weights"], other["weights"], strict=True)
+    alike = [np.array_equal(a, b) for a, b in pairs]
+    assert alike == [0, 0, 1, 0, 0, 1, 0, 0]

@@ -1,0 +1,62 @@
+"""Presets of local steps against plain NumPy, with their papers' settings."""
+
+import keras
+import numpy as np
+import pytest
+from contract import round_trip
+from harness import Trainer, initial_weights, make_gradients
+from local_reference import AdamW, LocalRun, Momentum
+
+import tf_dgc
+
+O = keras.optimizers  # noqa: E741
+SHAPES = [(12, 10), (5,)]
+PRESETS = {
+    "local_sgd": (
+        lambda: tf_dgc.local_sgd(O.SGD(0.125, momentum=0.5), 3),
+        LocalRun(Momentum(0.125, 0.5), 3),
+    ),
+    "post_local_sgd": (
+        lambda: tf_dgc.post_local_sgd(O.SGD(0.125, momentum=0.5), 2, 3),
+        LocalRun(Momentum(0.125, 0.5), lambda step: 1 if step < 2 else 3),
+    ),
+    "diloco": (
+        lambda: tf_dgc.diloco(period=3),
+        LocalRun(AdamW(4e-4, 0.1), 3, Momentum(0.7, 0.9, nesterov=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_rounds_are_those_of_the_paper(strategies, name, num_workers):
+    make, reference = PRESETS[name]
+    weights = initial_weights(shapes=SHAPES)
+    trainer = Trainer(strategies[num_workers], make, weights)
+    run = reference.start(weights, num_workers)
+    for gradients in make_gradients(num_workers, 7, shapes=SHAPES):
+        trainer.step(gradients)
+        run.step(gradients)
+    for copies, *expected in zip(trainer.replica_weights(), *run.weights, strict=True):
+        for copy, value in zip(copies, expected, strict=True):
+            # Keras takes its rates and betas as float32.
+            np.testing.assert_allclose(copy, value, rtol=1e-6, atol=1e-7)
+    assert trainer.optimizer.stats.steps == run.rounds
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_config_round_trip(name):
+    optimizer = PRESETS[name][0]()
+    again = round_trip(optimizer)
+    assert type(again) is tf_dgc.LocalOptimizer
+    assert again.get_config() == optimizer.get_config()
+
+
+def test_settings_go_to_the_optimizer():
+    outer = O.SGD(0.5)
+    optimizer = tf_dgc.diloco("adam", 7, outer=outer, compressor="float16")
+    assert optimizer.period == 7
+    assert optimizer.outer_optimizer.learning_rate.numpy() == 0.5
+    assert optimizer.compressor.name == "float16"
+    with pytest.raises(ValueError, match="`begin` must be a whole number"):
+        tf_dgc.post_local_sgd("sgd", 0)

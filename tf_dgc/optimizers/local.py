@@ -1,0 +1,298 @@
+"""Local steps, and an exchange of how far they led every so many."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import compressors, schedules
+from tf_dgc._internals import checkpoints, keras_optimizers
+from tf_dgc.cluster import meeting, tf_config
+from tf_dgc.compressors import Compressor
+from tf_dgc.distribute import divergence
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.distribute.copies import Copies
+from tf_dgc.distribute.preparation import prepare, zeros_expected
+from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.exchanges import Exchange
+from tf_dgc.metrics import counting
+from tf_dgc.optimizers import inputs, kept, moving, takeover, tensors, validation
+from tf_dgc.optimizers.configuration import collect_local_config, take_apart
+from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.optimizers.rounds import Rounds, num_skipped
+from tf_dgc.optimizers.takeover import TakeOver
+from tf_dgc.optimizers.updating import have_operations, update
+from tf_dgc.optimizers.wrapper import OptimizerWrapper
+from tf_dgc.steps import kinds
+from tf_dgc.steps.memory import State
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class LocalOptimizer(OptimizerWrapper):
+    """Lets every worker take several steps of its own before they exchange.
+
+    In a round each worker takes `period` steps of the inner optimizer, by its own
+    gradients and with a state of its own, and contacts nobody. Then the workers
+    exchange how far they moved from the anchor, the weights with which all began,
+    compressed by any method with its error feedback. The mean, as a gradient, is
+    applied to the anchor by the outer optimizer, and all go on from what comes of it.
+
+    >>> adam = keras.optimizers.AdamW(4e-4)
+    >>> nesterov = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    >>> optimizer = tf_dgc.LocalOptimizer(adam, period=100, outer=nesterov)
+
+    `local_sgd`, `post_local_sgd`, `diloco` and `sparse_loco` are this with their
+    papers' settings. Rounds are counted by calls: a worker whose gradient is not
+    finite leaves out its own step, and comes to the exchange with the others. With loss
+    scaling (`LossScaleOptimizer(LocalOptimizer(...))`) each has a scale of its own.
+
+    Args:
+        inner: a `keras.optimizers.Optimizer` for the steps of one worker, not yet
+            built; it is copied. Or its name or config. Learning rate and iterations of
+            this optimizer are its own; it may clip, and accumulate gradients.
+        period: number of local steps from one exchange to the next, 1 or more; or a
+            schedule: a function of the number of the step that a round begins with, for
+            example `tf_dgc.schedules.PiecewiseConstantPeriod`.
+        outer: a `keras.optimizers.Optimizer` that applies the mean, likewise; None for
+            `SGD(1.0)`, by which the anchor becomes the mean of the workers' weights.
+        compressor: a `tf_dgc.compressors.Compressor`, or the name of a method, for how
+            far workers moved; the default sends all of it.
+        error_feedback: whether to keep what is not sent in `residual` and add it to
+            what is to be sent next. None for the method's own choice.
+        min_compress_size: number of entries below which tensors, and those of rank
+            below 2, are sent whole and without loss.
+        seed: seed of all random choices of the method.
+        name: name of the optimizer.
+        check_every: number of rounds from one in which the workers compare checksums of
+            their anchors to the next; the first is one. None for never.
+        on_divergence: reaction on all workers if they differ: "raise" or "warn".
+        exchange: ways of sums and gathers, as in `CompressedOptimizer`.
+
+    Attributes:
+        inner_optimizer: copy of `inner` that takes local steps.
+        outer_optimizer: copy of `outer` that is applied in an exchange.
+        anchor: variables, one per model variable, equal on all workers: the weights
+            that the round began with.
+        residual: variables, one per model variable and worker, moved and not yet sent;
+            empty without error feedback.
+        compressor_state: variables of the method's own state by name, for each model
+            variable.
+        communicator: object that runs exchanges.
+
+    Raises:
+        ValueError: for settings that do not go together; at build time as
+            `CompressedOptimizer`, and for variables that are not each replica's own.
+    """
+
+    steps_alone = True
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | str | dict,
+        period: int | Callable,
+        *,
+        outer: keras.optimizers.Optimizer | str | dict | None = None,
+        compressor: Compressor | str = "none",
+        error_feedback: bool | None = None,
+        min_compress_size: int = 1024,
+        seed: int = 0,
+        name: str = "local_optimizer",
+        check_every: int | None = 1000,
+        on_divergence: str = "raise",
+        exchange: Exchange | str = "ring",
+    ):
+        period = schedules.get_period(period)
+        compressor = compressors.get(compressor)
+        feedback = validation.uses_error_feedback(compressor, error_feedback)
+        validation.check_min_compress_size(min_compress_size)
+        ways = validation.get_exchange(exchange, compressor, feedback)
+        divergence.check_settings(check_every, on_divergence)
+        strategy = prepare(tf.distribute.get_strategy())
+        rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
+        keras_optimizers.step_alone(rule)
+        keras_optimizers.leave_out_of_files(rule)
+        outer = keras.optimizers.SGD(1.0) if outer is None else outer
+        outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
+        keras_optimizers.make_scalars_readable(outer_rule)
+        keras_optimizers.replace_all_reduce(outer_rule, list)
+        super().__init__(rule, TakeOver({}), name, strategy)
+        self.outer_optimizer = outer_rule
+        self.period = period
+        self.compressor = compressor
+        self.error_feedback = error_feedback
+        self.min_compress_size = int(min_compress_size)
+        self.seed = int(seed)
+        self.check_every = check_every and int(check_every)
+        self.on_divergence = on_divergence
+        self.exchange = exchange  # by name, if it was given so
+        self.communicator = Communicator(strategy, ways)
+        self.anchor: list[SharedVariable] = []
+        self.residual: list[PerWorkerVariable] = []
+        self.compressor_state: list[State] = []
+        self.exempt_dtype: str | None = None
+        self.track_staleness = False
+        self._keeps_residual = feedback
+        self._kept: kept.Kept | None = None
+        self._counters: keras.Variable | None = None
+        self._progress: keras.Variable | None = None
+        self._rounds: Rounds | None = None
+
+    # --- before the first step ------------------------------------------------------
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the state; all workers compare what they were given.
+
+        Args:
+            variables: model's trainable variables.
+
+        Raises:
+            ValueError: see the class.
+            RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
+                seconds.
+        """
+        if self.built:
+            return
+        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        validation.check_variables(self._strategy, variables)
+        validation.check_own_copies(variables)
+        validation.check_strategy(self._strategy, "build")
+        with tf.init_scope():  # the first call may come while a step is being traced
+            meeting.agree(
+                self._strategy, lambda: tensors.agreement(self.get_config(), variables)
+            )
+            natively = have_operations(self._strategy, variables)
+        with zeros_expected(self._strategy):
+            self._create(variables, natively)
+
+    def _create(self, variables: list[keras.Variable], natively: bool) -> None:
+        self.inner_optimizer.build(variables)
+        self.outer_optimizer.build(variables)
+        keras_optimizers.remember_variables(self, variables)
+        asks = Exclusions(), self._keeps_residual, self._took
+        made = self._kept = kept.make(self, variables, *asks, natively)
+        # Keras saves what is an attribute of the optimizer.
+        self._counters = made.memory.counters
+        self.residual = list(made.memory.residual)
+        self.compressor_state = list(made.memory.states)
+        self.anchor = moving.make_anchor(variables)
+        self._rounds = Rounds(self.period)
+        self._progress = self._rounds.variable
+
+    # --- in every step --------------------------------------------------------------
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Take one local step, and exchange if the round ends; in replica context.
+
+        Args:
+            grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
+                already divided by the number of workers (Keras scales the loss).
+            trainable_variables: the variables; the optimizer is built for those of the
+                first call.
+
+        Raises:
+            ValueError: outside the replica context of the optimizer's strategy, and
+                for variables the optimizer was not built with.
+        """
+        validation.check_strategy(self._strategy, "apply")
+        validation.check_in_replica()
+        grads, variables = inputs.match(self, grads, trainable_variables)
+        rounds = cast(Rounds, self._rounds)
+        with tf.name_scope(self.name):
+            ends = rounds.ends()
+            moving.cast_anchor(self.anchor, self._trainable_variables, rounds.begins())
+            rounds.count_call(self._step(grads, variables))
+            rounds.end(ends, self._exchange)
+
+    def _step(self, grads: list, variables: list) -> tf.Tensor:
+        """Return whether this worker could take its step, scalar bool."""
+        natively = cast(kept.Kept, self._kept).natively
+        own, finite = moving.own_gradients(grads, variables, self.num_workers, natively)
+
+        def step() -> tf.Tensor:
+            update(self.inner_optimizer, moving.as_outcome(own), variables, natively)
+            return tf.constant(True)
+
+        return tf.cond(finite, step, lambda: tf.constant(False))
+
+    def _exchange(self) -> None:
+        """Move the anchor by what all workers moved, and this worker to it."""
+        made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
+        variables = keras_optimizers.trainable_variables(self)
+        moved = moving.return_to(self.anchor, variables)
+        step = kinds.begin(moving.collect(self, made, moved, rounds.number))
+        asks = rounds.number, self.check_every, self.on_divergence
+        check = divergence.make_check(self._strategy, variables, *asks)
+        outcome, asked = self.communicator.run(step, check)
+        nonfinite = update(self.outer_optimizer, outcome, variables, made.natively)
+        rounds.count_round()
+        counting.count_step(
+            made.memory.counters,
+            entries=outcome.entries,
+            sent_bytes=outcome.sent_bytes + asked,
+            dense_bytes=counting.dense_bytes(variables),
+            nonfinite=nonfinite,
+        )
+
+    # --- what users read ------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Replicas in sync."""
+        return self.communicator.num_workers
+
+    @property
+    def stats(self) -> counting.CompressionStats:
+        """What was sent so far and in the last exchange, per worker; steps are rounds.
+
+        A gradient that is not finite is counted by `skipped`; `nonfinite` counts
+        workers whose weights were not, and that were left out of an exchange.
+        """
+        return counting.read(self._counters)
+
+    @property
+    def skipped(self) -> int:
+        """Steps that this worker left out, as its gradient held NaN or Inf."""
+        if self._progress is None:
+            return 0
+        copies = Copies(self._strategy, self._progress.value).local
+        return max(map(num_skipped, copies))
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The optimizer's variables, those of inner and outer optimizer included."""
+        return [*super().variables, *self.outer_optimizer.variables]
+
+    @property
+    def differing_variables(self) -> list[keras.Variable]:
+        """Variables of which each worker has a value of its own, and saves it."""
+        if self._progress is None:
+            return []
+        inner = self.inner_optimizer.variables
+        return [*self._trainable_variables, *inner, self._progress]
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Let the outer optimizer set final values (moving averages)."""
+        self.outer_optimizer.finalize_variable_values(var_list)
+
+    def in_checkpoint(self) -> None:
+        """Refuse a checkpoint of one worker's weights; see `save_own_variables`.
+
+        Raises:
+            ValueError: if `tf.train.Checkpoint` saves or restores several workers.
+        """
+        if checkpoints.is_checkpointing():
+            validation.check_one_worker(self, self.num_workers)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate."""
+        return collect_local_config(self, self.inner_config())
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "LocalOptimizer":
+        """Build an optimizer from `get_config`'s dictionary."""
+        arguments, _ = take_apart(config, custom_objects)
+        with tf_config.loading():
+            return cls(**arguments)

@@ -1,0 +1,57 @@
+"""Local steps with the settings of their papers."""
+
+from typing import Any
+
+import keras
+
+from tf_dgc import schedules
+from tf_dgc.optimizers.local import LocalOptimizer
+
+
+def local_sgd(inner: Any, period: Any = 8, **settings: Any) -> LocalOptimizer:
+    """Return local SGD: workers average their weights every few steps.
+
+    Stich, "Local SGD converges fast and communicates little", ICLR 2019.
+
+    Args:
+        inner: optimizer of the steps of one worker, the paper's is `SGD`.
+        period: number of local steps from one average to the next, or a schedule.
+        **settings: further arguments of `LocalOptimizer`.
+    """
+    return LocalOptimizer(inner, period, **settings)
+
+
+def post_local_sgd(
+    inner: Any, begin: int, period: int = 8, **settings: Any
+) -> LocalOptimizer:
+    """Return post-local SGD: an average in every step at first, then every few.
+
+    Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, which begins
+    at the first decay of the learning rate.
+
+    Args:
+        inner: optimizer of the steps of one worker, the paper's is `SGD` with momentum.
+        begin: number of steps after each of which all workers exchange, 1 or more.
+        period: number of local steps from one average to the next from then on.
+        **settings: further arguments of `LocalOptimizer`.
+    """
+    begin = schedules.check_period(begin, "begin")
+    steps = schedules.PiecewiseConstantPeriod([begin], [1, period])
+    return LocalOptimizer(inner, steps, **settings)
+
+
+def diloco(inner: Any = None, period: Any = 500, **settings: Any) -> LocalOptimizer:
+    """Return DiLoCo: AdamW on each worker, Nesterov's momentum on what they move.
+
+    Douillard et al., "DiLoCo: Distributed low-communication training of language
+    models", 2023: AdamW of a rate of 4e-4 and a decay of 0.1, and SGD of a rate of 0.7
+    and a momentum of 0.9.
+
+    Args:
+        inner: optimizer of the steps of one worker; None for the paper's.
+        period: number of local steps from one exchange to the next, or a schedule.
+        **settings: further arguments of `LocalOptimizer`, `outer` too.
+    """
+    inner = keras.optimizers.AdamW(4e-4, weight_decay=0.1) if inner is None else inner
+    nesterov = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    return LocalOptimizer(inner, period, **{"outer": nesterov, **settings})
