@@ -95,7 +95,7 @@ def collect(
     Args:
         optimizer: `LocalOptimizer` whose exchange it is.
         kept: variables that the optimizer keeps.
-        moved: how far this worker is from the anchor, of each tensor.
+        moved: distance of this worker from the anchor, of each tensor.
         iteration: number of the round.
     """
     number = optimizer.num_workers
