@@ -67,7 +67,7 @@ class LocalOptimizer(OptimizerWrapper):
         check_every: number of rounds from one in which the workers compare checksums of
             their anchors to the next; the first is one. None for never.
         on_divergence: reaction on all workers if they differ: "raise" or "warn".
-        exchange: ways of sums and gathers, as in `CompressedOptimizer`.
+        exchange: way of sums and gathers, or its name.
 
     Attributes:
         inner_optimizer: copy of `inner` that takes local steps.
@@ -77,7 +77,7 @@ class LocalOptimizer(OptimizerWrapper):
         residual: variables, one per model variable and worker, moved and not yet sent;
             empty without error feedback.
         compressor_state: variables of the method's own state by name, for each model
-            variable.
+            variable; behind them that of all at once, if there is one.
         communicator: object that runs exchanges.
 
     Raises:
@@ -169,12 +169,13 @@ class LocalOptimizer(OptimizerWrapper):
         self.inner_optimizer.build(variables)
         self.outer_optimizer.build(variables)
         keras_optimizers.remember_variables(self, variables)
-        asks = Exclusions(), self._keeps_residual, self._took
-        made = self._kept = kept.make(self, variables, *asks, natively)
+        asks = Exclusions(), self._keeps_residual, self._took, natively
+        made = self._kept = kept.make(self, variables, *asks, self._strategy)
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)
-        self.compressor_state = list(made.memory.states)
+        common = [made.memory.common] if made.memory.common else []
+        self.compressor_state = [*made.memory.states, *common]
         self.anchor = moving.make_anchor(variables)
         self._rounds = Rounds(self.period)
         self._progress = self._rounds.variable
@@ -248,7 +249,7 @@ class LocalOptimizer(OptimizerWrapper):
         A gradient that is not finite is counted by `skipped`; `nonfinite` counts
         workers whose weights were not, and that were left out of an exchange.
         """
-        return counting.read(self._counters)
+        return counting.read(self._counters, kept.name_of(self._kept, self.exchange))
 
     @property
     def skipped(self) -> int:

@@ -100,7 +100,7 @@ def collect(
     """
     number = optimizer.num_workers
     return Inputs(
-        optimizer.compressor,
+        kept.chosen.compressor,
         kept.tensors,
         range(len(moved)),
         moved,
@@ -116,4 +116,5 @@ def collect(
         sizes=[t.size for t in kept.tensors],
         drops_entries=optimizer.communicator.drops_entries,
         by_all=kept.natively,
+        machine=optimizer.communicator.machine(),
     )
