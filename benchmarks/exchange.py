@@ -127,7 +127,7 @@ def _predict(row, links):
     """Return the row with what the model has for it."""
     asked = Asked(row["kind"], row["payload"])
     cost = model.cost_of(make(row["exchange"], row["workers"]), asked, row["workers"])
-    seconds = model.on_the_way(cost, links)
+    seconds = links.start + model.on_the_way(cost, links)
     return {**row, "model_ms": 1000 * seconds, "links": list(links)}
 
 

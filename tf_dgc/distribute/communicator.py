@@ -70,22 +70,28 @@ class Communicator:
     def probe(
         self, steps: Generator[list[Sum | Gather], list[tf.Tensor], Outcome]
     ) -> Outcome:
-        """Do what is asked for by TensorFlow's own collectives, eagerly.
+        """Do what is asked for by TensorFlow's own collectives, in graphs as steps do.
 
-        Call it on all workers, outside of steps.
+        Call it eagerly on all workers, outside of steps.
 
         Args:
             steps: generator of requests of all workers, the same for the replicas of
                 this one.
         """
         hook: Any = self._hook
+
+        @tf.function(autograph=False)
+        def run(sums: tuple[bool, ...], values: list[tf.Tensor]) -> list[tf.Tensor]:
+            return list(map(hook.probe, sums, values))
+
         replies: Any = None
         while True:
             try:
                 requests = steps.send(replies)
             except StopIteration as end:
                 return end.value
-            replies = [hook.probe(isinstance(r, Sum), r[0]) for r in requests]
+            sums = tuple(isinstance(r, Sum) for r in requests)
+            replies = run(sums, [r[0] for r in requests])
 
     def run(
         self,

@@ -17,6 +17,7 @@ class Links(NamedTuple):
         decoding: seconds per byte of buffers that are decoded.
         rounding: seconds per byte of a float16 vector that is made of float32, added to
             and made float32 again.
+        start: seconds that a step's exchange takes, whatever it asks for.
     """
 
     launch: float
@@ -25,6 +26,7 @@ class Links(NamedTuple):
     merging: float = 0.0
     decoding: float = 0.0
     rounding: float = 0.0
+    start: float = 0.0
 
 
 class Asked(NamedTuple):
@@ -55,7 +57,7 @@ def cost_of(exchange: Exchange, asked: Asked, num_workers: int) -> Cost:
 
 
 def on_the_way(cost: Cost, links: Links) -> float:
-    """Return the seconds of an exchange alone, merges on the way included."""
+    """Return the seconds from the start to the end, merges on the way included."""
     rounds = max(cost.rounds, cost.collectives)
     waits = cost.collectives * links.launch + rounds * links.latency
     return waits + cost.path * links.per_byte + cost.merged * links.merging
@@ -74,7 +76,7 @@ def predict(
     """
     if num_workers == 1:
         return 0.0
-    seconds = 0.0
+    seconds = links.start
     for request in asked:
         seconds += on_the_way(cost_of(exchange, request, num_workers), links)
         if request.kind != "sum":

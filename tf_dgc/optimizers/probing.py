@@ -22,8 +22,9 @@ _Timed: TypeAlias = Generator[list[Sum | Gather], list[tf.Tensor], float]
 _Shared: TypeAlias = Generator[list[Sum | Gather], list[tf.Tensor], list[float]]
 
 _TIMES = 5
-_PATHS = (1 << 16, 1 << 19, 1 << 22)  # bytes that go around the ring
-_ENOUGH = 0.03  # seconds of a probe that tells the bandwidth
+_SEVERAL = 5  # collectives of a probe, one behind the other
+_PATHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes that go around the ring
+_ENOUGH = 0.06  # seconds of a probe that tells the bandwidth
 
 
 def measure(
@@ -40,36 +41,55 @@ def measure(
         clock: function that returns the time, in seconds.
 
     Yields:
-        One request at a time, of all workers.
+        Requests of all workers, one behind the other.
 
     Returns:
         The same numbers on all workers.
     """
-    steps = num_workers - 1
-    gather = yield from _time(Gather(tf.zeros([4], tf.int32)), clock)
-    total = yield from _time(Sum(tf.zeros([4 * num_workers])), clock)
-    found = yield from _share([gather, total, *local()])
-    gather, total, *speeds = found
+    gather, total = Gather(tf.zeros([4], tf.int32)), Sum(tf.zeros([4 * num_workers]))
+    one = yield from _time([gather], clock)
+    gathers = yield from _time([gather] * _SEVERAL, clock)
+    sums = yield from _time([total] * _SEVERAL, clock)
+    one, gathers, sums, *speeds = yield from _share([one, gathers, sums, *local()])
+    each = max(0.0, gathers - one) / (_SEVERAL - 1)
+    start = max(0.0, one - each)
     # A sum is one collective of twice as many rounds.
-    latency = min(max(0.0, total - gather), gather) / steps
-    per_byte = 0.0
+    more = max(0.0, sums - start) / _SEVERAL - each
+    latency = min(max(0.0, more), each) / (num_workers - 1)
+    launch = each - (num_workers - 1) * latency
+    per_byte = yield from _bandwidth(num_workers, one, clock)
+    return Links(launch, latency, per_byte, *speeds)._replace(start=start)
+
+
+def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
+    """Return the seconds per byte, of gathers that are larger each time.
+
+    Args:
+        num_workers: number of workers, N.
+        seconds: seconds that a gather of nearly nothing takes.
+        clock: function that returns the time, in seconds.
+    """
+    before, per_byte = 0, 0.0
     for path in _PATHS:
-        words = tf.zeros([max(1, path // 4 // steps)], tf.int32)
-        mine = yield from _time(Gather(words), clock, 2)
-        (seconds,) = yield from _share([mine])
-        per_byte = max(0.0, seconds - gather) / (4 * words.shape[0] * steps)
-        if seconds > _ENOUGH:
+        words = tf.zeros([max(1, path // 4 // (num_workers - 1))], tf.int32)
+        mine = yield from _time([Gather(words)], clock, 3)
+        (found,) = yield from _share([mine])
+        sent = 4 * words.shape[0] * (num_workers - 1)
+        # What passes at once, before a link is as slow as it is, is in both.
+        per_byte = max(0.0, found - seconds) / (sent - before)
+        if found > _ENOUGH:
             break
-    return Links(gather - steps * latency, latency, per_byte, *speeds)
+        before, seconds = sent, found
+    return per_byte
 
 
-def _time(request: Sum | Gather, clock: Clock, times: int = _TIMES) -> _Timed:
-    """Return the median of the seconds that it takes; the first time is not counted."""
+def _time(requests: list[Sum | Gather], clock: Clock, times: int = _TIMES) -> _Timed:
+    """Return the median of the seconds that they take, but for the first time."""
     taken = []
     for _ in range(times + 1):
         start = clock()
-        (reply,) = yield [request]
-        np.asarray(reply)  # it is there
+        for reply in (yield requests):
+            np.asarray(reply)  # it is there
         taken.append(clock() - start)
     return float(np.median(taken[1:]))
 
