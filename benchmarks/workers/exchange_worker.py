@@ -25,6 +25,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.value_types import encode
 from tf_dgc.collectives.requests import Either, Form, Gather, Spread, Sum
 from tf_dgc.compressors import num_sent
+from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.optimizers import probing
 
@@ -51,9 +52,9 @@ class Worker:
 
     def _probe(self):
         """Return what all workers measure together, as a list."""
-        communicator = Communicator(self._strategy)
-        number = communicator.num_workers
-        return communicator.probe(probing.measure(number, probing.local_speeds))
+        place, *_ = probes.local_places(self._strategy)
+        measuring = probing.measure(place, probing.local_speeds)
+        return probes.run(self._strategy, measuring)
 
     def _make(self, exchange, kind, payload):
         number = self._strategy.num_replicas_in_sync

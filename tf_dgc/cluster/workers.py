@@ -42,6 +42,13 @@ def hosts(strategy: tf.distribute.Strategy) -> list[str]:
     return [host for host in of_each for _ in range(number // len(of_each))]
 
 
+def index(strategy: tf.distribute.Strategy) -> int:
+    """Return the index of this process among all that take part; 0 if it is alone."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    names = list(addresses(resolver.cluster_spec())) if resolver else []
+    return names.index(me(strategy)) if names else 0
+
+
 def everyone(strategy: tf.distribute.Strategy) -> list[str]:
     """Return the names of all workers, the first one's first."""
     return list(addresses(strategy.cluster_resolver.cluster_spec()))

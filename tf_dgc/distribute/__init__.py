@@ -14,6 +14,7 @@ __all__ = [
     "loss_scale",
     "pieces",
     "preparation",
+    "probes",
     "startup",
     "worker_variables",
 ]

@@ -67,32 +67,6 @@ class Communicator:
         self._exchange = None if type(exchange) is Ring else exchange
         self.drops_entries = exchange.drops_entries
 
-    def probe(
-        self, steps: Generator[list[Sum | Gather], list[tf.Tensor], Outcome]
-    ) -> Outcome:
-        """Do what is asked for by TensorFlow's own collectives, in graphs as steps do.
-
-        Call it eagerly on all workers, outside of steps.
-
-        Args:
-            steps: generator of requests of all workers, the same for the replicas of
-                this one.
-        """
-        hook: Any = self._hook
-
-        @tf.function(autograph=False)
-        def run(sums: tuple[bool, ...], values: list[tf.Tensor]) -> list[tf.Tensor]:
-            return list(map(hook.probe, sums, values))
-
-        replies: Any = None
-        while True:
-            try:
-                requests = steps.send(replies)
-            except StopIteration as end:
-                return end.value
-            sums = tuple(isinstance(r, Sum) for r in requests)
-            replies = run(sums, [r[0] for r in requests])
-
     def run(
         self,
         step: Generator[list[Message], list[Reply], Outcome],

@@ -103,12 +103,6 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
             vectors, buffers = self._go(dense, *values, way)
         return mirrored.per_replica(vectors), mirrored.per_replica(buffers)
 
-    def probe(self, dense: bool, value: tf.Tensor) -> tf.Tensor:
-        """Sum or gather what all local replicas have alike, outside of steps."""
-        copies = [value] * len(self._launchers)
-        found = self._communicate(dense, copies, copies, (None, None))
-        return found[0 if dense else 1][0]
-
     def answer(self, asked: Any) -> Any:
         """Do what is asked for within groups; call it in cross-replica context.
 
@@ -212,10 +206,14 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def _run(self, rounds: Any, values: Any, places: Sequence[Place]) -> tuple:
         """Run the rounds of all local replicas; return what each comes to."""
         steps = list(map(rounds, values, places))
-        return tuple(run_together(steps, self._answer_each(places)))
+        return tuple(run_together(steps, self.answer_each(places)))
 
-    def _answer_each(self, places: Sequence[Place]) -> Any:
-        """Return what answers a round of all local replicas."""
+    def answer_each(self, places: Sequence[Place]) -> Any:
+        """Return what answers a round of all local replicas.
+
+        Args:
+            places: place of each.
+        """
 
         def answer(asked: Sequence[Sequence[Primitive]]) -> list[list[Reply]]:
             def answer_one(_: Any, replica: int) -> list[Reply]:

@@ -10,6 +10,7 @@ from tf_dgc import schedules
 from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, Float16, TopK
+from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.exchanges import Asked, Auto, Exchange, Links, predict
 from tf_dgc.optimizers import probing
@@ -65,7 +66,8 @@ def choose(
     if not isinstance(ways, Auto) or not meeting.is_multi_worker(strategy):
         return Chosen(ways.name, compressor, ways, {})
     with tf.init_scope():  # the first call may come while a step is being traced
-        links = communicator.probe(probing.measure(number, probing.local_speeds))
+        place, *_ = probes.local_places(strategy)
+        links = probes.run(strategy, probing.measure(place, probing.local_speeds))
     chosen = decide(ways, compressor, tensors, keeps_residual, merges, number, links)
     communicator.go_by(chosen.exchange)
     return chosen

@@ -10,32 +10,30 @@ import tensorflow as tf
 from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import entries
-from tf_dgc.collectives.requests import Form, Gather, Sum
-from tf_dgc.exchanges import Links
+from tf_dgc.collectives.requests import Form, Gather, Primitive, Swap
+from tf_dgc.exchanges import Links, Place
 from tf_dgc.ops import loader
 from tf_dgc.steps import native, operations
 from tf_dgc.steps.plan import Plan
 
 Clock: TypeAlias = Callable[[], float]
-Probe: TypeAlias = Generator[list[Sum | Gather], list[tf.Tensor], Links]
-_Timed: TypeAlias = Generator[list[Sum | Gather], list[tf.Tensor], float]
-_Shared: TypeAlias = Generator[list[Sum | Gather], list[tf.Tensor], list[float]]
+Probe: TypeAlias = Generator[list[Primitive], list[tf.Tensor], Links]
+_Timed: TypeAlias = Generator[list[Primitive], list[tf.Tensor], float]
+_Shared: TypeAlias = Generator[list[Primitive], list[tf.Tensor], list[float]]
 
 _TIMES = 5
-_SEVERAL = 5  # collectives of a probe, one behind the other
+_SEVERAL = 4  # collectives of a probe, one behind the other
 _PATHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes that go around the ring
 _ENOUGH = 0.06  # seconds of a probe that tells the bandwidth
 
 
 def measure(
-    num_workers: int,
-    local: Callable[[], Sequence[float]],
-    clock: Clock = time.perf_counter,
+    place: Place, local: Callable[[], Sequence[float]], clock: Clock = time.perf_counter
 ) -> Probe:
     """Measure, and take of each number the largest that a worker found.
 
     Args:
-        num_workers: number of workers, N, at least 2.
+        place: place of this worker, of two or more.
         local: function that returns what this worker takes for merging, decoding and
             rounding, as `Links` has them.
         clock: function that returns the time, in seconds.
@@ -46,19 +44,26 @@ def measure(
     Returns:
         The same numbers on all workers.
     """
-    gather, total = Gather(tf.zeros([4], tf.int32)), Sum(tf.zeros([4 * num_workers]))
-    one = yield from _time([gather], clock)
-    gathers = yield from _time([gather] * _SEVERAL, clock)
-    sums = yield from _time([total] * _SEVERAL, clock)
-    one, gathers, sums, *speeds = yield from _share([one, gathers, sums, *local()])
-    each = max(0.0, gathers - one) / (_SEVERAL - 1)
-    start = max(0.0, one - each)
-    # A sum is one collective of twice as many rounds.
-    more = max(0.0, sums - start) / _SEVERAL - each
-    latency = min(max(0.0, more), each) / (num_workers - 1)
-    launch = each - (num_workers - 1) * latency
-    per_byte = yield from _bandwidth(num_workers, one, clock)
-    return Links(launch, latency, per_byte, *speeds)._replace(start=start)
+    others = place.num_workers - 1
+    words, partner = tf.zeros([4], tf.int32), place.worker ^ 1
+    gather: list[Primitive] = [Gather(words)]
+    # Of an odd number, the last one has no partner.
+    swap: list[Primitive] = [Swap(words, partner)] if partner <= others else []
+    probes = [gather, gather * _SEVERAL, swap, swap * _SEVERAL]
+    times: list[list[float]] = [[] for _ in probes]
+    for _ in range(_TIMES + 2):  # by turns, as other work on a machine comes and goes
+        for probe, found in zip(probes, times, strict=True):
+            found.append((yield from _time(probe, clock)))
+    medians = [float(np.median(found[2:])) for found in times]
+    one, ring, pair, pairs, *speeds = yield from _share([*medians, *local()])
+    around = max(0.0, ring - one) / (_SEVERAL - 1)
+    swapped = min(max(0.0, pairs - pair) / (_SEVERAL - 1), around)
+    # Both are one collective, of one round and of as many as there are others.
+    latency = swapped / 2 if others == 1 else (around - swapped) / (others - 1)
+    latency = min(latency, swapped)
+    per_byte = yield from _bandwidth(place.num_workers, one, clock)
+    links = Links(swapped - latency, latency, per_byte, *speeds)
+    return links._replace(start=max(0.0, one - around))
 
 
 def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
@@ -72,8 +77,10 @@ def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
     before, per_byte = 0, 0.0
     for path in _PATHS:
         words = tf.zeros([max(1, path // 4 // (num_workers - 1))], tf.int32)
-        mine = yield from _time([Gather(words)], clock, 3)
-        (found,) = yield from _share([mine])
+        taken = []
+        for _ in range(4):
+            taken.append((yield from _time([Gather(words)], clock)))
+        (found,) = yield from _share([float(np.median(taken[1:]))])
         sent = 4 * words.shape[0] * (num_workers - 1)
         # What passes at once, before a link is as slow as it is, is in both.
         per_byte = max(0.0, found - seconds) / (sent - before)
@@ -83,15 +90,12 @@ def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
     return per_byte
 
 
-def _time(requests: list[Sum | Gather], clock: Clock, times: int = _TIMES) -> _Timed:
-    """Return the median of the seconds that they take, but for the first time."""
-    taken = []
-    for _ in range(times + 1):
-        start = clock()
-        for reply in (yield requests):
-            np.asarray(reply)  # it is there
-        taken.append(clock() - start)
-    return float(np.median(taken[1:]))
+def _time(requests: list[Primitive], clock: Clock) -> _Timed:
+    """Return the seconds that they take."""
+    start = clock()
+    for reply in (yield requests):
+        np.asarray(reply)  # it is there
+    return clock() - start
 
 
 def _share(numbers: Sequence[float]) -> _Shared:
