@@ -103,7 +103,8 @@ class Method:
 
         with _replaced(self.optimizer, copies, update):
             traced = tf.function(run).get_concrete_function(*self._specs)
-        return Traced(traced, copies.requests if copies else 0)
+        asked = copies.requests if copies else 0
+        return Traced(traced, self.optimizer.iterations, asked)
 
 
 class Traced:
@@ -114,13 +115,19 @@ class Traced:
         gathered: bytes gathered in the last call.
     """
 
-    def __init__(self, function, requests):
+    def __init__(self, function, iterations, requests):
         self._function = function
+        self._iterations = iterations
         self.requests = requests
         self.gathered = 0
 
     def __call__(self, grads):
-        """Do a step; return its milliseconds, without those of copying."""
+        """Do a step; return its milliseconds, without those of copying.
+
+        Where workers take turns, it is the first one's, which this one is.
+        """
+        at = int(self._iterations)
+        self._iterations.assign(at - at % -max(WORKERS))
         start = time.perf_counter()
         copying, gathered = self._function(*grads)
         copying, self.gathered = float(copying), int(gathered)
