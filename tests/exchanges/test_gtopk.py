@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness import Trainer
 from selection import rows
 
 import tf_dgc
@@ -130,85 +129,6 @@ def test_damage_is_refused(merge, word):
     theirs[word] ^= 4
     with pytest.raises(tf.errors.InvalidArgumentError):
         merge(tf.constant(mine), tf.constant(theirs), FORM)
-
-
-def make_trainer(strategies, number, inner=None, **settings):
-    rng = np.random.default_rng(3)
-    weights = [rng.normal(size=s).astype("float32") for s in [(40, 50), (60, 30), (9,)]]
-    inner = inner or (lambda: keras.optimizers.SGD(0.25, momentum=0.5))
-    return Trainer(
-        strategies[number],
-        lambda: tf_dgc.DGCOptimizer(inner(), exchange="gtopk", **settings),
-        weights,
-        traced=True,
-    )
-
-
-@pytest.mark.parametrize("number", rows([1, 2, 3, 4], [3]))
-def test_nothing_is_lost(strategies, number):
-    """What was sent and what is kept add up, to the last bit; all have the same."""
-    plain = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    trainer = make_trainer(strategies, number, plain, sparsity=0.97, check_every=2)
-    rng = np.random.default_rng(0)
-    before = trainer.weights()
-    total = [np.zeros(w.shape) for w in before]
-    for _ in range(4):
-        gradients = [
-            [rng.integers(-64, 64, size=w.shape).astype("float32") for w in before]
-            for _ in range(number)
-        ]
-        trainer.step(gradients)
-        total = [t + sum(g[i] for g in gradients) for i, t in enumerate(total)]
-    residuals = trainer.local(trainer.optimizer.residual)
-    moved = 0
-    for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
-        kept = sum(worker[i] for worker in residuals)
-        arrived = (total[i] - kept) * 0.25
-        np.testing.assert_allclose(old - new, arrived, atol=2e-4)
-        moved += np.count_nonzero(old != new)
-    assert moved > 100
-    for copies in trainer.replica_weights():
-        for copy in copies[1:]:
-            np.testing.assert_array_equal(copy, copies[0])
-
-
-def test_as_one_worker_it_is_dgc(strategies):
-    ours = make_trainer(strategies, 1, sparsity=0.97)
-    rng = np.random.default_rng(3)
-    weights = [rng.normal(size=w.shape).astype("float32") for w in ours.weights()]
-    sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
-    plain = Trainer(
-        strategies[1], lambda: tf_dgc.DGCOptimizer(sgd(), 0.97), weights, traced=True
-    )
-    for _ in range(3):
-        gradients = [[rng.normal(size=w.shape).astype("float32") for w in weights]]
-        ours.step(gradients)
-        plain.step(gradients)
-    for mine, theirs in zip(ours.weights(), plain.weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-def test_velocity_and_a_schedule(strategies):
-    """Dense at first; then velocities are cleared where entries were kept."""
-    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    trainer = make_trainer(strategies, 2, sparsity=schedule)
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        gradients = [
-            [rng.normal(size=w.shape).astype("float32") for w in trainer.weights()]
-            for _ in range(2)
-        ]
-        trainer.step(gradients)
-    optimizer = trainer.optimizer
-    for velocity, residual in zip(
-        trainer.local(optimizer.velocity),
-        trainer.local(optimizer.residual),
-        strict=True,
-    ):
-        for v, r in zip(velocity[:2], residual[:2], strict=True):
-            sent = np.count_nonzero(v == 0)
-            assert 0 < sent <= 0.1 * v.size + 1
-            np.testing.assert_array_equal(r[v == 0], 0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness import Trainer
 from selection import rows
 
 import tf_dgc
@@ -348,106 +347,6 @@ def test_there_is_room_for_workers_that_are_alike():
     _, ((_, found),) = wire.read(words[tf.newaxis], *form)
     largest = np.sort(np.abs(sums))[-4000:]
     np.testing.assert_array_equal(np.sort(np.abs(found[0])), largest)
-
-
-def make_trainer(strategies, number, inner=None, exchange="oktopk", **settings):
-    rng = np.random.default_rng(3)
-    weights = [rng.normal(size=s).astype("float32") for s in [(40, 50), (60, 30), (9,)]]
-    inner = inner or (lambda: keras.optimizers.SGD(0.25, momentum=0.5))
-    return Trainer(
-        strategies[number],
-        lambda: tf_dgc.DGCOptimizer(inner(), exchange=exchange, **settings),
-        weights,
-        traced=True,
-    )
-
-
-@pytest.mark.parametrize("exchange", ["oktopk", "twoway"])
-@pytest.mark.parametrize("number", rows([1, 2, 3, 4], [3]))
-def test_in_an_optimizer_nothing_is_lost(strategies, number, exchange):
-    """What was sent and what is kept add up; all have the same."""
-    plain = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    trainer = make_trainer(
-        strategies, number, plain, exchange, sparsity=0.97, check_every=2
-    )
-    rng = np.random.default_rng(0)
-    before = trainer.weights()
-    total = [np.zeros(w.shape) for w in before]
-    for _ in range(4):
-        gradients = [
-            [rng.integers(-64, 64, size=w.shape).astype("float32") for w in before]
-            for _ in range(number)
-        ]
-        trainer.step(gradients)
-        total = [t + sum(g[i] for g in gradients) for i, t in enumerate(total)]
-    residuals = trainer.local(trainer.optimizer.residual)
-    moved = 0
-    for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
-        kept = sum(worker[i] for worker in residuals)
-        np.testing.assert_allclose(old - new, (total[i] - kept) * 0.25, atol=2e-4)
-        moved += np.count_nonzero(old != new)
-    assert moved > 100
-    for copies in trainer.replica_weights():
-        for copy in copies[1:]:
-            np.testing.assert_array_equal(copy, copies[0])
-
-
-def test_velocity_and_a_schedule(strategies):
-    """Dense at first; then velocities are cleared where entries were kept."""
-    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    trainer = make_trainer(strategies, 2, sparsity=schedule)
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        gradients = [
-            [rng.normal(size=w.shape).astype("float32") for w in trainer.weights()]
-            for _ in range(2)
-        ]
-        trainer.step(gradients)
-    optimizer = trainer.optimizer
-    for velocity, residual in zip(
-        trainer.local(optimizer.velocity),
-        trainer.local(optimizer.residual),
-        strict=True,
-    ):
-        for v, r in zip(velocity[:2], residual[:2], strict=True):
-            sent = np.count_nonzero(v == 0)
-            assert 0 < sent <= 0.1 * v.size + 1
-            np.testing.assert_array_equal(r[v == 0], 0)
-
-
-@pytest.mark.parametrize("exchange", ["oktopk", "gtopk", "twoway"])
-def test_all_are_exempt_on_a_schedule(strategies, exchange):
-    """Every step is dense, which is known only when it runs."""
-    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
-    trainer = Trainer(
-        strategies[2],
-        lambda: tf_dgc.DGCOptimizer(sgd(), schedule, exchange=exchange),
-        [np.zeros(5, "float32")],
-        traced=True,
-    )
-    for _ in range(2):
-        trainer.step([[np.ones(5, "float32")]] * 2)
-    np.testing.assert_array_equal(trainer.weights()[0], np.full(5, -1.0))
-
-
-@pytest.mark.parametrize("exchange", ["oktopk", "gtopk", "twoway"])
-def test_none_of_a_workers_entries_arrive(strategies, exchange):
-    """With momentum, whose velocity is cleared where entries did."""
-    sgd = lambda: keras.optimizers.SGD(1.0, momentum=0.5)  # noqa: E731
-    trainer = Trainer(
-        strategies[2],
-        lambda: tf_dgc.DGCOptimizer(sgd(), 0.999, exchange=exchange),
-        [np.zeros((40, 50), "float32")],
-        traced=True,
-    )
-    gradients = [[np.zeros((40, 50), "float32")] for _ in range(2)]
-    gradients[0][0][7, 7:9] = 5, -4  # k is 2
-    gradients[1][0][3, 7:9] = 1, 2
-    trainer.step(gradients)
-    np.testing.assert_array_equal(trainer.weights()[0], -gradients[0][0])
-    residual = sum(r for (r,) in trainer.local(trainer.optimizer.residual))
-    np.testing.assert_array_equal(residual, gradients[1][0])
 
 
 def test_what_it_cannot_sum():
