@@ -57,7 +57,7 @@ _PICTURE = flags.DEFINE_string(
     "picture", None, "File for what more workers would take."
 )
 _LINKS = flags.DEFINE_list(
-    "links", None, "Of more workers, as `tf_dgc.exchanges.Links`; else as measured."
+    "links", None, "Of more workers, as `tf_dgc.exchanges.Links`; None: as measured."
 )
 
 
@@ -69,9 +69,12 @@ def main(_):
             rows += measure(number)
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"exchange.py: {error}")
-    reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
-    print(_errors(rows))
-    _extrapolate(rows)
+    if rows:
+        reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
+        print(_errors(rows))
+    links = _LINKS.value or (rows and rows[-1]["links"])
+    if links and _ENTRIES.value:
+        _extrapolate(Links(*map(float, links)))
 
 
 def _errors(rows):
@@ -83,21 +86,16 @@ def _errors(rows):
     )
 
 
-def _extrapolate(rows):
-    """Print what the first of the entries would take on more workers, and draw it."""
-    found = [row for row in rows if row["kind"] == "entries"]
-    if not found:
-        return
-    size, sparsity = _ENTRIES.value[0].split(":")
-    numbers = _LINKS.value or found[-1]["links"]
-    links = Links(*map(float, numbers))
+def _extrapolate(links):
+    """Print what the last of the entries would take on more workers, and draw it."""
+    size, sparsity = map(float, _ENTRIES.value[-1].split(":"))
     names = [n for n in ("ring", "gtopk", "oktopk") if n in _EXCHANGES.value]
-    more = extrapolation.extrapolate(names, found[0]["payload"], float(size), links)
-    title = f"{float(size):,.0f} entries, {float(sparsity):.1%} not sent, not measured"
-    print(f"{title}: {links}")
-    reporting.report(more, extrapolation.COLUMNS, "By the model")
+    rows = extrapolation.extrapolate(names, int(size), sparsity, links)
+    title = f"{size:,.0f} entries, {sparsity:.1%} not sent; by the model, not measured"
+    print(links)
+    reporting.report(rows, extrapolation.COLUMNS, title)
     if _PICTURE.value:
-        extrapolation.draw(more, _PICTURE.value, title)
+        extrapolation.draw(rows, _PICTURE.value, title)
 
 
 def all_work():

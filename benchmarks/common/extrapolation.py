@@ -7,11 +7,15 @@ import matplotlib as mpl
 
 mpl.use("agg")
 
+import tensorflow as tf
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
 from common.ways import make
-from tf_dgc.exchanges import Asked, Links, predict
+from tf_dgc.codecs import wire
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import num_sent
+from tf_dgc.exchanges import Asked, predict
 
 WORKERS = [2**i for i in range(1, 11)]
 _SHOWN = [2, 4, 8, 16, 64, 256, 1024]
@@ -21,15 +25,17 @@ COLUMNS = [("exchange", "exchange", "")] + [
 _FLOAT16 = "float16, "
 
 
-def extrapolate(names, num_bytes, size, links):
+def extrapolate(names, size, sparsity, links):
     """Return a row per exchange: milliseconds by number of workers.
 
     Args:
         names: of exchanges, as `common.ways.make` takes them.
-        num_bytes: that a worker has of entries.
-        size: entries of the model; uncompressed, they are summed as float16.
+        size: entries of the model, of one tensor; uncompressed, summed as float16.
+        sparsity: share of them that is not sent.
         links: a `Links`.
     """
+    layout = [Tensor("", (size,), tf.float32, False)]
+    num_bytes = 4 * wire.sparse_words(layout, [num_sent(size, sparsity)])
     asked = {name: [Asked("entries", num_bytes)] for name in names}
     asked[f"{_FLOAT16}ring"] = [Asked("sum", 2 * size)]
     return [
@@ -41,7 +47,7 @@ def extrapolate(names, num_bytes, size, links):
 def _ms(name, asked, number, links):
     exchange = make(name.removeprefix(_FLOAT16), number)
     rounding = asked[0].num_bytes * links.rounding if _FLOAT16 in name else 0.0
-    return 1000 * (predict(exchange, asked, number, Links(*links)) + rounding)
+    return 1000 * (predict(exchange, asked, number, links) + rounding)
 
 
 def draw(rows, path, title):

@@ -1,5 +1,6 @@
 """The benchmarks run, and say what they promise to say."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -269,3 +270,41 @@ def test_exchange(tmp_path):
     rows = json.loads(path.read_text())
     assert len(rows) == 6 + 6 + 9
     assert all(row["median_ms"] > 0 and row["rounds"] >= 2 for row in rows)
+    assert all(row["model_ms"] > 0 for row in rows)
+    assert "The model is off by" in finished.stdout
+    assert "1024 (ms)" in finished.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_machines(tmp_path):
+    """Two workers on one machine: both exchanges do what they are asked for."""
+    path = tmp_path / "rows.json"
+    flags = ["--machines=1x2", "--rate=loopback", "--sums=1e4", "--entries=1e5:0.99"]
+    script = STEP.with_name("machines.py")
+    finished = programs.run(
+        [sys.executable, script, *flags, "--repeats=3", f"--json={path}"]
+    )
+    assert finished.returncode == 0
+    rows = json.loads(path.read_text())
+    names = [(row["kind"], row["exchange"]) for row in rows]
+    kinds = itertools.product(["sum", "entries"], ["ring", "hierarchical"])
+    assert names == list(kinds)
+    assert all(row["median_ms"] > 0 for row in rows)
+    assert rows[3]["payload"] < 0.6 * rows[2]["payload"]
+
+
+def test_more_workers_by_the_model(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(STEP.parent)
+    from common import extrapolation
+
+    from tf_dgc.exchanges import Links
+
+    links = Links(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 1e-9)
+    rows = extrapolation.extrapolate(["ring", "oktopk"], 10**6, 0.99, links)
+    ring, merged, dense = rows
+    assert [row["exchange"] for row in rows] == ["ring", "oktopk", "float16, ring"]
+    assert ring["1024"] > 100 * ring["4"]
+    assert merged["1024"] < dense["1024"] < ring["1024"]
+    extrapolation.draw(rows, tmp_path / "more.svg", "more")
+    assert "svg" in (tmp_path / "more.svg").read_text()[:300]

@@ -201,8 +201,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.residual = made.of_model(made.memory.residual)
         self.velocity = made.of_model(made.memory.velocity)
         self.second_moment = made.of_model(made.memory.second_moment)
-        common = [made.memory.common] if made.memory.common else []
-        self.compressor_state = made.of_model(made.memory.states) + common
+        self.compressor_state = made.of_method
         self._of_adam = made.of_adam
 
     # --- in every step --------------------------------------------------------------

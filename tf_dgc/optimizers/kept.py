@@ -44,6 +44,12 @@ class Kept:
         return list(self.adam.variables) if self.adam else []
 
     @property
+    def of_method(self) -> list:
+        """State of the method, of each tensor; behind them that of all at once."""
+        common = [self.memory.common] if self.memory.common else []
+        return self.of_model(self.memory.states) + common
+
+    @property
     def rule(self) -> str | None:
         """Name of the inner optimizer's rule, if the correction has a hand in it."""
         return adam.RULE if self.adam else None
