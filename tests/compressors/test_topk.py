@@ -28,9 +28,33 @@ def test_both_ways_match_the_oracle(values, share, shift):
     offset = int(shift * values.size)
     expected = oracle(values, k, offset)
     magnitudes = tf.abs(tf.constant(values))
-    for select in (_by_heap, _by_threshold):
-        positions = select(magnitudes, tf.constant(k), tf.constant(offset))
+    asked = tf.constant(k), tf.constant(offset)
+    for positions in (
+        _by_heap(magnitudes, tf.range(values.size), *asked),
+        _by_threshold(magnitudes, *asked),
+    ):
         np.testing.assert_array_equal(positions, expected)
+
+
+LARGE = 1 << 17
+LARGE_INPUTS = {
+    "normal": lambda rng: rng.normal(size=LARGE),
+    "ties": lambda rng: np.round(rng.normal(size=LARGE), 1),
+    "zero": lambda rng: np.zeros(LARGE),
+    "mostly zero": lambda rng: np.where(rng.random(LARGE) < 1e-4, 1.0, 0.0),
+    "a sample of the largest": lambda rng: np.where(
+        np.arange(LARGE) % 64 == 0, 5.0, rng.normal(size=LARGE)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_INPUTS)
+def test_by_a_sample(name):
+    """Whatever the sample says, the same entries are chosen."""
+    values = LARGE_INPUTS[name](np.random.default_rng(0)).astype("float32")
+    for k in (1, 300, 8192):
+        positions, _ = top_k(tf.constant(values), k, tf.constant(LARGE - 5))
+        np.testing.assert_array_equal(positions, oracle(values, k, LARGE - 5))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -22,6 +22,9 @@ from tf_dgc.compressors.draws import draw_ties
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
 
+_SAMPLED_FROM = 1 << 17  # entries
+_STRIDE = 64  # from one entry of the sample to the next
+
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class TopK(Compressor):
@@ -152,11 +155,15 @@ def top_k(
         Positions, int32 `[k]`, ascending; and the values there, `[k]`.
     """
     magnitudes = tf.abs(values)
+    size = values.shape[0]
+    sampled = not tracing.in_xla_context() and size >= _SAMPLED_FROM
     positions = choose(
-        _prefers_heap(values.shape[0], k),
-        lambda: _by_heap(magnitudes, k, offset),
-        lambda: _by_threshold(magnitudes, k, offset),
+        k * 16 <= size if sampled else False,
+        lambda: _by_sample(magnitudes, k, offset),
+        lambda: _among_all(magnitudes, k, offset),
     )
+    if isinstance(k, int):
+        positions = tf.ensure_shape(positions, [k])
     return positions, tf.gather(values, positions)
 
 
@@ -203,10 +210,48 @@ def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
     return tracing.in_xla_context() or k * 128 <= size
 
 
-def _by_heap(magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    rotated = tf.roll(magnitudes, -offset, axis=0)  # top_k takes the lowest index first
-    positions = tf.math.top_k(rotated, k, sorted=False).indices
-    return tf.sort(tf.math.floormod(positions + offset, magnitudes.shape[0]))
+def _by_sample(
+    magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
+) -> tf.Tensor:
+    """Look through what is as large as k entries are by a sample, a few more than k.
+
+    Hardly ever are they less: then, and where they are 0, all are looked through.
+    """
+    sample = magnitudes[::_STRIDE]
+    share = tf.cast(k, tf.float32) / _STRIDE
+    wanted = tf.cast(share + 4 * tf.sqrt(share) + 8, tf.int32)
+    least = tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
+
+    def among_large() -> tf.Tensor:
+        candidates = tf.cast(tf.where(magnitudes >= least)[:, 0], tf.int32)
+        return tf.cond(
+            tf.size(candidates) >= k,
+            lambda: _by_heap(magnitudes, candidates, k, offset),
+            lambda: _among_all(magnitudes, k, offset),
+        )
+
+    return tf.cond(least > 0, among_large, lambda: _among_all(magnitudes, k, offset))
+
+
+def _among_all(
+    magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
+) -> tf.Tensor:
+    size = magnitudes.shape[0]
+    return choose(
+        _prefers_heap(size, k),
+        lambda: _by_heap(magnitudes, tf.range(size), k, offset),
+        lambda: _by_threshold(magnitudes, k, offset),
+    )
+
+
+def _by_heap(
+    magnitudes: tf.Tensor, candidates: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
+) -> tf.Tensor:
+    """Return the k largest of ascending positions, of equal ones from `offset` on."""
+    before = tf.math.count_nonzero(candidates < offset, dtype=tf.int32)
+    rotated = tf.roll(candidates, -before, axis=0)  # top_k takes the lowest index first
+    best = tf.math.top_k(tf.gather(magnitudes, rotated), k, sorted=False).indices
+    return tf.sort(tf.gather(rotated, best))
 
 
 def _by_threshold(
