@@ -283,6 +283,73 @@ def test_nothing_is_lost(strategies, exempt_dtype):
     assert rank[1000:].any()
 
 
+def test_of_several_types_and_rows(strategies):
+    """Also of an embedding, whose gradient has some rows, and with no exempt tensor."""
+    kinds = {(30, 40): "float32", (20, 30): "float64", (25, 40): "float16"}
+    weights = [np.zeros(shape, dtype) for shape, dtype in kinds.items()]
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(1.0),
+            SPARSITY,
+            exchange=Hierarchical([[0, 1]]),
+            min_compress_size=1,
+        ),
+        weights,
+        traced=False,
+    )
+    rng = np.random.default_rng(0)
+    dense = [
+        [rng.integers(-8, 8, size=s).astype(d) for s, d in kinds.items()]
+        for _ in range(2)
+    ]
+    rows = [tf.IndexedSlices(g[0][[3, 7]], [3, 7], (30, 40)) for g in dense]
+    total = [sum(g[i].astype("float64") for g in dense) for i in range(3)]
+    total[0][[i for i in range(30) if i not in (3, 7)]] = 0
+
+    def replica():
+        worker = tf.distribute.get_replica_context().replica_id_in_sync_group
+        worker = int(tf.get_static_value(worker))
+        gradients = [rows[worker], *map(tf.constant, dense[worker][1:])]
+        trainer.optimizer.apply(gradients)
+
+    strategies[2].run(replica)
+    residuals = trainer.local(trainer.optimizer.residual)
+    for i, moved in enumerate(trainer.weights()):
+        assert np.any(moved)
+        kept = sum(worker[i] for worker in residuals)
+        np.testing.assert_array_equal(kept - moved, total[i])
+
+
+@pytest.mark.slow
+def test_other_workers_go_on(strategies):
+    """From 2 x 2 to three alone, and back to 1 x 2: what waits is shared out."""
+    sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
+    trainer = make_trainer(strategies, GROUPS["2x2"], sgd, False)
+    rng = np.random.default_rng(0)
+    trainer.step(whole_numbers(rng, 4))
+    for groups in ([[0], [1], [2]], [[0, 1]]):
+        before = total_of(trainer)
+        saved = trainer.save()
+        trainer = make_trainer(strategies, groups, sgd, False)
+        trainer.load(saved)
+        for ours, theirs in zip(total_of(trainer), before, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+        weights = trainer.weights()
+        gradients = whole_numbers(rng, len(groups) * len(groups[0]))
+        trainer.step(gradients)
+        for i, (old, new) in enumerate(zip(weights, trainer.weights(), strict=True)):
+            given = before[i] + sum(g[i] for g in gradients)
+            kept = total_of(trainer)[i]
+            np.testing.assert_allclose(old - new, 0.25 * (given - kept), atol=1e-3)
+
+
+def total_of(trainer):
+    """Return what all workers together have not sent, of each tensor."""
+    residuals = trainer.local(trainer.optimizer.residual)
+    return [sum(of_tensor) for of_tensor in zip(*residuals, strict=True)]
+
+
 def test_a_machine_sends_as_much_as_a_worker(strategies):
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     sent = []
