@@ -32,6 +32,18 @@ def test_callback_writes_logs_and_tensorboard(tmp_path):
     assert written["epoch_entries_per_step"] == stats.entries_per_step
 
 
+def test_rounds_of_local_steps():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(tf_dgc.local_sgd(keras.optimizers.SGD(0.1), 3), "mse")
+    x, y = np.ones((32, 4), "float32"), np.ones((32, 2), "float32")
+    monitor = tf_dgc.callbacks.CompressionMonitor()
+    fit = {"batch_size": 4, "epochs": 2, "verbose": 0, "callbacks": [monitor]}
+    history = model.fit(x, y, **fit).history
+    assert history["rounds"] == [2, 5]
+    assert history["skipped_steps"] == [0, 0]
+    assert history["dense_bytes_per_step"] == [40, 40]
+
+
 class Gan(keras.Model):
     """Two models with an optimizer each, and none in `optimizer`."""
 

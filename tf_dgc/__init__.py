@@ -29,6 +29,7 @@ __all__ = [
     "prepare",
     "saving",
     "schedules",
+    "sparse_loco",
 ]
 
 
@@ -76,4 +77,5 @@ if not _is_command_line():
         prepare,
         saving,
         schedules,
+        sparse_loco,
     )

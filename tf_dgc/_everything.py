@@ -24,5 +24,10 @@ from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
 from tf_dgc.optimizers.local import LocalOptimizer
 from tf_dgc.optimizers.novograd import NovoGrad
-from tf_dgc.optimizers.presets import diloco, local_sgd, post_local_sgd
+from tf_dgc.optimizers.presets import (
+    diloco,
+    local_sgd,
+    post_local_sgd,
+    sparse_loco,
+)
 from tf_dgc.training.statistics import average_statistics

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
 from tf_dgc.checkpoint.resuming import BackupAndRestore, ModelCheckpoint
 from tf_dgc.optimizers import hints
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.local import LocalOptimizer
 
 __all__ = [
     "BackupAndRestore",
@@ -16,6 +17,8 @@ __all__ = [
     "ModelCheckpoint",
     "find_compressed_optimizer",
 ]
+
+Monitored: TypeAlias = CompressedOptimizer | LocalOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
@@ -32,18 +35,22 @@ class CompressionMonitor(keras.callbacks.Callback):
     differ between workers, so nothing that all must decide alike (such as
     `EarlyStopping`) may depend on them.
 
+    Of a `LocalOptimizer` a step is an exchange, and the logs gain `rounds`, and
+    `skipped_steps` of this worker.
+
     Where compressing does not pay (one worker, or more bytes than without), one warning
     says so, and what to do.
 
     Args:
-        optimizer: a `CompressedOptimizer`, for a model that holds it elsewhere than in
-            `model.optimizer`; or several, as a dictionary by name or as a list, whose
-            names are those of the optimizers. Of several, every log is preceded by
-            the name, as in `generator_bytes_per_step`. None for the model's.
+        optimizer: a `CompressedOptimizer` or `LocalOptimizer`, for a model that holds
+            it elsewhere than in `model.optimizer`; or several, as a dictionary by name
+            or as a list, whose names are those of the optimizers. Of several, every log
+            is preceded by the name, as in `generator_bytes_per_step`. None for the
+            model's.
 
     Raises:
         ValueError: for anything else, and for two optimizers of one name; when training
-            begins, if the model's optimizer is not a `CompressedOptimizer`.
+            begins, if the model's optimizer is neither.
 
     Example:
         >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
@@ -68,20 +75,22 @@ class CompressionMonitor(keras.callbacks.Callback):
         for prefix, optimizer in self._optimizers().items():
             logs.update({prefix + key: value for key, value in _logs(optimizer)})
 
-    def _optimizers(self) -> dict[str, CompressedOptimizer]:
+    def _optimizers(self) -> dict[str, Monitored]:
         if self._given is not None:
             return self._given
         return _by_prefix(getattr(self.model, "optimizer", None))
 
     def _hint(self) -> None:
-        found = map(hints.hint, self._optimizers().values())
+        some = self._optimizers().values()
+        every_step = [o for o in some if isinstance(o, CompressedOptimizer)]
+        found = map(hints.hint, every_step)
         text = next(filter(None, found), None)
         if text and not self._hinted:
             self._hinted = True
             warnings.warn(f"tf_dgc: {text}.", stacklevel=2)
 
 
-def _by_prefix(optimizer: Any) -> dict[str, CompressedOptimizer]:
+def _by_prefix(optimizer: Any) -> dict[str, Monitored]:
     """Return optimizers by what their logs begin with."""
     if isinstance(optimizer, dict):
         return {f"{n}_": find_compressed_optimizer(o) for n, o in optimizer.items()}
@@ -99,33 +108,40 @@ def _by_prefix(optimizer: Any) -> dict[str, CompressedOptimizer]:
     return found
 
 
-def _logs(optimizer: CompressedOptimizer) -> Iterator[tuple[str, float]]:
-    stats, staleness = optimizer.stats, optimizer.staleness
+def _logs(optimizer: Monitored) -> Iterator[tuple[str, float]]:
+    stats = optimizer.stats
     yield "bytes_per_step", stats.bytes_per_step
     yield "dense_bytes_per_step", stats.dense_bytes_per_step
     yield "entries_per_step", stats.entries_per_step
     yield "compression_ratio", stats.ratio
     yield "total_compression_ratio", stats.total_ratio
     yield "nonfinite_gradients", stats.nonfinite
+    if isinstance(optimizer, LocalOptimizer):
+        yield "rounds", stats.steps
+        yield "skipped_steps", optimizer.skipped
+        return
+    staleness = optimizer.staleness
     if staleness is not None:
         yield "staleness_mean", staleness.mean
         yield "staleness_p99", staleness.p99
         yield "staleness_max", staleness.max
 
 
-def find_compressed_optimizer(optimizer: Any) -> CompressedOptimizer:
-    """Return the `CompressedOptimizer` that `optimizer` is, or that loss scaling wraps.
+def find_compressed_optimizer(optimizer: Any) -> Monitored:
+    """Return the optimizer of the package that this is, or that loss scaling wraps.
+
+    A `CompressedOptimizer` or a `LocalOptimizer`.
 
     Raises:
         ValueError: if there is none.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, CompressedOptimizer):
+    if isinstance(optimizer, CompressedOptimizer | LocalOptimizer):
         return optimizer
     raise ValueError(
         "The model's optimizer must be a `tf_dgc.CompressedOptimizer`, such as "
-        "`tf_dgc.DGCOptimizer`. If the model holds it elsewhere, or several, pass "
-        "`CompressionMonitor(optimizer=...)`. "
+        "`tf_dgc.DGCOptimizer`, or a `tf_dgc.LocalOptimizer`. If the model holds it "
+        "elsewhere, or several, pass `CompressionMonitor(optimizer=...)`. "
         f"Received: optimizer={optimizer!r}"
     )

@@ -24,7 +24,9 @@ COMPRESS = {
     "adacomp": _SPARSE,
     "atomo": ["g ->", "g -> p"],  # a sketch of the range, and what lies in it
     "bfloat16": ["g -> p"],
+    "chunked_top_k": _SPARSE,
     "count_sketch": _SPARSE,
+    "demo": ["g r -> r", "r ->", "r -> r p"],  # transformed; chosen; turned back
     "dgc": ["g r u -> r u p"],
     "dgc_adamw": ["g v r u -> v r u p"],
     "diana": ["g h -> h p"],

@@ -18,6 +18,7 @@ INNER = {
     # A vote has no magnitude, and Signum brings its own momentum.
     "sign_sgd": {"rate": 0.03, "momentum": 0.0},
     "signum": {"rate": 0.03, "momentum": 0.0},
+    "demo": {"rate": 0.03, "momentum": 0.0},
     # What arrives late, many steps at once, is not to be multiplied by momentum.
     "random_k": {"momentum": 0.0},
     "count_sketch": {"momentum": 0.0},

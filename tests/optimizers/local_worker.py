@@ -62,6 +62,11 @@ def state(model):
     return [local(v._value)[0].numpy().tolist() for v in variables]
 
 
+def consensus(model):
+    model.optimizer.consensus()
+    return [w.tolist() for w in model.get_weights()]
+
+
 def main(directory):
     model = make_model()
     watched = fit(model)
@@ -80,6 +85,7 @@ def main(directory):
         "rounds": model.optimizer.stats.steps,
         "restored": restored,
         "goes on": state(model) == state(again),
+        "consensus": consensus(model),
     }
     (directory / f"{RANK}.json").write_text(json.dumps(findings))
 

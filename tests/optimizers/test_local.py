@@ -1,5 +1,7 @@
 """Local steps: rounds against plain NumPy, and who is contacted when."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 from contract import round_trip
 from harness import Trainer, initial_weights, make_gradients, record_collectives
 from local_reference import LocalRun, Momentum
+from selection import rows
 
 import tf_dgc
 from tf_dgc.schedules import PiecewiseConstantPeriod
@@ -31,7 +34,7 @@ def make_steps(num_workers, steps, dtype="float64"):
 # --- what rounds come to --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", rows([1, 2, 4], [2]))
 @pytest.mark.parametrize("inner", [{}, {"weight_decay": 0.01}])
 def test_of_one_step_they_are_the_dense_run(strategies, num_workers, inner):
     strategy = tf_dgc.prepare(strategies[num_workers])
@@ -68,8 +71,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    rows(
+        itertools.product(CASES, [1, 3]),
+        [(name, 3) for name in CASES if name != "momentum"],
+    ),
+)
 def test_rounds_are_those_of_the_reference(strategies, name, num_workers):
     make, reference = CASES[name]
     trainer = make_trainer(strategies[num_workers], make)
@@ -133,6 +141,23 @@ def test_weights_assigned_at_a_consensus_are_the_next_anchor(strategies):
     for gradients in (first, second):
         trainer.step(gradients)
     assert np.count_nonzero(trainer.weights()[0] == 1) >= 120 - 3
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_consensus_at_will(strategies, num_workers):
+    trainer = make_trainer(strategies[num_workers], lambda: local(3))
+    run = LocalRun(Momentum(RATE), lambda step: {0: 2}.get(step, 3))
+    run = run.start(initial_weights(shapes=SHAPES), num_workers)
+    trainer.optimizer.consensus()
+    steps = make_steps(num_workers, 5)
+    for step, gradients in enumerate(steps):
+        trainer.step(gradients)
+        run.step(gradients)
+        if step == 1:
+            trainer.optimizer.consensus()
+            trainer.optimizer.consensus()
+        compare(trainer, run)
+    assert trainer.optimizer.stats.steps == run.rounds == 2
 
 
 # --- steps that are left out ----------------------------------------------------------

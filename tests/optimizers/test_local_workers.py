@@ -19,6 +19,7 @@ def test_two_workers_meet_at_the_end_of_a_round_only(starter, tmp_path):
         assert found["rounds"] == 5
         assert found["restored"]
         assert found["goes on"]
+    assert one["consensus"] == other["consensus"]
     pairs = zip(one["weights"], other["weights"], strict=True)
     alike = [np.array_equal(a, b) for a, b in pairs]
     assert alike == [0, 0, 1, 0, 0, 1, 0, 0]

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from chunked_reference import reference
 from contract import round_trip
 from harness import Trainer, initial_weights, make_gradients
 from local_reference import AdamW, LocalRun, Momentum
@@ -50,6 +51,27 @@ def test_config_round_trip(name):
     again = round_trip(optimizer)
     assert type(again) is tf_dgc.LocalOptimizer
     assert again.get_config() == optimizer.get_config()
+
+
+def test_sparse_loco(strategies):
+    """What its method sends is known from `test_chunkedtopk_reference.py`."""
+    weights = initial_weights(shapes=[(80, 70)])
+    steps = make_gradients(2, 6, shapes=[(80, 70)])
+    trainer = Trainer(strategies[2], lambda: tf_dgc.sparse_loco(period=2), weights)
+    run = LocalRun(AdamW(4e-4, 0.004), 2, compress=largest_of_chunks, kept=0.95)
+    run = run.start(weights, 2)
+    for gradients in steps:
+        trainer.step(gradients)
+        run.step(gradients)
+    residual = [worker[0] for worker in trainer.local(trainer.optimizer.residual)]
+    expected = [worker[0] for worker in run.residual]
+    np.testing.assert_allclose(residual, expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(trainer.weights()[0], run.anchor[0], atol=1e-7)
+    assert trainer.optimizer.stats.entries_per_step == 64 + 24
+
+
+def largest_of_chunks(values):
+    return reference(values.ravel(), 4096, 64).reshape(values.shape)
 
 
 def test_settings_go_to_the_optimizer():

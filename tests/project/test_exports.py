@@ -13,17 +13,18 @@ PUBLIC = {
         CompressedCrossDeviceOps CompressedOptimizer CompressionStats DGCOptimizer
         LocalOptimizer NovoGrad average_statistics callbacks compressors diloco
         exchanges local_sgd multi_worker_strategy post_local_sgd prepare saving
-        schedules
+        schedules sparse_loco
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
     """,
     "tf_dgc.compressors": """
-        ATOMO AdaComp BFloat16 Compressor CountSketch DIANA Draw ECQ EFSignSGD
-        Exchange Float16 Gather GlobalTopK LAQ LGC METHODS Natural NoCompression
-        OneBit OneRound PowerSGD QSGD RandomK Result RotatedQuantization SBC STC
-        SampledThreshold ScaleCom SignSGD Signum StateSpec Sum TernGrad Threshold TopK
-        TwoBit Uniform8Bit VarianceBased base get num_sent tie_offsets top_k
+        ATOMO AdaComp BFloat16 ChunkedTopK Compressor CountSketch DIANA DeMo Draw
+        ECQ EFSignSGD Exchange Float16 Gather GlobalTopK LAQ LGC METHODS Natural
+        NoCompression OneBit OneRound PowerSGD QSGD RandomK Result
+        RotatedQuantization SBC STC SampledThreshold ScaleCom SignSGD Signum
+        StateSpec Sum TernGrad Threshold TopK TwoBit Uniform8Bit VarianceBased
+        base get num_sent tie_offsets top_k
     """,
     "tf_dgc.exchanges": """
         Asked Auto Butterfly ByOwners Cost Exchange GTopK Hierarchical Links OkTopK

@@ -15,10 +15,12 @@ from tf_dgc.testing.simulation import Simulation
 VARIANTS = {
     "adacomp": [{"bin_size": 7, "per_bin": 1.5}],
     "atomo": [{"budget": 1}],
+    "chunked_top_k": [{"chunk": 16, "per_chunk": 3, "decay": 0.75}],
     "count_sketch": [
         {"sparsity": 0.9, "rows": 1, "columns": 0.1},
         {"sparsity": 0.9, "rows": 3, "second_round": False, "momentum": 0.9},
     ],
+    "demo": [{"tile": 4, "per_tile": 3, "decay": 1.0, "sign": False}],
     "diana": [{"levels": 1, "alpha": 0.5}],
     "global_top_k": [{"sparsity": 0.9, "value_dtype": "float16"}],
     "laq": [{"bits": 8, "xi": 100.0, "memory": 2, "patience": 2}],

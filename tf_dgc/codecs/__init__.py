@@ -10,6 +10,7 @@ __all__ = [
     "dense",
     "elias",
     "elias_fano",
+    "gaps",
     "header",
     "tensor",
     "value_types",

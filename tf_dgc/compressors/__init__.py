@@ -19,8 +19,10 @@ from tf_dgc.compressors.base import Compressor as Compressor
 from tf_dgc.compressors.base import Draw as Draw
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
+from tf_dgc.compressors.chunkedtopk import ChunkedTopK as ChunkedTopK
 from tf_dgc.compressors.common.one_round import OneRound as OneRound
 from tf_dgc.compressors.countsketch import CountSketch as CountSketch
+from tf_dgc.compressors.demo import DeMo as DeMo
 from tf_dgc.compressors.diana import DIANA as DIANA
 from tf_dgc.compressors.ecq import ECQ as ECQ
 from tf_dgc.compressors.efsignsgd import EFSignSGD as EFSignSGD

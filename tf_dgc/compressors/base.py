@@ -112,6 +112,8 @@ class Compressor(abc.ABC):
         unbiased: whether the expectation of what is sent, over the draw, is the input.
         error_feedback: whether what is not sent is kept in `residual`: "required",
             "default" (unless switched off), "optional" (if switched on) or "forbidden".
+        feedback_decay: share of what was kept back that is added to the next gradient,
+            in (0, 1]; below 1 it forgets, and does not conserve.
         additive: whether `Result.sum` is the sum of what the workers sent; not so for
             votes, and where only the sum can be decoded.
         conserves: whether, with error feedback, what has arrived and what is kept back
@@ -144,6 +146,7 @@ class Compressor(abc.ABC):
     conserves: bool = True
     unbiased: bool = False
     error_feedback: str = "default"
+    feedback_decay: float = 1.0
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return what is to be remembered between steps of a tensor of this shape."""

@@ -20,7 +20,7 @@ from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, kept, moving, takeover, tensors, validation
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.rounds import Rounds, num_skipped
+from tf_dgc.optimizers.rounds import Rounds, num_skipped, num_taken
 from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.optimizers.updating import have_operations, update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
@@ -147,9 +147,7 @@ class LocalOptimizer(OptimizerWrapper):
             variables: model's trainable variables.
 
         Raises:
-            ValueError: see the class.
-            RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
-                seconds.
+            ValueError, RuntimeError: see the class and `CompressedOptimizer.build`.
         """
         if self.built:
             return
@@ -198,23 +196,27 @@ class LocalOptimizer(OptimizerWrapper):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         grads, variables = inputs.match(self, grads, trainable_variables)
-        rounds = cast(Rounds, self._rounds)
+        made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends = rounds.ends()
             moving.cast_anchor(self.anchor, self._trainable_variables, rounds.begins())
-            rounds.count_call(self._step(grads, variables))
+            asks = grads, variables, self.num_workers, made.natively
+            rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
             rounds.end(ends, self._exchange)
 
-    def _step(self, grads: list, variables: list) -> tf.Tensor:
-        """Return whether this worker could take its step, scalar bool."""
-        natively = cast(kept.Kept, self._kept).natively
-        own, finite = moving.own_gradients(grads, variables, self.num_workers, natively)
+    def consensus(self) -> None:
+        """End the round now: exchange, if this worker has taken a step in it.
 
-        def step() -> tf.Tensor:
-            update(self.inner_optimizer, moving.as_outcome(own), variables, natively)
-            return tf.constant(True)
+        Call it on every worker, outside of steps, for example before saving what is to
+        be used without this optimizer. All then have the same weights.
 
-        return tf.cond(finite, step, lambda: tf.constant(False))
+        Raises:
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        if self._progress is None or not num_taken(self._copies_of_progress()[0]):
+            return
+        meeting.rendezvous(self._strategy, "come to a consensus")
+        self._strategy.run(self._exchange)
 
     def _exchange(self) -> None:
         """Move the anchor by what all workers moved, and this worker to it."""
@@ -254,10 +256,12 @@ class LocalOptimizer(OptimizerWrapper):
     @property
     def skipped(self) -> int:
         """Steps that this worker left out, as its gradient held NaN or Inf."""
+        return max(map(num_skipped, self._copies_of_progress()), default=0)
+
+    def _copies_of_progress(self) -> Sequence[tf.Variable]:
         if self._progress is None:
-            return 0
-        copies = Copies(self._strategy, self._progress.value).local
-        return max(map(num_skipped, copies))
+            return ()
+        return Copies(self._strategy, self._progress.value).local
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -277,11 +281,7 @@ class LocalOptimizer(OptimizerWrapper):
         self.outer_optimizer.finalize_variable_values(var_list)
 
     def in_checkpoint(self) -> None:
-        """Refuse a checkpoint of one worker's weights; see `save_own_variables`.
-
-        Raises:
-            ValueError: if `tf.train.Checkpoint` saves or restores several workers.
-        """
+        """Refuse `tf.train.Checkpoint`, which has one worker's weights of several."""
         if checkpoints.is_checkpointing():
             validation.check_one_worker(self, self.num_workers)
 

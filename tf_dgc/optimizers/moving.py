@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_dgc.choice import Choice, choose
 from tf_dgc.distribute.worker_variables import SharedVariable
 from tf_dgc.optimizers.kept import Kept
+from tf_dgc.optimizers.updating import update
 from tf_dgc.steps import accumulation
 from tf_dgc.steps.base import Inputs, Outcome
 from tf_dgc.transforms import clipping
@@ -61,30 +62,37 @@ def return_to(
     return moved
 
 
-def own_gradients(
+def step_alone(
+    optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable],
     num_workers: int,
     natively: bool,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return the gradients of this worker's own loss, and whether they are finite.
+) -> tf.Tensor:
+    """Take a step by this worker's own loss, if its gradients are finite.
 
     Args:
+        optimizer: inner optimizer, which steps alone.
         gradients: tensors or `tf.IndexedSlices`, divided by the number of workers.
         variables: variable of each.
         num_workers: number of workers, N.
         natively: whether the native operations are there for these variables.
+
+    Returns:
+        Whether it was taken, scalar bool.
     """
     own = [
         accumulation.to_dense(g, v) * num_workers
         for g, v in zip(gradients, variables, strict=True)
     ]
-    return own, clipping.all_finite(own, natively)
 
+    def step() -> tf.Tensor:
+        sums = Outcome(lambda: (own, tf.constant(0)), 0, 0)
+        update(optimizer, sums, variables, natively)
+        return tf.constant(True)
 
-def as_outcome(gradients: Sequence[tf.Tensor]) -> Outcome:
-    """Return gradients as what a step comes to that sends nothing."""
-    return Outcome(lambda: (gradients, tf.constant(0)), 0, 0)
+    finite = clipping.all_finite(own, natively)
+    return tf.cond(finite, step, lambda: tf.constant(False))
 
 
 def collect(

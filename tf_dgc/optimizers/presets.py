@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tf_dgc import schedules
+from tf_dgc.compressors import ChunkedTopK
 from tf_dgc.optimizers.local import LocalOptimizer
 
 
@@ -55,3 +56,23 @@ def diloco(inner: Any = None, period: Any = 500, **settings: Any) -> LocalOptimi
     inner = keras.optimizers.AdamW(4e-4, weight_decay=0.1) if inner is None else inner
     nesterov = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     return LocalOptimizer(inner, period, **{"outer": nesterov, **settings})
+
+
+def sparse_loco(
+    inner: Any = None, period: Any = 30, decay: float = 0.95, **settings: Any
+) -> LocalOptimizer:
+    """Return SparseLoCo: of every chunk of what AdamW moved the largest 64, in 2 bits.
+
+    Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025. What
+    is not sent is kept, and decays: that takes the place of an outer momentum, and the
+    mean is applied as it is. See `tf_dgc.compressors.ChunkedTopK`.
+
+    Args:
+        inner: optimizer of the steps of one worker; None for `AdamW(4e-4)`.
+        period: number of local steps from one exchange to the next, or a schedule.
+        decay: share of what was not sent that is kept, in (0, 1].
+        **settings: further arguments of `LocalOptimizer`, `compressor` and `outer` too.
+    """
+    inner = keras.optimizers.AdamW(4e-4) if inner is None else inner
+    method = ChunkedTopK(decay=decay)
+    return LocalOptimizer(inner, period, **{"compressor": method, **settings})

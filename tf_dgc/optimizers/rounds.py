@@ -92,3 +92,8 @@ class Rounds:
 def num_skipped(copy: tf.Variable) -> int:
     """Return how many steps one replica left out, of its copy of `Rounds.variable`."""
     return int(copy.numpy()[_SKIPPED])
+
+
+def num_taken(copy: tf.Variable) -> int:
+    """Return how many calls of the round there were, of a copy of that variable."""
+    return int(copy.numpy()[_IN_ROUND])

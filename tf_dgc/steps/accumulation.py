@@ -145,6 +145,7 @@ def accumulate(
     momentum: float = 0.0,
     nesterov: bool = False,
     divisors: Sequence[Divisor | None] = (),
+    decay: float = 1.0,
 ) -> tuple[list, list, tf.Tensor]:
     """Drop gradients that are not finite, and correct, within the numbers' range.
 
@@ -158,6 +159,7 @@ def accumulate(
         momentum: coefficient of the correction, in [0, 1).
         nesterov: whether the correction is Nesterov's.
         divisors: divisor of each gradient, or None; nothing for none at all.
+        decay: share of the residual of what is not exempt that is not forgotten.
 
     Returns:
         Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and
@@ -167,7 +169,8 @@ def accumulate(
     if residual is None:
         return [None] * len(flat), flat, finite
     old_velocity = [_flat(v) for v in velocity or [None] * len(flat)]
-    old_residual = [_flat(r) for r in residual]
+    kept = zip(tensors, residual, strict=True)
+    old_residual = [_remembered(r, 1.0 if t.exempt else decay) for t, r in kept]
 
     def all_by(rule: Callable) -> tuple[list, list]:
         parts = zip(flat, old_velocity, old_residual, strict=True)
@@ -184,3 +187,8 @@ def accumulate(
 
 def _flat(variable: Any) -> tf.Tensor | None:
     return None if variable is None else tf.reshape(variable.local(), [-1])
+
+
+def _remembered(residual: Any, decay: float) -> tf.Tensor:
+    flat = tf.reshape(residual.local(), [-1])
+    return flat if decay == 1.0 else decay * flat

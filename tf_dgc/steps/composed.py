@@ -43,6 +43,7 @@ def _step(inputs: Inputs) -> Step:
         inputs.momentum,
         inputs.nesterov,
         inputs.divisors,
+        inputs.compressor.feedback_decay,
     )
     memory.warn_of(finite, inputs.iteration)
     # Other sums are as wide as their terms, and are refused when they overflow.

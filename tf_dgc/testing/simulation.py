@@ -92,8 +92,12 @@ class Simulation:
         Raises:
             AssertionError: if workers end with different sums.
         """
+        decay = self.compressor.feedback_decay
         corrected = [
-            [r + np.asarray(g, r.dtype) for g, r in zip(grads, residual, strict=True)]
+            [
+                decay * r + np.asarray(g, r.dtype)
+                for g, r in zip(grads, residual, strict=True)
+            ]
             for grads, residual in zip(gradients, self.residual, strict=True)
         ]
         step = tf.constant(self.iteration, tf.int64)

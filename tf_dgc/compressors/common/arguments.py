@@ -13,3 +13,14 @@ def check_whole(what: str, value: Any, smallest: int = 1) -> int:
             f"Received: {what}={value!r}"
         )
     return int(value)
+
+
+def check_decay(decay: Any) -> float:
+    """Return a share of the residual to be kept; raise `ValueError` if it is none."""
+    number = isinstance(decay, numbers.Real) and not isinstance(decay, bool)
+    if not number or not 0 < decay <= 1:
+        raise ValueError(
+            "`decay` must be in (0, 1]: the share of what was not sent that is added "
+            f"to what is to be sent next, 1 for all. Received: decay={decay!r}"
+        )
+    return float(decay)
