@@ -172,8 +172,7 @@ class LocalOptimizer(OptimizerWrapper):
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)
-        common = [made.memory.common] if made.memory.common else []
-        self.compressor_state = [*made.memory.states, *common]
+        self.compressor_state = made.of_method
         self.anchor = moving.make_anchor(variables)
         self._rounds = Rounds(self.period)
         self._progress = self._rounds.variable
