@@ -44,7 +44,9 @@ def test_signals(tmp_path, record, number, victim):
         expect_all_to_name(cluster, victim, since, LIMIT, record, fault)
 
 
-@pytest.mark.parametrize("exchange", ["tree", "butterfly", "star", "gtopk", "oktopk"])
+@pytest.mark.parametrize(
+    "exchange", ["tree", "butterfly", "star", "gtopk", "oktopk", "hierarchical"]
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_in_the_rounds_of_an_exchange(tmp_path, record, number, exchange):
     """Those that wait for others, who wait for the victim, are not blamed."""
