@@ -99,7 +99,8 @@ def test_velocity_and_a_schedule(strategies, exchange):
         for v, r in zip(velocity[:2], residual[:2], strict=True):
             sent = np.count_nonzero(v == 0)
             assert 0 < sent <= 0.1 * v.size + 1
-            np.testing.assert_array_equal(r[v == 0], 0)
+            if exchange != "twoway":  # whose owners keep what they do not send on
+                np.testing.assert_array_equal(r[v == 0], 0)
 
 
 @pytest.mark.parametrize("exchange", MERGING)
