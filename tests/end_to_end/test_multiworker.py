@@ -183,9 +183,8 @@ def test_what_is_equal_is_not_sent_at_the_start(run, tmp_path):
     assert one["others"] == other["others"]
 
 
-@pytest.mark.parametrize(
-    "scenario", ["chief_saves_alone", slow("chief_checkpoints_alone")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["chief_saves_alone", "chief_checkpoints_alone"])
 def test_reading_the_state_on_one_worker(run, tmp_path, scenario):
     finished = run(scenario, 2, tmp_path)
     assert finished.codes[0]

@@ -381,7 +381,7 @@ def test_on_a_schedule_from_a_dense_step(strategies):
         if step < 2:
             for ours, theirs in zip(*(t.weights() for t in pair), strict=True):
                 np.testing.assert_array_equal(ours, theirs)
-    assert pair[0].optimizer.stats == pair[0].optimizer.stats
+    assert [t.optimizer.stats.steps for t in pair] == [3, 3]
     assert [t.optimizer.stats.nonfinite for t in pair] == [1, 1]
     assert pair[0].optimizer.stats.entries_per_step < 100
 

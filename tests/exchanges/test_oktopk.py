@@ -246,7 +246,7 @@ def test_natively_it_is_the_same(monkeypatch, seed):
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("path", ["native", "operations"])
+@pytest.mark.parametrize("path", rows(["native", "operations"], ["native"]))
 def test_traced(monkeypatch, path, known):
     """Also where the sparsity is scheduled; messages are a little longer then."""
     if path == "operations":

@@ -275,7 +275,7 @@ def test_exchange(tmp_path):
     assert "1024 (ms)" in finished.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_machines(tmp_path):
     """Two workers on one machine: both exchanges do what they are asked for."""

@@ -167,8 +167,18 @@ def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
     Keras updates across replicas, which is refused within a condition of a replica. All
     that it updates must be of no aggregation: then that is the replica's own copy. So
     iterations are counted anew, in a variable of that kind.
+
+    Raises:
+        ValueError: for a class with an update of its own across replicas.
     """
     kind, stock = type(optimizer), base_optimizer.BaseOptimizer
+    update = "_backend_update_step"
+    if getattr(kind, update) is not getattr(keras.optimizers.Optimizer, update):
+        raise ValueError(
+            "The inner optimizer must be one that can step on one worker alone, and "
+            f"`{kind.__name__}` overrides `{update}`, which meets the others. Pass "
+            f"another, such as `Adam`. Received: {optimizer!r}"
+        )
     for name in _ACROSS_REPLICAS:
         if getattr(kind, name) is getattr(keras.optimizers.Optimizer, name):
             setattr(optimizer, name, types.MethodType(getattr(stock, name), optimizer))

@@ -12,7 +12,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, Float16, TopK
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.exchanges import Asked, Auto, Exchange, Links, predict
+from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, predict
 from tf_dgc.optimizers import probing
 from tf_dgc.steps import plan as plans
 
@@ -64,7 +64,8 @@ def choose(
     """
     number = communicator.num_workers
     if not isinstance(ways, Auto) or not meeting.is_multi_worker(strategy):
-        return Chosen(ways.name, compressor, ways, {})
+        settled = Ring() if isinstance(ways, Auto) else ways
+        return Chosen(settled.name, compressor, settled, {})
     with tf.init_scope():  # the first call may come while a step is being traced
         place, *_ = probes.local_places(strategy)
         links = probes.run(strategy, probing.measure(place, probing.local_speeds))
