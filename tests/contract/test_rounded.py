@@ -129,7 +129,7 @@ def test_one_worker_without_it_makes_all_do_without(strategies):
     engines = mock.Mock(wraps=engine.begin)
     with (
         mock.patch.object(kinds, "KINDS", [engines, composed.begin]),
-        mock.patch("tf_dgc.optimizers.compressed.have_operations", return_value=False),
+        mock.patch("tf_dgc.optimizers.kept.have_operations", return_value=False),
     ):
         Path(strategies[2], lambda: tf_dgc.CompressedOptimizer(inner(), method()))
     assert engines.call_count > 0

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.cluster import meeting, tf_config
+from tf_dgc.cluster import tf_config
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -18,10 +18,10 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import inputs, kept, overwriting, takeover, tensors, validation
+from tf_dgc.optimizers import inputs, kept, overwriting, takeover, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.updating import have_operations, update
+from tf_dgc.optimizers.updating import update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps import kinds
 from tf_dgc.steps.memory import State
@@ -183,11 +183,7 @@ class CompressedOptimizer(OptimizerWrapper):
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
-        with tf.init_scope():  # the first call may come while a step is being traced
-            meeting.agree(
-                self._strategy, lambda: tensors.agreement(self.get_config(), variables)
-            )
-            natively = have_operations(self._strategy, variables)
+        natively = kept.meet(self, variables, self._strategy)
         with zeros_expected(self._strategy):
             self._create(variables, natively)
 

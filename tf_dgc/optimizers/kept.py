@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.exchanges import Exchange
 from tf_dgc.optimizers import adam, overwriting, tensors, validation
@@ -16,6 +17,7 @@ from tf_dgc.optimizers.agreement import make_agreement
 from tf_dgc.optimizers.choosing import Chosen, choose
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.takeover import TakeOver
+from tf_dgc.optimizers.updating import have_operations
 from tf_dgc.steps.memory import Memory, make_memory
 
 
@@ -57,6 +59,26 @@ class Kept:
     def of_model(self, variables: Any) -> list:
         """Return those of the tensors of the model."""
         return list(variables[: len(self.tensors)])
+
+
+def meet(
+    optimizer: Any, variables: list[keras.Variable], strategy: tf.distribute.Strategy
+) -> bool:
+    """Compare with the other workers what they were given, before anything is made.
+
+    Args:
+        optimizer: optimizer, whose config and `variables` must be alike on all.
+        variables: variables of the model.
+        strategy: strategy of the workers.
+
+    Returns:
+        Whether all workers have the native operations for the variables.
+    """
+    with tf.init_scope():  # the first call may come while a step is being traced
+        meeting.agree(
+            strategy, lambda: tensors.agreement(optimizer.get_config(), variables)
+        )
+        return have_operations(strategy, variables)
 
 
 def make(

@@ -17,12 +17,12 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, kept, moving, takeover, tensors, validation
+from tf_dgc.optimizers import inputs, kept, moving, takeover, validation
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.rounds import Rounds, num_skipped, num_taken
 from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.optimizers.updating import have_operations, update
+from tf_dgc.optimizers.updating import update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps import kinds
 from tf_dgc.steps.memory import State
@@ -155,11 +155,7 @@ class LocalOptimizer(OptimizerWrapper):
         validation.check_variables(self._strategy, variables)
         validation.check_own_copies(variables)
         validation.check_strategy(self._strategy, "build")
-        with tf.init_scope():  # the first call may come while a step is being traced
-            meeting.agree(
-                self._strategy, lambda: tensors.agreement(self.get_config(), variables)
-            )
-            natively = have_operations(self._strategy, variables)
+        natively = kept.meet(self, variables, self._strategy)
         with zeros_expected(self._strategy):
             self._create(variables, natively)
 
