@@ -76,6 +76,20 @@ std::string MergeTensor(const Layout& layout, const uint32_t* mine, const uint32
   return "";
 }
 
+template <class A>
+bool IsWrong(const Layout& layout, const uint32_t* words) {
+  Entries<A> read;
+  return !ReadTensor(layout, words, &read).empty();
+}
+
+// Hands on a buffer that is refused, so that who reads it refuses it too.
+std::string HandOn(const std::vector<Layout>& layout, const uint32_t* refused,
+                   const std::string& wrong, uint32_t* words, int32_t* places) {
+  std::copy(refused, refused + BufferWords(layout), words);
+  std::fill(places, places + NumChosen(layout), -1);
+  return wrong;
+}
+
 }  // namespace
 
 int64_t NumChosen(const std::vector<Layout>& layout) {
@@ -92,7 +106,7 @@ std::string Merge(const std::vector<Layout>& layout, const Pair& pair, uint32_t 
   for (const int which : {0, 1}) {
     const std::string wrong =
         ReadHeader(buffers[which], pair.num_words, expected, fingerprint, &finite[which]);
-    if (!wrong.empty()) return (which == 0 ? "one's own buffer " : "a partner's buffer ") + wrong;
+    if (!wrong.empty()) return HandOn(layout, buffers[which], wrong, words, places);
   }
   std::vector<int64_t> starts, firsts;
   int64_t start = kHeaderWords, first = 0;
@@ -110,7 +124,10 @@ std::string Merge(const std::vector<Layout>& layout, const Pair& pair, uint32_t 
         merge(layout[t], pair.mine + at, pair.theirs + at, firsts[t], words + at, places);
   });
   for (size_t t = 0; t < layout.size(); ++t) {
-    if (!wrong[t].empty()) return "tensor " + std::to_string(t) + ": " + wrong[t];
+    if (wrong[t].empty()) continue;
+    const auto is_wrong = layout[t].wide ? IsWrong<double> : IsWrong<float>;
+    const bool is_mine = is_wrong(layout[t], pair.mine + starts[t]);
+    return HandOn(layout, is_mine ? pair.mine : pair.theirs, wrong[t], words, places);
   }
   WriteHeader(fingerprint, finite[0] && finite[1], words, expected);
   return "";

@@ -29,7 +29,8 @@ Adds up the entries of two workers' buffers, and keeps as many of each tensor as
 mine: [words].
 theirs: [words], of the same form.
 counts: [tensors], entries of each.
-words: a buffer of the same form, the same if both change places.
+words: a buffer of the same form, the same if both change places; one that is refused if one of
+  them is, as it is.
 places: [entries], where each entry of `mine` is in it, -1 where it is left out; of all
   tensors that are not exempt, one behind the other.
 )doc");

@@ -126,6 +126,7 @@ void CheckMerge(Random& random) {
   REQUIRE(!Merge(layout, {mine.data(), theirs.data(), size}, kFingerprint, pool, words.data(),
                  places.data())
                .empty());
+  REQUIRE(words == theirs);  // it goes on, and who reads it refuses it too
 }
 
 }  // namespace tf_dgc

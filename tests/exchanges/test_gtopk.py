@@ -123,12 +123,33 @@ def test_natively_it_is_the_same(seed):
 
 @pytest.mark.parametrize("merge", [entries.merge, entries.merge_by_tensorflow])
 @pytest.mark.parametrize("word", [0, 1, 3, 4, 7, -1])
-def test_damage_is_refused(merge, word):
+def test_damage_goes_on_to_be_refused(merge, word):
     rng = np.random.default_rng(0)
-    mine, theirs = (as_words(make_entries(rng)).numpy() for _ in range(2))
-    theirs[word] ^= 4
+    fine, damaged = (as_words(make_entries(rng)).numpy() for _ in range(2))
+    damaged[word] ^= 4
+    for pair in ((fine, damaged), (damaged, fine), (damaged, damaged)):
+        words, places = merge(*map(tf.constant, pair), FORM)
+        np.testing.assert_array_equal(words, damaged)
+        np.testing.assert_array_equal(places, [-1] * 9)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        merge(tf.constant(mine), tf.constant(theirs), FORM)
+        wire.read(tf.constant(damaged)[tf.newaxis], *FORM)
+
+
+@pytest.mark.parametrize("number", range(2, 8))
+def test_all_refuse_what_one_worker_sends(number):
+    """Whoever it is, and however they wait for each other."""
+    rng = np.random.default_rng(0)
+    for wrong in range(number):
+        workers = [as_words(make_entries(rng)).numpy() for _ in range(number)]
+        workers[wrong][-1] ^= 4
+        steps = [
+            GTopK().merge(tf.constant(words), FORM, Place(w, number))
+            for w, words in enumerate(workers)
+        ]
+        for words, delivered, _ in run_all(steps):
+            assert not np.any(delivered)
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                wire.read(words[tf.newaxis], *FORM)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,12 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
 
 def hold(checks: Sequence[Check]) -> tf.Tensor:
     """Return whether all checks hold, a scalar bool."""
-    return tf.logical_not(tf.reduce_any(_compare(checks)[2]))
+    return tf.reduce_all(hold_of_each(checks))
+
+
+def hold_of_each(checks: Sequence[Check]) -> tf.Tensor:
+    """Return whether all checks hold of each worker, bool `[N]`."""
+    return tf.logical_not(tf.reduce_any(_compare(checks)[2], axis=0))
 
 
 def _compare(checks: Sequence[Check]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tf_dgc.choice import add_up
 from tf_dgc.codecs import wire
+from tf_dgc.codecs.checks import hold_of_each
 from tf_dgc.collectives.requests import Form
 from tf_dgc.collectives.space import Entries, Space, largest
 from tf_dgc.ops import loader
@@ -31,9 +32,8 @@ def merge(
     Returns:
         The words of the result, int32 `[w]`; and where in it each entry of `mine` is,
         int32 `[num_chosen(form)]`, -1 where it is left out, by tensor and position.
-
-    Raises:
-        tf.errors.InvalidArgumentError: when run, for words that are refused.
+        Words that are to be refused go on as they are, to be refused by all who wait
+        for the result.
     """
     library = loader.native().library
     if library is None:
@@ -55,13 +55,24 @@ def merge_by_tensorflow(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Do what `merge` does by TensorFlow's operations."""
     space = Space(form)
-    own = space.read(mine)
-    merged = _merge(space, own, space.read(theirs))
-    place = tf.searchsorted(merged.positions, own.positions)
-    last = tf.size(merged.positions) - 1
-    found = tf.gather(merged.positions, tf.minimum(place, last))
-    places = tf.where(tf.equal(found, own.positions), place, -1)
-    return tf.ensure_shape(space.write(merged), mine.shape), places
+
+    def merged() -> tuple[tf.Tensor, tf.Tensor]:
+        own = space.read(mine)
+        both = _merge(space, own, space.read(theirs))
+        place = tf.searchsorted(both.positions, own.positions)
+        last = tf.size(both.positions) - 1
+        found = tf.gather(both.positions, tf.minimum(place, last))
+        places = tf.where(tf.equal(found, own.positions), place, -1)
+        return tf.ensure_shape(space.write(both), mine.shape), places
+
+    *_, checks = wire.inspect(tf.stack([mine, theirs]), *form)
+    fine = hold_of_each(checks)
+    nowhere = tf.fill([tf.reduce_sum(space.counts)], -1)
+    return tf.cond(
+        tf.reduce_all(fine),
+        merged,
+        lambda: (tf.where(fine[0], theirs, mine), nowhere),
+    )
 
 
 def _merge(space: Space, one: Entries, other: Entries) -> Entries:
