@@ -211,12 +211,16 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
     assert found[name] == 9_007
 
 
-def test_measured_by_the_collectives_of_a_strategy(strategies):
-    """Of the replicas of one process, which stand for those of several."""
-    with strategies[2].scope():
-        place, *_ = probes.local_places(strategies[2])
+@pytest.mark.parametrize("number", [2, 3])
+def test_measured_by_the_collectives_of_a_strategy(strategies, number):
+    """Of the replicas of one process, which stand for those of several.
+
+    The last one of three has no neighbour.
+    """
+    with strategies[number].scope():
+        place, *_ = probes.local_places(strategies[number])
         steps = probing.measure(place, lambda: [0.0, 0.0, 0.0])
-        links = probes.run(strategies[2], steps)
+        links = probes.run(strategies[number], steps)
     assert 0 <= links.launch + links.latency < 1
     assert 0 <= links.per_byte < 1e-5
 

@@ -57,13 +57,17 @@ def _make_graph(
     def ask(*values: tf.Tensor) -> list[tf.Tensor]:
         pairs = list(zip(requests, values, strict=True))
         asked = [[_asked_by(place, *pair) for pair in pairs] for place in places]
-        return list(answer(asked)[0])
+        return list(answer([[a for a in some if a is not None] for some in asked])[0])
 
     return tf.function(ask, autograph=False)
 
 
-def _asked_by(place: Place, request: Any, value: tf.Tensor) -> Primitive:
-    """Return what a replica asks for where its first one asks for this."""
+def _asked_by(place: Place, request: Any, value: tf.Tensor) -> Primitive | None:
+    """Return what a replica asks for where its first one asks for this.
+
+    Of an odd number of replicas, the last one has no neighbour, and asks for no swap.
+    """
     if isinstance(request, Swap):
-        return Swap(value, place.worker ^ 1)
+        neighbour = place.worker ^ 1
+        return Swap(value, neighbour) if neighbour < place.num_workers else None
     return type(request)(value)
