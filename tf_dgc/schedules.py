@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
+
 __all__ = [
     "PiecewiseConstantPeriod",
     "PiecewiseConstantSparsity",
@@ -204,15 +206,9 @@ def _stage(schedule: Any, iteration: tf.Tensor) -> tf.Tensor:
 
 
 def check_period(value: Any, what: str = "period") -> int:
-    """Return `value` as an int, or raise `ValueError` unless it is 1 or more."""
-    whole = isinstance(value, int | float) and not isinstance(value, bool)
-    if not whole or value != value // 1 or value < 1:
-        raise ValueError(
-            f"`{what}` must be a whole number of local steps from one exchange to the "
-            "next, 1 or more (with 1, workers exchange in every step). "
-            f"Received: {what}={value!r}"
-        )
-    return int(value)
+    """Return `value` as an int, or raise `ValueError` unless it is whole, 1 or more."""
+    unit = " of local steps from one exchange to the next (1: in every step)"
+    return check_whole(what, value, 1, unit)
 
 
 def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
@@ -225,7 +221,8 @@ def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
         period = keras.saving.deserialize_keras_object(period)
     if not callable(period):
         return check_period(period)
-    check_period(int(period(tf.constant(0, tf.int64))), "period(0)")
+    first = tf.convert_to_tensor(period(tf.constant(0, tf.int64)))
+    check_period(first.numpy().item(), "period(0)")
     return period
 
 
@@ -233,13 +230,16 @@ def period_at(schedule: Callable[[tf.Tensor], tf.Tensor], step: tf.Tensor) -> tf
     """Evaluate a schedule of the period inside a training step, scalar int64.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every worker alike, for a period below 1.
+        tf.errors.InvalidArgumentError: on every worker alike, for a period that is
+            below 1, or not whole.
     """
-    value = tf.cast(schedule(step), tf.int64)
+    given = tf.convert_to_tensor(schedule(step))
+    value = tf.cast(given, tf.int64)
+    whole = tf.equal(tf.cast(value, given.dtype), given)
     check = tf.debugging.Assert(
-        value >= 1,
-        ["the schedule of the period must return 1 or more, but returned", value,
-         "at step", step],
+        tf.logical_and(whole, value >= 1),
+        ["the schedule of the period must return a whole number, 1 or more, but "
+         "returned", given, "at step", step],
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(value)

@@ -73,6 +73,8 @@ class Method:
         ]
         adam = name.endswith("adamw")
         self.optimizer = ALONE["adamw" if adam else "sgd"]()
+        if name in method_settings.ARE_MOMENTUM:
+            self.optimizer = keras.optimizers.SGD(0.01)
         if name not in ALONE:
             make, _ = method_settings.method(name.removesuffix("_adamw"))
             self.optimizer = make(self.optimizer, method_settings.NO_PHASES)

@@ -145,7 +145,8 @@ def _strategy(settings):
 
 
 def _optimizer(settings):
-    sgd = keras.optimizers.SGD(0.01, momentum=0.9)
+    alone = settings["mode"] in method_settings.ARE_MOMENTUM
+    sgd = keras.optimizers.SGD(0.01, momentum=0.0 if alone else 0.9)
     if settings["mode"] in {"none", "dense"}:
         return sgd
     if settings["mode"] in method_settings.MODES:

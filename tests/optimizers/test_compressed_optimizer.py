@@ -197,6 +197,12 @@ def test_an_overflowing_residual_is_left_out():
 # --- bad input ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("inner", [O.SGD(0.1, momentum=0.5), O.Lion(), O.Adam()])
+def test_a_momentum_behind_a_method_that_is_one(inner):
+    with pytest.raises(ValueError, match="Pass as `inner` an optimizer without"):
+        tf_dgc.CompressedOptimizer(inner, "demo")
+
+
 @pytest.mark.parametrize("compressor", ["qsgd", "none", "sign_sgd"])
 def test_momentum_correction_without_a_residual(compressor):
     with pytest.raises(ValueError, match="needs error feedback"):

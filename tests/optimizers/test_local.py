@@ -12,7 +12,10 @@ from local_reference import LocalRun, Momentum
 from selection import rows
 
 import tf_dgc
+from tf_dgc.ops import loader
+from tf_dgc.optimizers import kept, native_rules
 from tf_dgc.schedules import PiecewiseConstantPeriod
+from tf_dgc.steps import native_update
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,)]
@@ -212,6 +215,55 @@ def test_every_worker_has_a_loss_scale_of_its_own(strategies, monkeypatch):
     assert not sent  # none but those that were traced before
 
 
+@pytest.mark.parametrize("traced", rows([False, True], [False]))
+def test_a_worker_whose_inner_state_is_not_finite_begins_it_anew(strategies, traced):
+    def make():
+        return local(2, O.Adagrad(RATE, initial_accumulator_value=0.25))
+
+    trainer = make_trainer(strategies[2], make, "float32", traced=traced)
+    steps = make_steps(2, 6, "float32")
+    steps[1][1][0][0, 0] = 1e25  # whose square overflows: it would not move any more
+    for gradients in steps[:2]:
+        trainer.step(gradients)
+    rule = trainer.optimizer.inner_optimizer
+    one, other = trainer.local(rule._accumulators)
+    assert np.all(one[0] > 0.25)
+    assert all(np.all(a == 0.25) for a in other)
+    assert trainer.optimizer.resets == 1
+    for gradients in steps[2:]:
+        trainer.step(gradients)
+    assert trainer.optimizer.resets == 1
+    assert all(np.all(np.isfinite(a)) for a in trainer.local(rule._accumulators)[1])
+    local_steps = trainer.local([trainer.optimizer.iterations])
+    assert [int(n) for (n,) in local_steps] == [6, 6]
+
+
+# --- natively -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(loader.native().library is None, reason="no native operations")
+@pytest.mark.parametrize("inner", [O.SGD(RATE, momentum=0.5), O.AdamW(RATE)])
+def test_local_steps_are_native_and_have_keras_bits(strategies, monkeypatch, inner):
+    seen, stock = [], native_update.apply_decoded
+
+    def spy(decode, rule):
+        seen.extend(set(rule.names))
+        return stock(decode, rule)
+
+    monkeypatch.setattr(native_update, "apply_decoded", spy)
+    states = []
+    for natively in (True, False):
+        if not natively:
+            monkeypatch.setattr(kept, "have_operations", lambda *_: False)
+        trainer = make_trainer(strategies[2], lambda: local(2, inner), "float32")
+        for gradients in make_steps(2, 3, "float32"):
+            trainer.step(gradients)
+        states.append(trainer.state())
+        assert seen == [native_rules.keras_rules.rule_name(inner)] * 2 * 3
+    for copies, others in zip(*(s.values() for s in states), strict=True):
+        np.testing.assert_array_equal(copies, others)
+
+
 # --- state ----------------------------------------------------------------------------
 
 
@@ -321,6 +373,7 @@ def test_config_round_trip(settings):
     again = round_trip(optimizer)
     assert again.get_config() == optimizer.get_config()
     assert repr(again) == repr(optimizer)
+    assert "outer=" in repr(optimizer)
 
 
 @pytest.mark.parametrize(
@@ -328,6 +381,10 @@ def test_config_round_trip(settings):
     [
         ({"period": 0}, "`period` must be a whole number of local steps"),
         ({"period": 1.5}, "`period` must be a whole number of local steps"),
+        ({"period": np.float32(2.5)}, "`period` must be a whole number of local steps"),
+        ({"period": float("inf")}, "`period` must be a whole number of local steps"),
+        ({"period": lambda step: 2.5}, r"Received: period\(0\)=2.5"),
+        ({"outer": O.SGD(momentum=0.9), "compressor": "demo"}, "Pass as `outer` an"),
         ({"period": True}, "`period` must be a whole number of local steps"),
         ({"period": lambda step: 0 * step}, r"`period\(0\)` must be a whole number"),
         ({"inner": tf_dgc.DGCOptimizer("sgd")}, "`inner` is itself a DGCOptimizer"),
@@ -345,9 +402,26 @@ def test_what_is_refused(settings, message):
         local(**settings)
 
 
+@pytest.mark.parametrize("period", [np.int64(3), np.float32(3.0), np.uint8(3)])
+def test_periods_may_be_numbers_of_numpy(period):
+    assert local(period).get_config()["period"] == 3
+    assert type(local(period).period) is int
+
+
 def test_a_wrapper_does_not_take_it():
     with pytest.raises(ValueError, match="is itself a LocalOptimizer"):
         tf_dgc.DGCOptimizer(local())
+
+
+def test_a_schedule_that_is_not_whole_is_refused(strategies):
+    def schedule(step):
+        return 1 + tf.cast(step, tf.float32) / 2
+
+    trainer = make_trainer(strategies[1], lambda: local(schedule))
+    steps = make_steps(1, 2)
+    trainer.step(steps[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a whole number, 1 or"):
+        trainer.step(steps[1])
 
 
 def test_a_schedule_below_1_is_refused_when_it_comes_to_it(strategies):
@@ -355,7 +429,9 @@ def test_a_schedule_below_1_is_refused_when_it_comes_to_it(strategies):
     steps = make_steps(1, 3)
     trainer.step(steps[0])
     trainer.step(steps[1])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must return 1 or more"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="a whole number, 1 or more"
+    ):
         trainer.step(steps[2])
 
 

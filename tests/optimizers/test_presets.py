@@ -82,3 +82,10 @@ def test_settings_go_to_the_optimizer():
     assert optimizer.compressor.name == "float16"
     with pytest.raises(ValueError, match="`begin` must be a whole number"):
         tf_dgc.post_local_sgd("sgd", 0)
+
+
+def test_a_decay_is_not_ignored():
+    assert tf_dgc.sparse_loco(decay=0.5).compressor.decay == 0.5
+    assert tf_dgc.sparse_loco(compressor="top_k").compressor.name == "top_k"
+    with pytest.raises(ValueError, match="Pass it to yours"):
+        tf_dgc.sparse_loco(decay=0.5, compressor="top_k")

@@ -53,12 +53,14 @@ def behaves_as(
     """Whether a step is that of `kind`, though the class may be a subclass.
 
     None of what `kind` consists of, or takes as an argument, may be replaced in a
-    subclass or on the object, but for how it is made and `replace_all_reduce`.
+    subclass or on the object, but for how it is made, how gradients are summed, and
+    what functions of this module replace.
     """
     if not isinstance(optimizer, kind):
         return False
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
-    replaced = methods_of_instance(optimizer).union(*map(vars, subclasses))
+    of_object = methods_of_instance(optimizer) - {*_ACROSS_REPLICAS, *_IN_FILES}
+    replaced = of_object.union(*map(vars, subclasses))
     consists_of = {*dir(kind), *inspect.signature(kind).parameters}
     changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
     return not changed
@@ -197,8 +199,11 @@ _ACROSS_REPLICAS = (
 
 def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
     """Let Keras save nothing of this instance: its owner does."""
-    optimizer.save_own_variables = lambda store: None
-    optimizer.load_own_variables = lambda store: None
+    for name in _IN_FILES:
+        setattr(optimizer, name, lambda store: None)
+
+
+_IN_FILES = ("save_own_variables", "load_own_variables")
 
 
 def replace_update_step(

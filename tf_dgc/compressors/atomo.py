@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 from tf_dgc.compressors.base import Compressor, Draw
-from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.low_rank import Sided, as_matrix, leading_subspace
 from tf_dgc.compressors.common.one_round import (
     from_words,

@@ -114,6 +114,8 @@ class Compressor(abc.ABC):
             "default" (unless switched off), "optional" (if switched on) or "forbidden".
         feedback_decay: share of what was kept back that is added to the next gradient,
             in (0, 1]; below 1 it forgets, and does not conserve.
+        is_momentum: whether what is kept back is itself the momentum, so that the
+            optimizer that applies the sum must have none.
         additive: whether `Result.sum` is the sum of what the workers sent; not so for
             votes, and where only the sum can be decoded.
         conserves: whether, with error feedback, what has arrived and what is kept back
@@ -142,6 +144,7 @@ class Compressor(abc.ABC):
     reads_residual: ClassVar[bool] = False
     respects_largest: ClassVar[bool] = False
     together: ClassVar[bool] = False
+    is_momentum: ClassVar[bool] = False
     additive: bool = True
     conserves: bool = True
     unbiased: bool = False

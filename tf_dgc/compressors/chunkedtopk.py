@@ -8,10 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc import arguments
 from tf_dgc.codecs import gaps, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 from tf_dgc.compressors.base import Compressor, Draw
-from tf_dgc.compressors.common import arguments, quantize
+from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.topk import tie_offset
 

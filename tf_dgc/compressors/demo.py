@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc import arguments
 from tf_dgc.codecs import gaps, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 from tf_dgc.compressors.base import Compressor, Draw
-from tf_dgc.compressors.common import arguments
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.topk import tie_offset
 
@@ -31,7 +31,7 @@ class DeMo(Compressor):
     A tensor is seen as a matrix: all dimensions but the last, and the last. Tiles are
     `tile` wide and high, or as large as the matrix if that is smaller; at its ends they
     are filled up with zeros, where the authors' code takes the largest divisors of its
-    dimensions. Use it around an SGD without momentum.
+    dimensions. The optimizer around it must have no momentum, as SGD has none.
 
     Args:
         tile: number of rows and of columns of a tile, 1 or more.
@@ -47,6 +47,7 @@ class DeMo(Compressor):
     kind = "low rank"
     reference = "Peng et al., DeMo: Decoupled momentum optimization, 2024"
     error_feedback = "required"
+    is_momentum = True
 
     def __init__(
         self,

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
 from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import (
     from_words,
     only_if,

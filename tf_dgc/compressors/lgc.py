@@ -8,12 +8,12 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
+from tf_dgc.arguments import check_whole
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, StateSpec
 from tf_dgc.compressors.common import autoencoder
-from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.autoencoder import Adam
 from tf_dgc.compressors.common.one_round import from_words, to_words
 from tf_dgc.compressors.topk import num_sent, tie_offset, top_k

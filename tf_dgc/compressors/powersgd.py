@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Exchange, Result, Sum
 from tf_dgc.compressors.base import Draw, Native, StateSpec
-from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.low_rank import as_matrix
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.compressors.common.two_rounds import Ended, States, TwoRounds

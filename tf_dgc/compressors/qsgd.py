@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
+from tf_dgc.arguments import check_whole
 from tf_dgc.codecs import elias
 from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
 
 _OVERFLOWS = 1e-12  # probability that a tensor's code does not fit, at the most

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.arguments import check_whole
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
 
 _LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe

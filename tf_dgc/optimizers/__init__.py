@@ -6,6 +6,7 @@ May import every room but `launch`, `cli` and `testing`.
 __all__ = [
     "adam",
     "agreement",
+    "averaging",
     "choosing",
     "compressed",
     "configuration",
@@ -13,6 +14,7 @@ __all__ = [
     "dgc",
     "exclusions",
     "hints",
+    "inner_state",
     "inputs",
     "kept",
     "local",

@@ -117,6 +117,7 @@ class CompressedOptimizer(OptimizerWrapper):
         divergence.check_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         inner = takeover.get_inner(inner)
+        validation.check_one_momentum(compressor, inner)
         rule, took = takeover.take_over(
             inner, bool(momentum_correction), bool(adam_correction) and feedback
         )

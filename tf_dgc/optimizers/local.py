@@ -12,19 +12,17 @@ from tf_dgc.cluster import meeting, tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
 from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.distribute.copies import Copies
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, kept, moving, takeover, validation
+from tf_dgc.optimizers import inputs, kept, moving, settings, takeover, validation
+from tf_dgc.optimizers.averaging import Averaging
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.rounds import Rounds, num_skipped, num_taken
+from tf_dgc.optimizers.rounds import Rounds
 from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.optimizers.updating import update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
-from tf_dgc.steps import kinds
 from tf_dgc.steps.memory import State
 
 
@@ -44,7 +42,9 @@ class LocalOptimizer(OptimizerWrapper):
 
     `local_sgd`, `post_local_sgd`, `diloco` and `sparse_loco` are this with their
     papers' settings. Rounds are counted by calls: a worker whose gradient is not
-    finite leaves out its own step, and comes to the exchange with the others. With loss
+    finite leaves out its own step, and comes to the exchange with the others; one whose
+    weights or inner state are not, takes the weights of the others and goes on with an
+    inner state like a new one (`resets`). With loss
     scaling (`LossScaleOptimizer(LocalOptimizer(...))`) each has a scale of its own.
 
     Args:
@@ -114,6 +114,7 @@ class LocalOptimizer(OptimizerWrapper):
         keras_optimizers.leave_out_of_files(rule)
         outer = keras.optimizers.SGD(1.0) if outer is None else outer
         outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
+        validation.check_one_momentum(compressor, outer_rule, "outer")
         keras_optimizers.make_scalars_readable(outer_rule)
         keras_optimizers.replace_all_reduce(outer_rule, list)
         super().__init__(rule, TakeOver({}), name, strategy)
@@ -137,6 +138,7 @@ class LocalOptimizer(OptimizerWrapper):
         self._counters: keras.Variable | None = None
         self._progress: keras.Variable | None = None
         self._rounds: Rounds | None = None
+        self._averaging: Averaging | None = None
 
     # --- before the first step ------------------------------------------------------
 
@@ -169,8 +171,9 @@ class LocalOptimizer(OptimizerWrapper):
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)
         self.compressor_state = made.of_method
-        self.anchor = moving.make_anchor(variables)
-        self._rounds = Rounds(self.period)
+        self._averaging = Averaging(self, made, variables)
+        self.anchor = self._averaging.anchor
+        self._rounds = Rounds(self.period, self._strategy)
         self._progress = self._rounds.variable
 
     # --- in every step --------------------------------------------------------------
@@ -194,7 +197,7 @@ class LocalOptimizer(OptimizerWrapper):
         made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends = rounds.ends()
-            moving.cast_anchor(self.anchor, self._trainable_variables, rounds.begins())
+            cast(Averaging, self._averaging).begin(rounds.begins())
             asks = grads, variables, self.num_workers, made.natively
             rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
             rounds.end(ends, self._exchange)
@@ -208,29 +211,15 @@ class LocalOptimizer(OptimizerWrapper):
         Raises:
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
-        if self._progress is None or not num_taken(self._copies_of_progress()[0]):
+        if self._rounds is None or not self._rounds.taken:
             return
         meeting.rendezvous(self._strategy, "come to a consensus")
         self._strategy.run(self._exchange)
 
     def _exchange(self) -> None:
         """Move the anchor by what all workers moved, and this worker to it."""
-        made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
-        variables = keras_optimizers.trainable_variables(self)
-        moved = moving.return_to(self.anchor, variables)
-        step = kinds.begin(moving.collect(self, made, moved, rounds.number))
-        asks = rounds.number, self.check_every, self.on_divergence
-        check = divergence.make_check(self._strategy, variables, *asks)
-        outcome, asked = self.communicator.run(step, check)
-        nonfinite = update(self.outer_optimizer, outcome, variables, made.natively)
-        rounds.count_round()
-        counting.count_step(
-            made.memory.counters,
-            entries=outcome.entries,
-            sent_bytes=outcome.sent_bytes + asked,
-            dense_bytes=counting.dense_bytes(variables),
-            nonfinite=nonfinite,
-        )
+        rounds = cast(Rounds, self._rounds)
+        rounds.count_round(cast(Averaging, self._averaging).end(rounds.number))
 
     # --- what users read ------------------------------------------------------------
 
@@ -251,12 +240,12 @@ class LocalOptimizer(OptimizerWrapper):
     @property
     def skipped(self) -> int:
         """Steps that this worker left out, as its gradient held NaN or Inf."""
-        return max(map(num_skipped, self._copies_of_progress()), default=0)
+        return self._rounds.skipped if self._rounds else 0
 
-    def _copies_of_progress(self) -> Sequence[tf.Variable]:
-        if self._progress is None:
-            return ()
-        return Copies(self._strategy, self._progress.value).local
+    @property
+    def resets(self) -> int:
+        """Rounds after which this worker began with an inner state like a new one."""
+        return self._rounds.resets if self._rounds else 0
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -274,6 +263,11 @@ class LocalOptimizer(OptimizerWrapper):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the outer optimizer set final values (moving averages)."""
         self.outer_optimizer.finalize_variable_values(var_list)
+
+    def _wrapped(self) -> list[str]:
+        outer = keras_optimizers.settings_of(self.outer_optimizer)
+        rule = settings.describe(type(self.outer_optimizer), outer)
+        return [*super()._wrapped(), f"outer={rule}"]
 
     def in_checkpoint(self) -> None:
         """Refuse `tf.train.Checkpoint`, which has one worker's weights of several."""

@@ -59,7 +59,7 @@ def diloco(inner: Any = None, period: Any = 500, **settings: Any) -> LocalOptimi
 
 
 def sparse_loco(
-    inner: Any = None, period: Any = 30, decay: float = 0.95, **settings: Any
+    inner: Any = None, period: Any = 30, decay: float | None = None, **settings: Any
 ) -> LocalOptimizer:
     """Return SparseLoCo: of every chunk of what AdamW moved the largest 64, in 2 bits.
 
@@ -70,9 +70,19 @@ def sparse_loco(
     Args:
         inner: optimizer of the steps of one worker; None for `AdamW(4e-4)`.
         period: number of local steps from one exchange to the next, or a schedule.
-        decay: share of what was not sent that is kept, in (0, 1].
+        decay: share of what was not sent that is kept, in (0, 1]; None for the paper's
+            0.95, or what a `compressor` of your own has.
         **settings: further arguments of `LocalOptimizer`, `compressor` and `outer` too.
+
+    Raises:
+        ValueError: for both `decay` and `compressor`, and as `LocalOptimizer`.
     """
     inner = keras.optimizers.AdamW(4e-4) if inner is None else inner
-    method = ChunkedTopK(decay=decay)
+    if decay is not None and "compressor" in settings:
+        raise ValueError(
+            "`decay` is a setting of the preset's own method. Pass it to yours, for "
+            "example `compressor=ChunkedTopK(per_chunk=32, decay=0.9)`. Received: "
+            f"decay={decay!r}, compressor={settings['compressor']!r}"
+        )
+    method = ChunkedTopK(decay=0.95 if decay is None else decay)
     return LocalOptimizer(inner, period, **{"compressor": method, **settings})

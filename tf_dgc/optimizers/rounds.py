@@ -8,28 +8,30 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc.choice import Choice
+from tf_dgc.distribute.copies import Copies
 
-_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED = range(4)
+_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS = range(5)
 
 
 class Rounds:
-    """Counts calls and rounds; call all but the constructor in replica context.
+    """Counts calls and rounds, in replica context.
 
     Calls, not applied steps: who leaves out a step comes to the exchange all the same.
 
     Args:
         period: number of calls of a round, or a schedule of it.
+        strategy: strategy of the replicas.
 
     Attributes:
         variable: variable of this replica's numbers, int64.
     """
 
-    def __init__(self, period: int | Callable):
-        self._period = period
+    def __init__(self, period: int | Callable, strategy: tf.distribute.Strategy):
+        self._period, self._strategy = period, strategy
         # Of no aggregation: each replica counts by itself.
         self.variable = keras.Variable(
             initializer="zeros",
-            shape=[4],
+            shape=[5],
             dtype="int64",
             trainable=False,
             name="progress",
@@ -56,15 +58,18 @@ class Rounds:
 
     def count_call(self, done: tf.Tensor) -> None:
         """Count this call, and whether its step was done, scalar bool."""
-        calls, taken, rounds, skipped = tf.unstack(self._read())
-        skipped += tf.cast(tf.logical_not(done), tf.int64)
-        self.variable.assign(tf.stack([calls + 1, taken + 1, rounds, skipped]))
+        left_out = tf.cast(tf.logical_not(done), tf.int64)
+        self.variable.assign(self._read() + tf.stack([1, 1, 0, left_out, 0]))
 
-    def count_round(self) -> None:
-        """Count a round that has ended."""
-        calls, taken, rounds, skipped = tf.unstack(self._read())
-        now = [calls, tf.zeros_like(taken), rounds + 1, skipped]
-        self.variable.assign(tf.stack(now))
+    def count_round(self, anew: tf.Tensor) -> None:
+        """Count a round that has ended.
+
+        Args:
+            anew: whether this replica's inner state was reset, scalar bool.
+        """
+        now = self._read()
+        ended = tf.stack([0, -now[_IN_ROUND], 1, 0, tf.cast(anew, tf.int64)])
+        self.variable.assign(now + ended)
 
     def end(self, ends: Choice, exchange: Callable[[], None]) -> None:
         """Call `exchange` in replica context, if the round ends.
@@ -85,15 +90,26 @@ class Rounds:
 
         tf.distribute.get_replica_context().merge_call(exchange_if, args=(ends,))
 
+    # --- outside of steps -----------------------------------------------------------
+
+    @property
+    def taken(self) -> int:
+        """Calls that there were in this round."""
+        return self._most(_IN_ROUND)
+
+    @property
+    def skipped(self) -> int:
+        """Steps that a replica of this process left out."""
+        return self._most(_SKIPPED)
+
+    @property
+    def resets(self) -> int:
+        """Rounds after which a replica of this process reset its inner state."""
+        return self._most(_RESETS)
+
+    def _most(self, place: int) -> int:
+        copies = Copies(self._strategy, self.variable.value).local
+        return max(int(copy.numpy()[place]) for copy in copies)
+
     def _read(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.variable.value)
-
-
-def num_skipped(copy: tf.Variable) -> int:
-    """Return how many steps one replica left out, of its copy of `Rounds.variable`."""
-    return int(copy.numpy()[_SKIPPED])
-
-
-def num_taken(copy: tf.Variable) -> int:
-    """Return how many calls of the round there were, of a copy of that variable."""
-    return int(copy.numpy()[_IN_ROUND])

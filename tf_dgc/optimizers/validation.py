@@ -128,6 +128,27 @@ def check_momentum_correction(correction: bool, feedback: bool) -> None:
         )
 
 
+def check_one_momentum(
+    compressor: Compressor, optimizer: keras.optimizers.Optimizer, what: str = "inner"
+) -> None:
+    """Raise `ValueError` for an optimizer with momentum behind a method that is one.
+
+    Args:
+        compressor: method.
+        optimizer: optimizer that applies the sums.
+        what: name of the argument that it was passed as.
+    """
+    names = [n for n in ("momentum", "beta_1") if getattr(optimizer, n, None)]
+    if compressor.is_momentum and names:
+        given = ", ".join(f"{name}={getattr(optimizer, name)}" for name in names)
+        raise ValueError(
+            f"What {compressor!r} keeps back is the momentum, and a second one behind "
+            f"it would act on what arrives of the first. Pass as `{what}` an optimizer "
+            "without, such as `keras.optimizers.SGD(1e-3)`. Received: "
+            f"{type(optimizer).__name__} with {given}"
+        )
+
+
 def check_not_built(optimizer: keras.optimizers.Optimizer, what: str) -> None:
     """Raise `ValueError` if `what` is called too late."""
     if optimizer.built:

@@ -117,11 +117,14 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
 
     def __repr__(self) -> str:
+        own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return settings.describe(type(self), own, *self._wrapped())
+
+    def _wrapped(self) -> list[str]:
+        """Return what the wrapped optimizers are, as they are to be shown."""
         inner = keras_optimizers.settings_of(self.inner_optimizer)
         inner.update(self._took.taken)
-        rule = settings.describe(type(self.inner_optimizer), inner)
-        own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
-        return settings.describe(type(self), own, rule)
+        return [settings.describe(type(self.inner_optimizer), inner)]
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the inner optimizer set final values (moving averages)."""

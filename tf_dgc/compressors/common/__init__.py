@@ -4,7 +4,6 @@ May import what methods may: `collectives`, `codecs`, `schedules`.
 """
 
 __all__ = [
-    "arguments",
     "autoencoder",
     "capacity",
     "low_rank",

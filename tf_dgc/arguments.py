@@ -1,0 +1,33 @@
+"""Checks of arguments that several classes take."""
+
+import numbers
+from typing import Any
+
+
+def check_whole(what: str, value: Any, smallest: int = 1, unit: str = "") -> int:
+    """Return an argument as an int; raise `ValueError` unless it is a whole number.
+
+    Args:
+        what: name of the argument.
+        value: number that was passed; NumPy's too, and floats that are whole.
+        smallest: least number that is allowed.
+        unit: words for the message, of what is counted.
+    """
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or value != value // 1 or value < smallest:
+        raise ValueError(
+            f"`{what}` must be a whole number{unit}, {smallest} or more. "
+            f"Received: {what}={value!r}"
+        )
+    return int(value)
+
+
+def check_decay(decay: Any) -> float:
+    """Return a share of the residual to be kept; raise `ValueError` if it is none."""
+    number = isinstance(decay, numbers.Real) and not isinstance(decay, bool)
+    if not number or not 0 < decay <= 1:
+        raise ValueError(
+            "`decay` must be in (0, 1]: the share of what was not sent that is added "
+            f"to what is to be sent next, 1 for all. Received: decay={decay!r}"
+        )
+    return float(decay)

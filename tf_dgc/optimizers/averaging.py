@@ -1,0 +1,69 @@
+"""The end of a round: by the mean of what all workers moved, from the anchor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.choice import Choice
+from tf_dgc.distribute import divergence
+from tf_dgc.metrics import counting
+from tf_dgc.optimizers import moving
+from tf_dgc.optimizers.inner_state import InnerState
+from tf_dgc.optimizers.kept import Kept
+from tf_dgc.optimizers.updating import update
+from tf_dgc.steps import kinds
+
+
+class Averaging:
+    """Moves the anchor by the mean of all workers' moves, and each worker to it.
+
+    Args:
+        optimizer: `LocalOptimizer` whose rounds they are, its inner optimizer built.
+        kept: variables that it keeps.
+        variables: variables of the model.
+
+    Attributes:
+        anchor: variable of each variable of the model: what it was as the round began.
+    """
+
+    def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
+        self._optimizer, self._kept = optimizer, kept
+        self._strategy = tf.distribute.get_strategy()
+        self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
+        self.anchor = moving.make_anchor(variables)
+
+    def begin(self, begins: Choice) -> None:
+        """Take the anchor, if a round begins; in replica context."""
+        variables = keras_optimizers.trainable_variables(self._optimizer)
+        moving.cast_anchor(self.anchor, variables, begins)
+
+    def end(self, number: tf.Tensor) -> tf.Tensor:
+        """Exchange; in replica context.
+
+        Args:
+            number: number of the round, scalar int64.
+
+        Returns:
+            Whether this replica's inner state was reset, scalar bool.
+        """
+        optimizer, made = self._optimizer, self._kept
+        variables = keras_optimizers.trainable_variables(optimizer)
+        moved = moving.return_to(self.anchor, variables)
+        anew = self._inner.begin_anew_unless_finite(moved, made.natively)
+        step = kinds.begin(moving.collect(optimizer, made, moved, number))
+        asks = number, optimizer.check_every, optimizer.on_divergence
+        check = divergence.make_check(self._strategy, variables, *asks)
+        outcome, asked = optimizer.communicator.run(step, check)
+        rule = optimizer.outer_optimizer
+        nonfinite = update(rule, outcome, variables, made.natively)
+        counting.count_step(
+            made.memory.counters,
+            entries=outcome.entries,
+            sent_bytes=outcome.sent_bytes + asked,
+            dense_bytes=counting.dense_bytes(variables),
+            nonfinite=nonfinite,
+        )
+        return anew
