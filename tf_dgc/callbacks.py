@@ -36,7 +36,8 @@ class CompressionMonitor(keras.callbacks.Callback):
     `EarlyStopping`) may depend on them.
 
     Of a `LocalOptimizer` a step is an exchange, and the logs gain `rounds`, and
-    `skipped_steps` of this worker.
+    `skipped_steps` of this worker; with `track_drift=True` also `drift`, the largest
+    distance of any worker's weights from the mean of all as the last round ended.
 
     Where compressing does not pay (one worker, or more bytes than without), one warning
     says so, and what to do.
@@ -119,6 +120,8 @@ def _logs(optimizer: Monitored) -> Iterator[tuple[str, float]]:
     if isinstance(optimizer, LocalOptimizer):
         yield "rounds", stats.steps
         yield "skipped_steps", optimizer.skipped
+        if optimizer.drift is not None:
+            yield "drift", optimizer.drift
         return
     staleness = optimizer.staleness
     if staleness is not None:

@@ -67,9 +67,44 @@ def consensus(model):
     return [w.tolist() for w in model.get_weights()]
 
 
+class Seen(keras.callbacks.Callback):
+    """Records the weights that are seen at the end of a batch."""
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.weights = [w.tolist() for w in self.model.get_weights()]
+
+    on_predict_batch_end = on_test_batch_end
+
+
+def count():
+    hook = cross_device.cross_device_ops(STRATEGY)
+    return sum(pair[0] for pair in hook.count().values())
+
+
+def look(model, directory):
+    """Return what is seen within a round, and how many collectives that took."""
+    before, seen, started = state(model), Seen(), {}
+    found = {"anchor": [a.numpy().tolist() for a in model.optimizer.anchor]}
+    for name in ("predict", "evaluate"):
+        data = (X,) if name == "predict" else (X, Y)
+        since = count()
+        getattr(model, name)(*data, batch_size=12, verbose=0, callbacks=[seen])
+        started[name], found[name] = count() - since, seen.weights
+    since = count()
+    with model.optimizer.agreed():
+        started["agreed"] = count() - since
+    path = directory / "within.keras"
+    model.save(path)  # one path for all
+    plain = keras.models.load_model(path, compile=False)
+    found["saved"] = [w.tolist() for w in plain.get_weights()]
+    found["unchanged"] = state(model) == before
+    return {"found": found, "started": started}
+
+
 def main(directory):
     model = make_model()
     watched = fit(model)
+    looked = look(model, directory)
     path = directory / "model.weights.h5"
     tf_dgc.saving.save_weights(model, path)
     again = make_model()
@@ -86,6 +121,8 @@ def main(directory):
         "restored": restored,
         "goes on": state(model) == state(again),
         "consensus": consensus(model),
+        "looked": looked,
+        "at a consensus": look(model, directory),
     }
     (directory / f"{RANK}.json").write_text(json.dumps(findings))
 

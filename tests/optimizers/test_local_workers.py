@@ -20,6 +20,15 @@ def test_two_workers_meet_at_the_end_of_a_round_only(starter, tmp_path):
         assert found["restored"]
         assert found["goes on"]
     assert one["consensus"] == other["consensus"]
+    for found in (one, other):
+        seen = found["looked"]["found"]
+        assert seen["unchanged"]
+        assert seen["anchor"] == seen["predict"] == seen["evaluate"] == seen["saved"]
+        started = found["looked"]["started"]
+        assert started["agreed"] == 0
+        # Keras gathers what is predicted, and the number of batches.
+        assert started == found["at a consensus"]["started"]
+    assert one["looked"]["found"] == other["looked"]["found"]
     pairs = zip(one["weights"], other["weights"], strict=True)
     alike = [np.array_equal(a, b) for a, b in pairs]
     assert alike == [0, 0, 1, 0, 0, 1, 0, 0]

@@ -1,9 +1,11 @@
 """The private names of Keras's trainer and of TensorFlow's input that its loops use."""
 
+import contextlib
+import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -155,6 +157,31 @@ def wrap_trainer(
         _wrap_maker(model, kind, wrap_function, before_loop)
     results = "_get_metrics_result_or_logs"
     setattr(model, results, wrap_results(getattr(model, results)))
+
+
+def wrap_calls(
+    model: keras.Model,
+    names: Sequence[str],
+    context: Callable[[], contextlib.AbstractContextManager],
+) -> None:
+    """Let methods of this model instance be called within a context.
+
+    Args:
+        model: Keras model, whose instance is changed.
+        names: names of the methods.
+        context: function that returns the context of a call.
+    """
+
+    def wrap(stock: Callable) -> Callable:
+        @functools.wraps(stock)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return stock(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        setattr(model, name, wrap(getattr(model, name)))
 
 
 def _wrap_maker(

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import stores
 from tf_dgc.cluster import meeting
+from tf_dgc.training import agreed
 from tf_dgc.training.statistics import average_statistics
 
 Path = str | os.PathLike
@@ -81,11 +82,12 @@ def save(
         )
     strategy = model.distribute_strategy
     average_statistics(model)
-    if meeting.is_chief(strategy):
-        with told_to_all(strategy, path), replacing(path) as unfinished, _writing():
-            write(unfinished)
-    else:
-        stores.take_part_in_saving(model)
+    with agreed.weights(model, "save"):
+        if meeting.is_chief(strategy):
+            with told_to_all(strategy, path), replacing(path) as unfinished, _writing():
+                write(unfinished)
+        else:
+            stores.take_part_in_saving(model)
     meeting.rendezvous(strategy, f"finish saving {str(path)!r}")
 
 

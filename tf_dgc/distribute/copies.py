@@ -1,5 +1,6 @@
 """Copies: the value that every replica has of one variable."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,19 @@ class Copies:
     Args:
         strategy: strategy under which the variable was created.
         variable: distributed variable, or `tf.Variable` of one replica.
+        instead: values that are to be gathered, one per local replica; None for those
+            that the copies have.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, variable: Any):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        variable: Any,
+        instead: Sequence[tf.Tensor] | None = None,
+    ):
         self._strategy = strategy
         self._variable = variable
+        self._instead = instead
 
     @property
     def local(self) -> tuple[tf.Variable, ...]:
@@ -32,7 +41,9 @@ class Copies:
         One collective, if there are other processes.
         """
         number = self._strategy.num_replicas_in_sync
-        values = {r: c.numpy() for r, c in self._pairs()}
+        given = self._instead or self.local
+        pairs = zip(self._pairs(), given, strict=True)
+        values = {replica: value.numpy() for (replica, _), value in pairs}
         if len(values) == number:
             return np.stack([values[replica] for replica in range(number)])
         return self.gather_from_peers(values)

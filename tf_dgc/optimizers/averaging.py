@@ -9,8 +9,9 @@ import tensorflow as tf
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.choice import Choice
 from tf_dgc.distribute import divergence
+from tf_dgc.distribute.copies import Copies
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import moving
+from tf_dgc.optimizers import drift, moving
 from tf_dgc.optimizers.inner_state import InnerState
 from tf_dgc.optimizers.kept import Kept
 from tf_dgc.optimizers.updating import update
@@ -27,6 +28,7 @@ class Averaging:
 
     Attributes:
         anchor: variable of each variable of the model: what it was as the round began.
+        drift: measure of how far the workers are apart; None unless it is tracked.
     """
 
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
@@ -34,6 +36,20 @@ class Averaging:
         self._strategy = tf.distribute.get_strategy()
         self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
         self.anchor = moving.make_anchor(variables)
+        self.drift = drift.Drift() if optimizer.track_drift else None
+
+    def agreed(self, what: str) -> list[list[tf.Tensor]]:
+        """Return what all workers have alike, outside of steps: the anchor.
+
+        Args:
+            what: what it is for.
+
+        Returns:
+            Values of each variable, one per local replica.
+        """
+        del what  # it is at hand
+        copies = (Copies(self._strategy, a.value).local for a in self.anchor)
+        return [[c.read_value() for c in replicas] for replicas in copies]
 
     def begin(self, begins: Choice) -> None:
         """Take the anchor, if a round begins; in replica context."""
@@ -58,6 +74,10 @@ class Averaging:
         check = divergence.make_check(self._strategy, variables, *asks)
         outcome, asked = optimizer.communicator.run(step, check)
         rule = optimizer.outer_optimizer
+        if self.drift:
+            known = optimizer.communicator, optimizer.seed, number
+            self.drift.measure(moved, *known)
+            asked += drift.NUM_BYTES
         nonfinite = update(rule, outcome, variables, made.natively)
         counting.count_step(
             made.memory.counters,

@@ -29,6 +29,7 @@ _LOCAL_SETTINGS = (
     "check_every",
     "on_divergence",
     "exchange",
+    "track_drift",
 )
 _EXCLUDED = "excluded_from_compression"  # not by the constructor
 

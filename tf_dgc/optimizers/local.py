@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import compressors, schedules
-from tf_dgc._internals import checkpoints, keras_optimizers
+from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import meeting, tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -19,15 +19,16 @@ from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, kept, moving, settings, takeover, validation
 from tf_dgc.optimizers.averaging import Averaging
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
+from tf_dgc.optimizers.differing import DifferingOptimizer
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.rounds import Rounds
+from tf_dgc.optimizers.shown import Shown
 from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps.memory import State
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class LocalOptimizer(OptimizerWrapper):
+class LocalOptimizer(DifferingOptimizer):
     """Lets every worker take several steps of its own before they exchange.
 
     In a round each worker takes `period` steps of the inner optimizer, by its own
@@ -68,6 +69,8 @@ class LocalOptimizer(OptimizerWrapper):
             their anchors to the next; the first is one. None for never.
         on_divergence: reaction on all workers if they differ: "raise" or "warn".
         exchange: way of sums and gathers, or its name.
+        track_drift: whether to measure `drift` as a round ends, which takes one more
+            collective, of 4 kB.
 
     Attributes:
         inner_optimizer: copy of `inner` that takes local steps.
@@ -85,8 +88,6 @@ class LocalOptimizer(OptimizerWrapper):
             `CompressedOptimizer`, and for variables that are not each replica's own.
     """
 
-    steps_alone = True
-
     def __init__(
         self,
         inner: keras.optimizers.Optimizer | str | dict,
@@ -101,6 +102,7 @@ class LocalOptimizer(OptimizerWrapper):
         check_every: int | None = 1000,
         on_divergence: str = "raise",
         exchange: Exchange | str = "ring",
+        track_drift: bool = False,
     ):
         period = schedules.get_period(period)
         compressor = compressors.get(compressor)
@@ -133,12 +135,10 @@ class LocalOptimizer(OptimizerWrapper):
         self.compressor_state: list[State] = []
         self.exempt_dtype: str | None = None
         self.track_staleness = False
+        self.track_drift = bool(track_drift)
         self._keeps_residual = feedback
         self._kept: kept.Kept | None = None
         self._counters: keras.Variable | None = None
-        self._progress: keras.Variable | None = None
-        self._rounds: Rounds | None = None
-        self._averaging: Averaging | None = None
 
     # --- before the first step ------------------------------------------------------
 
@@ -171,8 +171,10 @@ class LocalOptimizer(OptimizerWrapper):
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)
         self.compressor_state = made.of_method
-        self._averaging = Averaging(self, made, variables)
-        self.anchor = self._averaging.anchor
+        self._ending = Averaging(self, made, variables)
+        self.anchor = self._ending.anchor
+        self._drift = self._ending.drift and self._ending.drift.variable
+        self._shown = Shown(self._strategy, variables)
         self._rounds = Rounds(self.period, self._strategy)
         self._progress = self._rounds.variable
 
@@ -197,7 +199,7 @@ class LocalOptimizer(OptimizerWrapper):
         made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends = rounds.ends()
-            cast(Averaging, self._averaging).begin(rounds.begins())
+            cast(Averaging, self._ending).begin(rounds.begins())
             asks = grads, variables, self.num_workers, made.natively
             rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
             rounds.end(ends, self._exchange)
@@ -219,7 +221,7 @@ class LocalOptimizer(OptimizerWrapper):
     def _exchange(self) -> None:
         """Move the anchor by what all workers moved, and this worker to it."""
         rounds = cast(Rounds, self._rounds)
-        rounds.count_round(cast(Averaging, self._averaging).end(rounds.number))
+        rounds.count_round(cast(Averaging, self._ending).end(rounds.number))
 
     # --- what users read ------------------------------------------------------------
 
@@ -238,27 +240,9 @@ class LocalOptimizer(OptimizerWrapper):
         return counting.read(self._counters, kept.name_of(self._kept, self.exchange))
 
     @property
-    def skipped(self) -> int:
-        """Steps that this worker left out, as its gradient held NaN or Inf."""
-        return self._rounds.skipped if self._rounds else 0
-
-    @property
-    def resets(self) -> int:
-        """Rounds after which this worker began with an inner state like a new one."""
-        return self._rounds.resets if self._rounds else 0
-
-    @property
     def variables(self) -> list[keras.Variable]:
         """The optimizer's variables, those of inner and outer optimizer included."""
         return [*super().variables, *self.outer_optimizer.variables]
-
-    @property
-    def differing_variables(self) -> list[keras.Variable]:
-        """Variables of which each worker has a value of its own, and saves it."""
-        if self._progress is None:
-            return []
-        inner = self.inner_optimizer.variables
-        return [*self._trainable_variables, *inner, self._progress]
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the outer optimizer set final values (moving averages)."""
@@ -268,11 +252,6 @@ class LocalOptimizer(OptimizerWrapper):
         outer = keras_optimizers.settings_of(self.outer_optimizer)
         rule = settings.describe(type(self.outer_optimizer), outer)
         return [*super()._wrapped(), f"outer={rule}"]
-
-    def in_checkpoint(self) -> None:
-        """Refuse `tf.train.Checkpoint`, which has one worker's weights of several."""
-        if checkpoints.is_checkpointing():
-            validation.check_one_worker(self, self.num_workers)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""

@@ -244,3 +244,21 @@ def check_one_worker(optimizer: keras.optimizers.Optimizer, num_workers: int) ->
             "`ModelCheckpoint`, or `tf_dgc.saving`, by which every worker's are saved. "
             f"Received: {optimizer!r} with {num_workers} workers"
         )
+
+
+def check_agreed(optimizer: keras.optimizers.Optimizer, agreed: bool) -> None:
+    """Raise `ValueError` for a file that would hold one worker's weights.
+
+    Args:
+        optimizer: `LocalOptimizer`, saved with its model.
+        agreed: whether the model has what all workers agree on.
+    """
+    if not agreed:
+        raise ValueError(
+            "The workers are within a round, each with weights of its own, and the "
+            "file would have those of one. Save by `tf_dgc.saving.save_model` or "
+            "`save_weights`, which write what all agree on, or call "
+            "`optimizer.consensus()` on every worker before. (After `fit`, `evaluate` "
+            "or `predict`, `model.save` does the same as these.) "
+            f"Received: {optimizer!r}"
+        )

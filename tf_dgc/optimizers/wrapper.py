@@ -179,8 +179,11 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         differing = self.differing_variables
         apart = {id(v) for v in differing}
         own = keras_optimizers.own_variables(self)
-        copies = [Copies(self._strategy, v.value) for v in differing]
+        copies = [self._copies_of(v) for v in differing]
         return [*(v for v in own if id(v) not in apart), *copies]
+
+    def _copies_of(self, variable: keras.Variable) -> Copies:
+        return Copies(self._strategy, variable.value)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state; call it on every worker, with the same file or a copy of it.

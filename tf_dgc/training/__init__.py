@@ -4,6 +4,7 @@ Logs, the question for batches, stopping, moving statistics. May import `cluster
 """
 
 __all__ = [
+    "agreed",
     "loops",
     "statistics",
     "stopping",

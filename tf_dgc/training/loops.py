@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import mirrored, trainer
 from tf_dgc.cluster import failures, meeting
+from tf_dgc.training import agreed
 from tf_dgc.training.statistics import average_now, average_statistics
 from tf_dgc.training.stopping import Stopping, StopTogether
 
@@ -102,13 +103,14 @@ class ModelLoops:
         self._stopping: Stopping | None = None
         self._last: tuple[Any, Any] = None, None  # the last step's logs; unreduced
         trainer.wrap_trainer(model, self._wrap, self._before_loop, self._wrap_results)
+        agreed.show_to_all(model)
 
     # --- a step -------------------------------------------------------------------
 
     def _wrap(self, kind: str, function: Callable) -> Callable:
         def call(data: Any) -> Any:
             loop = trainer.calling_loop()
-            with self._named():
+            with self._named(), agreed.weights(self._model, kind):
                 if loop is None or kind == "predict" or not self._loops.several:
                     return function(data)
                 return self._step(kind, function, loop, data)

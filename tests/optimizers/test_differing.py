@@ -1,0 +1,223 @@
+"""What is seen, saved and loaded of a model whose workers are within a round."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients, record_collectives
+
+import tf_dgc
+from tf_dgc.optimizers import drift
+
+X = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
+Y = X.mean(axis=1, keepdims=True)
+PERIOD = 3
+
+
+def make_model(strategy, scaled=False):
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        optimizer = tf_dgc.diloco(keras.optimizers.Adam(0.1), PERIOD)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
+def fit(model, steps, **settings):
+    model.fit(
+        X[: 16 * steps], Y[: 16 * steps], batch_size=16, verbose=0, shuffle=False,
+        **settings,
+    )  # fmt: skip
+
+
+def copies(model, variables=None):
+    """Return `values[variable][replica]`."""
+    local = model.distribute_strategy.experimental_local_results
+    variables = model.trainable_variables if variables is None else variables
+    return [[c.numpy() for c in local(v._value)] for v in variables]
+
+
+def anchor(model):
+    return [replicas[0] for replicas in copies(model, model.optimizer.anchor)]
+
+
+def assert_equal(some, others):
+    for one, other in zip(some, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def within(strategies):
+    """Return a model of two workers, one step into its second round."""
+    model = make_model(strategies[2])
+    fit(model, PERIOD + 1)
+    (kernel, other), _ = copies(model)
+    assert not np.array_equal(kernel, other)
+    assert not np.array_equal(kernel, anchor(model)[0])
+    return model
+
+
+def test_evaluation_and_prediction_are_of_the_anchor(within, monkeypatch):
+    before, (kernel, bias) = copies(within), anchor(within)
+    expected = X @ kernel + bias
+    sent = record_collectives(monkeypatch)
+    np.testing.assert_allclose(within.predict(X, verbose=0), expected, rtol=1e-5)
+    first, _ = np.split(within.predict_on_batch(X), 2)  # one of each replica
+    np.testing.assert_allclose(first, expected, rtol=1e-5)
+    loss = within.evaluate(X, Y, batch_size=32, verbose=0)
+    np.testing.assert_allclose(loss, np.mean((expected - Y) ** 2), rtol=1e-5)
+    assert not sent
+    assert_equal(copies(within), before)
+    with within.optimizer.agreed(), within.optimizer.agreed():
+        assert_equal(copies(within), [[w, w] for w in anchor(within)])
+    assert_equal(copies(within), before)
+
+
+@pytest.mark.parametrize("where", ["on_test_batch_end", "on_predict_batch_end"])
+def test_an_error_restores_the_weights(within, where):
+    before, seen = copies(within), []
+
+    def fail(batch, logs):
+        seen.extend(copies(within))
+        raise KeyError
+
+    callback = keras.callbacks.Callback()
+    setattr(callback, where, fail)
+    loop, data = within.evaluate, (X, Y)
+    if "predict" in where:
+        loop, data = within.predict, (X,)
+    with pytest.raises(KeyError):
+        loop(*data, verbose=0, callbacks=[callback])
+    assert_equal(seen, [[w, w] for w in anchor(within)])
+    assert_equal(copies(within), before)
+    assert not within.optimizer._shown.hidden
+
+
+def test_files_hold_the_anchor_and_all_to_go_on(within, strategies, tmp_path):
+    before, middle = copies(within), anchor(within)
+    within.save(tmp_path / "model.keras")
+    within.save_weights(tmp_path / "model.weights.h5")
+    tf_dgc.saving.save_model(within, tmp_path / "ours.keras")
+    assert_equal(copies(within), before)
+    for name in ("model", "ours"):
+        path = tmp_path / f"{name}.keras"
+        plain = keras.models.load_model(path, compile=False)
+        assert_equal(plain.get_weights(), middle)
+        with strategies[2].scope():
+            again = keras.models.load_model(path)
+        assert_equal(copies(again), before)
+        assert_equal(anchor(again), middle)
+        # Its first loop, of which nothing was known before.
+        given = again.predict(X, verbose=0)
+        np.testing.assert_allclose(given, plain.predict(X, verbose=0), rtol=1e-6)
+        assert_equal(copies(again), before)
+    plain.load_weights(tmp_path / "model.weights.h5")
+    assert_equal(plain.get_weights(), middle)
+
+
+@pytest.mark.slow
+def test_within_fit(strategies, tmp_path):
+    """Validation and callbacks that save see the anchor, and training goes on."""
+    saved = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            kernel, bias = anchor(self.model)
+            saved.append([kernel, bias])
+            loss = np.mean((X @ kernel + bias - Y) ** 2)
+            np.testing.assert_allclose(logs["val_loss"], loss, rtol=1e-5)
+
+    def paths(epoch):
+        return tmp_path / f"{epoch}.keras"
+
+    model, quiet = (make_model(strategies[2], scaled=s) for s in (False, False))
+    checkpoint = keras.callbacks.ModelCheckpoint(paths("{epoch}"))
+    settings = {"epochs": 2, "validation_data": (X, Y), "validation_batch_size": 32}
+    fit(model, 4, callbacks=[Look(), checkpoint], **settings)
+    fit(quiet, 4, epochs=2)
+    assert_equal(copies(model), copies(quiet))
+    for epoch, weights in enumerate(saved):
+        loaded = keras.models.load_model(paths(epoch + 1), compile=False)
+        assert_equal(loaded.get_weights(), weights)
+
+
+def test_at_a_consensus_nothing_is_changed(strategies):
+    model = make_model(strategies[2], scaled=True)
+    optimizer = model.optimizer.inner_optimizer
+    with optimizer.agreed():  # nor before the first step
+        pass
+    fit(model, PERIOD)
+    with optimizer.agreed():
+        assert not optimizer._shown.hidden
+    fit(model, 1)
+    before = copies(model)
+    with tf_dgc.training.agreed.weights(model, "save"):
+        assert optimizer._shown.hidden
+    assert_equal(copies(model), before)
+
+
+def test_a_save_that_cannot_see_the_anchor_is_refused(strategies, tmp_path):
+    model = make_model(strategies[2])
+
+    def step():
+        model.optimizer.apply([v * 0 + 1 for v in model.trainable_variables])
+
+    with strategies[2].scope():
+        model.optimizer.build(model.trainable_variables)
+    strategies[2].run(step)
+    with pytest.raises(ValueError, match=r"call `optimizer.consensus\(\)` on every"):
+        model.save(tmp_path / "model.keras")
+    tf_dgc.saving.save_model(model, tmp_path / "ours.keras")
+    model.optimizer.consensus()
+    model.save(tmp_path / "model.keras")
+
+
+# --- drift ----------------------------------------------------------------------------
+
+
+def make_tracking(track_drift=True):
+    return tf_dgc.LocalOptimizer("sgd", 2, track_drift=track_drift)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_drift_is_the_largest_distance_from_the_mean(strategies, num_workers):
+    weights = initial_weights("float32")
+    trainer = Trainer(strategies[num_workers], make_tracking, weights)
+    assert trainer.optimizer.drift == 0
+    one, other = make_gradients(num_workers, 2, "float32")
+    one[0][0] *= 3
+    trainer.step(one)
+    trainer.step(other)
+    moved = [
+        np.concatenate([0.01 * num_workers * (a + b).ravel() for a, b in pairs])
+        for pairs in (zip(*both, strict=True) for both in zip(one, other, strict=True))
+    ]
+    expected = max(np.linalg.norm(m - np.mean(moved, axis=0)) for m in moved)
+    np.testing.assert_allclose(trainer.optimizer.drift, expected, rtol=0.1)
+    stats = trainer.optimizer.stats
+    plain = Trainer(strategies[num_workers], lambda: make_tracking(False), weights)
+    for gradients in (one, other):
+        plain.step(gradients)
+    assert plain.optimizer.drift is None
+    extra = stats.bytes_per_step - plain.optimizer.stats.bytes_per_step
+    assert extra == drift.NUM_BYTES
+    for a, b in zip(trainer.weights(), plain.weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_sketch_has_the_length_of_what_it_is_of():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(150, 41)).astype("float32") * rng.pareto(3, (150, 41))
+    lengths = [
+        float(tf.norm(drift.sketch(tf.constant(values, tf.float32), [0, seed])))
+        for seed in range(20)
+    ]
+    np.testing.assert_allclose(lengths, np.linalg.norm(values), rtol=0.12)
+    np.testing.assert_allclose(np.mean(lengths), np.linalg.norm(values), rtol=0.02)
+
+
+def test_points_that_are_not_finite_have_no_distance():
+    points = [[3.0, 0.0], [np.nan, 1.0], [-3.0, 8.0]]
+    assert drift.largest_distance(tf.constant(points)) == 5

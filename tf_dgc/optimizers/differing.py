@@ -1,0 +1,104 @@
+"""What is read and saved of workers that have weights of their own for a while."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import checkpoints
+from tf_dgc.distribute.copies import Copies
+from tf_dgc.optimizers import validation
+from tf_dgc.optimizers.averaging import Averaging
+from tf_dgc.optimizers.rounds import Rounds
+from tf_dgc.optimizers.shown import Shown
+from tf_dgc.optimizers.wrapper import OptimizerWrapper
+
+
+class DifferingOptimizer(OptimizerWrapper):
+    """An optimizer between whose exchanges every worker goes a way of its own."""
+
+    steps_alone = True
+
+    _progress: keras.Variable | None = None
+    _rounds: Rounds | None = None
+    _shown: Shown | None = None
+    _ending: Averaging | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Steps that this worker left out, as its gradient held NaN or Inf."""
+        return self._rounds.skipped if self._rounds else 0
+
+    @property
+    def resets(self) -> int:
+        """Rounds after which this worker began with an inner state like a new one."""
+        return self._rounds.resets if self._rounds else 0
+
+    @property
+    def drift(self) -> float | None:
+        """Largest distance of a worker's weights from the mean, by `track_drift`.
+
+        As the last round ended, the same on all workers, right to a few per cent; None
+        unless it is tracked.
+        """
+        found = self._ending.drift if self._ending else None
+        return None if found is None else float(found.variable.numpy())
+
+    @contextlib.contextmanager
+    def agreed(self, what: str = "look at") -> Iterator[None]:
+        """Let the model have what all workers have alike, and then its own again.
+
+        That is the anchor, which every worker holds, so nobody is contacted. Call it
+        outside of steps. `evaluate`, `predict`, `save`, and callbacks that save do
+        so by themselves. Where workers do not differ, as at a consensus and with one
+        worker, nothing is changed.
+
+        >>> with optimizer.agreed():
+        ...     outputs = model(x)
+
+        Args:
+            what: verb of what it is for, for errors.
+        """
+        if self._shown is None or self._shown.hidden or not self._differs():
+            yield
+            return
+        with self._shown.instead(self._ending.agreed(what)):  # type: ignore[union-attr]
+            yield
+
+    def _differs(self) -> bool:
+        """Whether this worker has weights that others may not have."""
+        several = self._strategy.num_replicas_in_sync > 1
+        return several and self._rounds is not None and self._rounds.taken > 0
+
+    # --- saving ---------------------------------------------------------------------
+
+    @property
+    def differing_variables(self) -> list[keras.Variable]:
+        """Variables of which each worker has a value of its own, and saves it."""
+        if self._progress is None:
+            return []
+        inner = self.inner_optimizer.variables
+        return [*self._trainable_variables, *inner, self._progress]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the state of all workers, and their weights; call it on every worker.
+
+        Raises:
+            ValueError: within a round, if Keras is about to save one worker's weights
+                as the model's; and as other optimizers.
+        """
+        if checkpoints.closed_last() is not None:
+            shown = self._shown is not None and bool(self._shown.hidden)
+            validation.check_agreed(self, shown or not self._differs())
+        super().save_own_variables(store)
+
+    def _copies_of(self, variable: keras.Variable) -> Copies:
+        hidden = self._shown.hidden.get(id(variable)) if self._shown else None
+        return Copies(self._strategy, variable.value, hidden)
+
+    def in_checkpoint(self) -> None:
+        """Refuse `tf.train.Checkpoint`, which has one worker's weights of several."""
+        if checkpoints.is_checkpointing():
+            number = self._strategy.num_replicas_in_sync
+            validation.check_one_worker(self, number)

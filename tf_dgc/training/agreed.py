@@ -1,0 +1,52 @@
+"""Agreed weights: what a model is where its workers differ for the time being.
+
+Between two exchanges of local steps every worker has weights of its own. Who evaluates,
+predicts or saves is to see what all have in common.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import trainer
+
+_SEEN_BY = {  # methods of a model, by what they are for
+    "test": ["evaluate"],
+    "predict": ["predict"],
+    "save": ["save", "save_weights", "export"],
+}
+
+
+@contextlib.contextmanager
+def weights(model: keras.Model, what: str) -> Iterator[None]:
+    """Let a model have the weights that its workers agree on, and then its own again.
+
+    Args:
+        model: Keras model, of which the optimizers are asked that are its attributes.
+        what: what it is for: "test", "predict" or "save"; and "train", for which
+            nothing is changed.
+    """
+    with contextlib.ExitStack() as stack:
+        for optimizer in _asked(model) if what != "train" else ():
+            stack.enter_context(optimizer.agreed(what))
+        yield
+
+
+def show_to_all(model: keras.Model) -> None:
+    """Let what evaluates, predicts or saves by this model instance see them."""
+    for what, names in _SEEN_BY.items():
+        trainer.wrap_calls(model, names, functools.partial(weights, model, what))
+
+
+def _asked(model: keras.Model) -> list[Any]:
+    """Return the optimizers that let workers differ, without repetitions."""
+    found = {}
+    for value in vars(model).values():
+        scaled = isinstance(value, keras.optimizers.LossScaleOptimizer)
+        optimizer = value.inner_optimizer if scaled else value
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            found[id(optimizer)] = optimizer
+    return [o for o in found.values() if hasattr(o, "agreed")]
