@@ -42,7 +42,7 @@ class Averaging:
         """Return what all workers have alike, outside of steps: the anchor.
 
         Args:
-            what: what it is for.
+            what: name of the use, for errors.
 
         Returns:
             Values of each variable, one per local replica.

@@ -26,7 +26,7 @@ def weights(model: keras.Model, what: str) -> Iterator[None]:
 
     Args:
         model: Keras model, of which the optimizers are asked that are its attributes.
-        what: what it is for: "test", "predict" or "save"; and "train", for which
+        what: name of the use: "test", "predict" or "save"; and "train", for which
             nothing is changed.
     """
     with contextlib.ExitStack() as stack:
