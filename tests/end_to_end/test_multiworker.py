@@ -96,6 +96,22 @@ def test_all_choose_the_same_exchange(run, tmp_path):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("methods", ["dgc", slow("float16,power_sgd,qsgd,none")])
+def test_steps_that_overlap_have_the_same_bits(run, tmp_path, methods):
+    finished = run("overlap", 2, tmp_path, METHODS=methods)
+    assert finished.codes == [0, 0]
+    one, other = finished.findings
+    for name in methods.split(","):
+        whole, parts = (one[f"{name} {overlap}"] for overlap in (False, 1e6))
+        assert whole["weights"] == parts["weights"]
+        assert whole["history"]["loss"] == parts["history"]["loss"]
+        assert (whole["exchange"], parts["exchange"]) == ("ring", "ring, 6 buckets")
+        losses = parts["history"]["loss"]
+        assert losses[-1] < losses[0]
+    for name, found in other.items():
+        assert found["weights"] == one[name]["weights"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [{}, {"TF_DGC_NATIVE": "0"}], ids=["same", "mixed"])
 def test_steps_per_execution_with_a_schedule(run, tmp_path, last):

@@ -28,7 +28,7 @@ PUBLIC = {
     """,
     "tf_dgc.exchanges": """
         Asked Auto Butterfly ByOwners Cost Exchange GTopK Hierarchical Links OkTopK
-        Place Ring Rounds Star Tree TwoWay get names predict
+        Place Ring Rounds Star Transfer Tree TwoWay get names predict
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": """

@@ -161,6 +161,25 @@ def scenario_auto(directory):
     return {**result, "chosen": chosen}
 
 
+def scenario_overlap(directory):
+    """Each tensor by itself, by links that were measured, and all of them at once."""
+    del directory
+    found = {}
+    for name in os.environ["METHODS"].split(","):
+        for overlap in (False, 1e6):
+
+            def make(name=name, overlap=overlap):
+                asks = {"overlap": overlap, "min_compress_size": 50}
+                if name == "dgc":
+                    return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, **asks)
+                return tf_dgc.CompressedOptimizer(SGD(0.01), name, **asks)
+
+            model, result = fit(make)
+            result["exchange"] = model.optimizer.stats.exchange
+            found[f"{name} {overlap}"] = result
+    return found
+
+
 def scenario_steps_per_execution(directory):
     warmup = tf_dgc.schedules.PiecewiseConstantSparsity([4, 8], [0.0, 0.9, 0.99])
     results = {}

@@ -3,7 +3,7 @@
 import functools
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,27 +85,37 @@ def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
 
 
 class Counters:
-    """How many collectives of one launcher were started and finished."""
+    """How many collectives of one launcher were started and finished.
+
+    Both are one variable, so none counts as started before the one ahead has finished,
+    though its tensor may be there: what is waited for is always the last one started.
+    """
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
             # Not tf.Variable: the strategy would distribute it.
-            self._started, self._finished = (
-                resource_variable_ops.ResourceVariable(0, dtype=tf.int32)
-                for _ in range(2)
-            )
+            self._counts = resource_variable_ops.ResourceVariable([0, 0], tf.int32)
 
     def read(self) -> list[int]:
         """Return both numbers; any thread may call it, at any time."""
-        return [int(c.read_value()) for c in (self._started, self._finished)]
+        return [int(count) for count in self._counts.read_value().numpy()]
 
     def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Return the key when the tensor is there and its collective is counted."""
-        return _after(self._started, tensor, key)
+        return self._after(tensor, [1, 0], key)
 
     def finish(self, result: tf.Tensor) -> tf.Tensor:
         """Return the result when it is there and counted."""
-        return _after(self._finished, result, result)
+        return self._after(result, [0, 1], result)
+
+    def _after(
+        self, tensor: tf.Tensor, count: Sequence[int], value: tf.Tensor
+    ) -> tf.Tensor:
+        """Return `value` when a tensor was there and it was counted."""
+        with tf.control_dependencies([tensor]), tf.device("CPU:0"):
+            done = self._counts.assign_add(count, read_value=False)
+        with tf.control_dependencies([] if done is None else [done]):
+            return tf.identity(value)
 
 
 def _count_collectives(launcher: Any) -> Counters:
@@ -166,14 +176,6 @@ def _wrap_launches(launcher: Any, all_reduce: Callable, all_gather: Callable) ->
 
 def _launch(one: Callable, args: Any, kwargs: Any, tensor: tf.Tensor) -> tf.Tensor:
     return one(tensor, *args, **kwargs)
-
-
-def _after(counter: Any, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Return `value` when a tensor was there and the counter has counted."""
-    with tf.control_dependencies([tensor]):
-        done = counter.assign_add(1, read_value=False)
-    with tf.control_dependencies([] if done is None else [done]):
-        return tf.identity(value)
 
 
 def kinds_of_collectives(collective_ops: Any) -> set[tuple]:

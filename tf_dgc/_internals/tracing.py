@@ -7,7 +7,7 @@ from types import FrameType
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.util import _pywrap_util_port
 
@@ -42,6 +42,18 @@ _TENSORFLOW = os.path.join(os.path.dirname(tf.__file__), "")
 def uses_onednn() -> bool:
     """Whether TensorFlow's kernels for CPUs are those of oneDNN (`IsMklEnabled`)."""
     return _pywrap_util_port.IsMklEnabled()
+
+
+def leave_unordered(result: tf.Tensor) -> None:
+    """Let the operation that this comes of run as soon as its inputs are there.
+
+    One that may have side effects, but is given no resource, would wait for all such
+    operations before it (`AutomaticControlDependencies`).
+    """
+    if not isinstance(result, ops.EagerTensor):
+        manager = result.graph.experimental_acd_manager
+        if manager is not None:  # within a `tf.function`
+            manager.run_independently(result.op)
 
 
 def in_xla_context() -> bool:

@@ -11,6 +11,7 @@ from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.hierarchical import Hierarchical
 from tf_dgc.exchanges.model import Asked, Links, predict
 from tf_dgc.exchanges.oktopk import OkTopK
+from tf_dgc.exchanges.overlap import Transfer
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
 from tf_dgc.exchanges.tree import Tree
@@ -31,6 +32,7 @@ __all__ = [
     "Ring",
     "Rounds",
     "Star",
+    "Transfer",
     "Tree",
     "TwoWay",
     "get",

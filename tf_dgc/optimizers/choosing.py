@@ -30,6 +30,8 @@ class Chosen:
         exchange: exchange that they go by.
         seconds: seconds that the model has for each candidate, by name.
         links: numbers that the workers measured; None if there was nothing to measure.
+        buckets: indices of the tensors that go together, in the order of their
+            exchange; empty if all do, at the end of the backward pass.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Chosen:
     exchange: Exchange
     seconds: dict[str, float]
     links: Links | None = None
+    buckets: Sequence[Sequence[int]] = ()
 
 
 def choose(
@@ -45,13 +48,14 @@ def choose(
     tensors: Sequence[Tensor],
     keeps_residual: bool,
     merges: bool,
+    overlaps: bool,
     strategy: tf.distribute.Strategy,
     communicator: Communicator,
 ) -> Chosen:
     """Return what the steps go by, and let the communicator go by it.
 
-    Call it on all workers, after they have met; for other exchanges than `Auto`, and
-    without other processes, nothing is measured.
+    Call it on all workers, after they have met. Without other processes nothing is
+    measured, nor where nothing follows from it.
 
     Args:
         ways: exchange that was asked for.
@@ -59,16 +63,19 @@ def choose(
         tensors: descriptions of all tensors.
         keeps_residual: whether what is not sent is kept back.
         merges: whether an exchange may merge what the method sends.
+        overlaps: whether steps overlap, in buckets that follow from the links.
         strategy: strategy of the workers.
         communicator: communicator of the steps.
     """
-    number = communicator.num_workers
-    if not isinstance(ways, Auto) or not meeting.is_multi_worker(strategy):
-        settled = Ring() if isinstance(ways, Auto) else ways
+    number, chooses = communicator.num_workers, isinstance(ways, Auto)
+    settled = Ring() if chooses else ways
+    if not (chooses or overlaps) or not meeting.is_multi_worker(strategy):
         return Chosen(settled.name, compressor, settled, {})
     with tf.init_scope():  # the first call may come while a step is being traced
         place, *_ = probes.local_places(strategy)
         links = probes.run(strategy, probing.measure(place, probing.local_speeds))
+    if not isinstance(ways, Auto):
+        return Chosen(settled.name, compressor, settled, {}, links)
     chosen = decide(ways, compressor, tensors, keeps_residual, merges, number, links)
     communicator.go_by(chosen.exchange)
     return chosen

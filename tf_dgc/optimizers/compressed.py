@@ -18,12 +18,10 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import inputs, kept, overwriting, takeover, validation
+from tf_dgc.optimizers import inputs, kept, stepping, takeover, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.updating import update
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
-from tf_dgc.steps import kinds
 from tf_dgc.steps.memory import State
 
 
@@ -72,6 +70,10 @@ class CompressedOptimizer(OptimizerWrapper):
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
         exchange: way of sums and gathers, or its name; `tf-dgc exchanges` lists them.
+        overlap: whether tensors are exchanged in buckets while the backward pass goes
+            on, in as many as a model of the links says; or the seconds that a backward
+            pass takes, if they are known. A gradient that is not finite then leaves out
+            the step on all workers. None: only if `exchange="auto"` finds that it pays.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
@@ -108,6 +110,7 @@ class CompressedOptimizer(OptimizerWrapper):
         check_every: int | None = 1000,
         on_divergence: str = "raise",
         exchange: Exchange | str = "ring",
+        overlap: bool | float | None = None,
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
@@ -122,6 +125,7 @@ class CompressedOptimizer(OptimizerWrapper):
             inner, bool(momentum_correction), bool(adam_correction) and feedback
         )
         validation.check_adam_correction(ways, compressor, feedback, took.adam)
+        validation.check_overlap(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
         self.compressor = compressor
         self.error_feedback = error_feedback
@@ -134,6 +138,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
         self.exchange = exchange  # by name, if it was given so
+        self.overlap = overlap
         self.communicator = Communicator(strategy, ways)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
@@ -219,30 +224,8 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         grads, variables = inputs.match(self, grads, trainable_variables)
-        trained, overwritten = overwriting.split(grads, variables)
-        extra = overwriting.overwrite(self.communicator, overwritten)
-        grads, variables = map(list, zip(*trained, strict=True))
         made = cast(kept.Kept, self._kept)  # by now
-        with tf.name_scope(self.name):
-            stock = made.adam.is_stock() if made.adam else True
-            given = self, grads, variables, self._took, made, stock
-            step = kinds.begin(inputs.collect(*given))
-            asks = self.iterations.value, self.check_every, self.on_divergence
-            check = divergence.make_check(self._strategy, variables, *asks)
-            outcome, asked = self.communicator.run(step, check)
-            if made.adam:
-                outcome = made.adam.receive(outcome, stock)
-            known = made.natively, made.rule
-            nonfinite = update(self.inner_optimizer, outcome, variables, *known)
-            if made.adam:
-                made.adam.count_step(stock)
-            counting.count_step(
-                made.memory.counters,
-                entries=outcome.entries,
-                sent_bytes=outcome.sent_bytes + asked + extra,
-                dense_bytes=counting.dense_bytes(variables) + extra,
-                nonfinite=nonfinite,
-            )
+        stepping.take(self, grads, variables, self._took, made, self._strategy)
 
     # --- what users read ------------------------------------------------------------
 

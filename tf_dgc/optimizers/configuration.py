@@ -19,6 +19,7 @@ _SETTINGS = (
     "check_every",
     "on_divergence",
     "exchange",
+    "overlap",
 )
 _LOCAL_SETTINGS = (
     "period",

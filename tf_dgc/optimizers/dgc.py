@@ -66,6 +66,7 @@ class DGCOptimizer(CompressedOptimizer):
         check_every: number of steps between looks whether workers differ, or None.
         on_divergence: reaction to a difference, "raise" or "warn".
         exchange: ways of sums and gathers, as in `CompressedOptimizer`.
+        overlap: whether to exchange while the backward pass goes on, likewise.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update, without what was taken
@@ -99,6 +100,7 @@ class DGCOptimizer(CompressedOptimizer):
         check_every: int | None = 1000,
         on_divergence: str = "raise",
         exchange: Exchange | str = "ring",
+        overlap: bool | float | None = None,
     ):
         sparsity = schedules.get(sparsity)
         value_types.check_choice(value_dtype)
@@ -118,6 +120,7 @@ class DGCOptimizer(CompressedOptimizer):
             check_every=check_every,
             on_divergence=on_divergence,
             exchange=exchange,
+            overlap=overlap,
         )
         self.sparsity = sparsity
         self.value_dtype = value_dtype

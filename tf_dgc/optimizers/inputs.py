@@ -1,18 +1,19 @@
 """What goes into a step, of what Keras hands to `apply`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.choice import Choice
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
 from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.plan import shares
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
 
@@ -112,6 +113,51 @@ def collect(
     if kept.adam:
         return kept.adam.precondition(stock, collected, variables)
     return collected
+
+
+class Part(NamedTuple):
+    """A part of a step, or all of it.
+
+    Attributes:
+        places: places of its variables among those of the step.
+        inputs: inputs of it.
+    """
+
+    places: Sequence[int]
+    inputs: Inputs
+
+
+def collect_parts(
+    optimizer: Any,
+    grads: list,
+    variables: list,
+    took: TakeOver,
+    kept: Kept,
+    stock: Choice,
+) -> list[Part]:
+    """Return what goes into the parts of a step, one for each bucket that is in it.
+
+    Arguments are those of `collect`. It is all in one part where the gradient is
+    clipped by the norm of all, and within XLA, which exchanges nothing.
+    """
+    indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
+    place_of = {index: place for place, index in enumerate(indices)}
+    buckets = [
+        [place_of[i] for i in bucket if i in place_of] for bucket in kept.chosen.buckets
+    ]
+    buckets = [bucket for bucket in buckets if bucket]
+    whole = took.clipping["global_clipnorm"] or tracing.in_xla_context()
+    if whole or len(buckets) < 2:
+        own = collect(optimizer, grads, variables, took, kept, stock)
+        return [Part(range(len(variables)), own)]
+    tensors = [kept.tensors[i] for i in indices]
+    apart = len(shares(tensors, optimizer.num_workers)) > 1
+    parts = []
+    for some in buckets:
+        picked = [grads[i] for i in some], [variables[i] for i in some]
+        own = collect(optimizer, *picked, took, kept, stock)
+        parts.append(Part(some, own._replace(exempt_apart=apart)))
+    return parts
 
 
 def _with_entries(gradient: Gradient, values: tf.Tensor) -> Gradient:

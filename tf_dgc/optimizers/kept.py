@@ -14,6 +14,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.exchanges import Exchange
 from tf_dgc.optimizers import adam, overwriting, tensors, validation
 from tf_dgc.optimizers.agreement import make_agreement
+from tf_dgc.optimizers.bucketing import split
 from tf_dgc.optimizers.choosing import Chosen, choose
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.takeover import TakeOver
@@ -124,8 +125,13 @@ def make(
             functools.partial(keras_optimizers.variable_index, optimizer),
         )
     ways, merges = validation.allows(optimizer, keeps_residual)
-    asks = optimizer.compressor, found, keeps_residual, merges
+    wanted, tracks = optimizer.overlap, optimizer.track_staleness
+    if validation.hindrance_to_overlap(optimizer.compressor, took, tracks):
+        wanted = False
+    asks = optimizer.compressor, found, keeps_residual, merges, bool(wanted)
     chosen = choose(ways, *asks, strategy, optimizer.communicator)
+    num_kept = len([some for some in (memory.residual, memory.velocity) if some])
+    chosen = split(chosen, wanted, found, num_kept, optimizer.num_workers)
     return Kept(found, memory, correction, natively, chosen)
 
 

@@ -134,7 +134,7 @@ class LocalOptimizer(DifferingOptimizer):
         self.residual: list[PerWorkerVariable] = []
         self.compressor_state: list[State] = []
         self.exempt_dtype: str | None = None
-        self.track_staleness = False
+        self.track_staleness = self.overlap = False
         self.track_drift = bool(track_drift)
         self._keeps_residual = feedback
         self._kept: kept.Kept | None = None

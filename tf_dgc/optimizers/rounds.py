@@ -1,7 +1,6 @@
 """Rounds: where each replica is between two exchanges, counted by calls."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,6 +8,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc.choice import Choice
 from tf_dgc.distribute.copies import Copies
+from tf_dgc.optimizers import conditions
 
 _CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS = range(5)
 
@@ -72,23 +72,11 @@ class Rounds:
         self.variable.assign(now + ended)
 
     def end(self, ends: Choice, exchange: Callable[[], None]) -> None:
-        """Call `exchange` in replica context, if the round ends.
-
-        A condition within a replica may not ask for others, so it is around all.
-        """
-        if ends is True:
+        """Call `exchange` in replica context, if the round ends."""
+        if isinstance(ends, bool):
             exchange()
-            return
-
-        def exchange_if(strategy: tf.distribute.Strategy, ends: Any) -> None:
-            def by_all() -> tf.Tensor:
-                strategy.extended.call_for_each_replica(exchange)
-                return tf.constant(True)
-
-            first = strategy.experimental_local_results(ends)[0]
-            tf.cond(first, by_all, lambda: tf.constant(True))
-
-        tf.distribute.get_replica_context().merge_call(exchange_if, args=(ends,))
+        else:
+            conditions.call_if(ends, exchange)
 
     # --- outside of steps -----------------------------------------------------------
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_dgc._internals import tracing
 from tf_dgc.cluster import meeting
 from tf_dgc.optimizers import native_rules
+from tf_dgc.optimizers.conditions import call_if
 from tf_dgc.steps import native_update
 from tf_dgc.steps.base import Outcome
 from tf_dgc.steps.native_update import UpdateRule
@@ -48,6 +49,8 @@ def update(
     Returns:
         The number of workers whose gradient was not finite, scalar int32.
     """
+    if outcome.all_or_none:
+        return _update_if_finite(optimizer, outcome, variables, natively)
     rule = native_rules.find(optimizer, variables, name)
     apply = _find_apply(outcome, rule, natively) if rule else None
     if rule and apply:
@@ -61,6 +64,23 @@ def update(
     ]
     # Not `apply`: a trainer calls this, and a subclass may have its own.
     optimizer.apply_gradients(list(zip(sums, variables, strict=True)))
+    return nonfinite
+
+
+def _update_if_finite(
+    optimizer: keras.optimizers.Optimizer,
+    outcome: Outcome,
+    variables: Sequence[keras.Variable],
+    natively: bool,
+) -> tf.Tensor:
+    """Do what `update` does, or nothing, iterations included."""
+    sums, nonfinite = outcome.decode()
+
+    def by_sums(*sums: tf.Tensor) -> None:
+        decoded = Outcome(lambda: (sums, tf.constant(0)), 0, 0)
+        update(optimizer, decoded, variables, natively)
+
+    call_if(tf.equal(nonfinite, 0), by_sums, tuple(sums))
     return nonfinite
 
 

@@ -11,6 +11,7 @@ from tf_dgc.compressors.base import Compressor
 from tf_dgc.steps.accumulation import Gradient
 from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.native_update import UpdateRule
+from tf_dgc.steps.plan import shares
 from tf_dgc.transforms.clipping import Scale
 from tf_dgc.transforms.preconditioning import Divisor
 
@@ -41,6 +42,8 @@ class Inputs(NamedTuple):
             this one alone if nothing is added up.
         divisors: divisor of each gradient, applied before it is accumulated, or None;
             nothing for none at all.
+        exempt_apart: whether exempt tensors are summed apart, as it was decided of the
+            step that this is a part of; None if it is a whole one.
     """
 
     compressor: Compressor
@@ -61,6 +64,18 @@ class Inputs(NamedTuple):
     by_all: bool = False
     machine: tuple[int, ...] = (0,)
     divisors: Sequence[Divisor | None] = ()
+    exempt_apart: bool | None = None
+
+    @property
+    def shares(self) -> list[list[int]]:
+        """Places of the tensors that travel together; see `plan.shares`."""
+        return shares(self.tensors, self.num_workers, self.exempt_apart)
+
+    @property
+    def sums_exempt(self) -> bool:
+        """Whether exempt tensors are summed, whatever the others are."""
+        known = self.exempt_apart
+        return len(self.shares) > 1 if known is None else known
 
     def of(self, places: Sequence[int]) -> "Inputs":
         """Return what goes into the same step of some of these tensors."""
@@ -91,12 +106,14 @@ class Outcome(NamedTuple):
         apply: function that updates variables and slots in place, without sums in
             memory; returns what `decode` says of the workers. None if the step has no
             shorter way than `decode`.
+        all_or_none: whether nothing is to be updated if a gradient was not finite.
     """
 
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]
     entries: int | tf.Tensor
     sent_bytes: int | tf.Tensor
     apply: Callable[[UpdateRule], tf.Tensor] | None = None
+    all_or_none: bool = False
 
 
 Step: TypeAlias = Generator[list[Message], list[Reply], Outcome]

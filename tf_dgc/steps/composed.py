@@ -21,7 +21,6 @@ from tf_dgc.compressors.common.one_round import (
 from tf_dgc.compressors.draws import draw_ties
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Inputs, Outcome, Step
-from tf_dgc.steps.plan import shares
 from tf_dgc.steps.views import views
 
 States: TypeAlias = dict[str, tf.Tensor]
@@ -60,9 +59,15 @@ def _step(inputs: Inputs) -> Step:
     ]
     states = memory.read(inputs.compressor.reads_residual)
     common = memory.read_common()
-    apart = len(shares(tensors, inputs.num_workers)) > 1
     merged, common = yield from run_exchanges(
-        inputs.compressor, tensors, within, states, common, draws, finite, apart
+        inputs.compressor,
+        tensors,
+        within,
+        states,
+        common,
+        draws,
+        finite,
+        inputs.sums_exempt,
     )
     memory.store_common(common)
     _keep(inputs, velocity, values, merged.results)

@@ -19,14 +19,13 @@ from tf_dgc.ops import loader
 from tf_dgc.steps import engine_on_gpu, native
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.engine_calls import Call
-from tf_dgc.steps.plan import shares
 
 
 def begin(inputs: Inputs) -> Step | None:
     """Return the step; None for methods and machines that the engine is not for."""
     if not _suits(inputs):
         return None
-    apart = len(shares(inputs.tensors, inputs.num_workers)) > 1
+    apart = inputs.sums_exempt
     methods = [_method(inputs.compressor, t, apart) for t in inputs.tensors]
     known = [m for m in methods if m is not None]
     by_some = any(m.by_all for m in known) and not inputs.by_all

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_dgc._internals import tracing
 from tf_dgc.codecs import checks, header
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Gather, Message, Reply, Sum
@@ -93,11 +94,12 @@ class Call:
     def encode(self, number: int) -> Sent:
         """Update what this worker remembers, in a round; return what it asks for."""
         inputs, memory = self._inputs, self._inputs.memory
+        states = self._states([m.states for m in self._methods])
         finite, entries, words, notes, vectors = native.library().tf_dgc_encode(
             gradients=self._gradients,
             velocity=[native.handle(v) for v in memory.velocity],
             residual=[native.handle(v) for v in memory.residual],
-            states=self._states([m.states for m in self._methods]),
+            states=states,
             momentum=tf.constant(inputs.momentum, tf.float64),
             scales=self._scales,
             iteration=tf.cast(inputs.iteration, tf.int64),
@@ -111,6 +113,8 @@ class Call:
             **self._between.operands(),
             **self._agreed,
         )
+        if not (states or memory.velocity or memory.residual):
+            tracing.leave_unordered(words)
         requests: list[Message] = []
         if number == 0 or self._between.are_sums:
             requests = [
@@ -185,9 +189,12 @@ class Call:
 
     def decode(self, replies: list[list[Reply]]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the sum of each tensor, and the number of non-finite gradients."""
+        arrived = self._arrived(replies)
         nonfinite, finite, norms, sums = native.library().tf_dgc_decode(
-            num_tensors=len(self._inputs.tensors), **self._arrived(replies)
+            num_tensors=len(self._inputs.tensors), **arrived
         )
+        if not arrived["shared"]:
+            tracing.leave_unordered(nonfinite)
         results = sums, self._counted(nonfinite, replies)
         return self._if_finite(finite, self._settle(norms, replies), results)
 

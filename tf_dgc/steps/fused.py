@@ -79,7 +79,7 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     finite = tf.constant(True)
     if len(inputs.machine) > 1:
         inputs, finite = yield from inside.reduce(inputs)
-    shares = plans.shares(inputs.tensors, inputs.num_workers)
+    shares = inputs.shares
     if len(shares) > 1:  # what is not finite in one leaves out all
         values = list(map(entries, inputs.gradients))
         scales = path.drop(values, inputs.scales, inputs.memory.residual)

@@ -103,7 +103,9 @@ def plan(
     return Plan(layout, counts, sparsity <= 0 or costly)
 
 
-def shares(tensors: Sequence[Tensor], num_workers: int) -> list[list[int]]:
+def shares(
+    tensors: Sequence[Tensor], num_workers: int, apart: bool | None = None
+) -> list[list[int]]:
     """Return which tensors of a step travel together: all, or the exempt ones apart.
 
     What is gathered reaches a worker N-1 times, what is summed by a ring all-reduce
@@ -113,20 +115,23 @@ def shares(tensors: Sequence[Tensor], num_workers: int) -> list[list[int]]:
     Args:
         tensors: all tensors of the step.
         num_workers: number of workers, N.
+        apart: whether exempt ones are apart, where that is known; None if it is to be
+            decided.
 
     Returns:
         Places in `tensors`; if there are two shares, the second is the exempt ones'.
     """
     coded = any(t.exempt and t.exempt_dtype for t in tensors)
     # Where some are coded, those that are not are few, and stay with the others.
-    apart = [t.exempt and bool(t.exempt_dtype) == coded for t in tensors]
-    exempt = [i for i, is_apart in enumerate(apart) if is_apart]
-    others = [i for i, is_apart in enumerate(apart) if not is_apart]
+    chosen = [t.exempt and bool(t.exempt_dtype) == coded for t in tensors]
+    exempt = [i for i, is_chosen in enumerate(chosen) if is_chosen]
+    others = [i for i, is_chosen in enumerate(chosen) if not is_chosen]
     layout = [tensors[i] for i in exempt]
     gathered = 4 * wire.exempt_words(layout)
     summed = dense.summed_dtype(layout).size * sum(t.size for t in layout)
     saved = (num_workers - 1) * (gathered - summed * 2 / num_workers)
-    if others and saved > _WORTH_A_COLLECTIVE:
+    apart = saved > _WORTH_A_COLLECTIVE if apart is None else apart and bool(exempt)
+    if others and apart:
         return [others, exempt]
     return [list(range(len(tensors)))]
 

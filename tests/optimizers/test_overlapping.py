@@ -1,0 +1,333 @@
+"""Steps in buckets: the bits of whole ones, or nothing; and what waits for what."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, damage_replies
+from selection import rows
+
+import tf_dgc
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import Float16, NoCompression, TopK
+from tf_dgc.exchanges import Links, Ring
+from tf_dgc.optimizers import bucketing
+from tf_dgc.optimizers.choosing import Chosen
+from tf_dgc.steps import kinds, native
+
+SHAPES = [(40, 50), (50,), (50, 30), (30,), (30, 20)]
+LONG = 1e6  # seconds of a backward pass, so that each tensor goes at once
+
+
+def make_trainer(strategy, method, overlap, inner=None, traced=None, **settings):
+    def make():
+        sgd = inner() if inner else keras.optimizers.SGD(0.25, momentum=0.5)
+        asks = {"min_compress_size": 100, "overlap": overlap, **settings}
+        if method == "dgc":
+            return tf_dgc.DGCOptimizer(sgd, **{"sparsity": 0.9, **asks})
+        return tf_dgc.CompressedOptimizer(sgd, method, **asks)
+
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(size=s).astype("float32") for s in SHAPES]
+    return Trainer(strategy, make, weights, traced=traced)
+
+
+def make_gradients(number, seed=0):
+    """Return whole numbers, of which all sums are exact."""
+    rng = np.random.default_rng(seed)
+    return [
+        [rng.integers(-8, 9, size=s).astype("float32") for s in SHAPES]
+        for _ in range(number)
+    ]
+
+
+def assert_same(one, other, exact=True):
+    mine, theirs = one.state(), other.state()
+    for (path, ours), others in zip(mine.items(), theirs.values(), strict=True):
+        if path.endswith("counters"):
+            continue  # headers of more messages
+        for a, b in zip(ours, others, strict=True):
+            if exact:
+                np.testing.assert_array_equal(a, b, path)
+            else:
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+METHODS = ["dgc", "float16", "power_sgd", "qsgd", "none", "tern_grad", "diana"]
+PAIRS = [(m, n) for m in METHODS for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("method", "number"), rows(PAIRS, [("dgc", 3), ("power_sgd", 2), ("qsgd", 2)])
+)
+def test_the_same_bits(strategies, method, number):
+    """Of three workers the ring adds up other fractions in another order."""
+    pair = [make_trainer(strategies[number], method, o) for o in (False, LONG)]
+    for step in range(3):
+        for trainer in pair:
+            trainer.step(make_gradients(number, step))
+    assert_same(*pair, exact=number < 3 or method in {"dgc", "none", "qsgd"})
+    name = pair[1].optimizer.stats.exchange
+    assert name == ("ring" if number == 1 else "ring, 5 buckets")
+    sent = [t.optimizer.stats.entries for t in pair]
+    assert sent[0] == sent[1] > 0
+
+
+@pytest.mark.parametrize("path", ["operations", "composed"])
+def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
+    monkeypatch.setattr(native, "is_live", lambda variables: False)
+    if path == "composed":
+        monkeypatch.setattr(kinds, "KINDS", kinds.KINDS[-1:])
+    pair = [make_trainer(strategies[2], "dgc", o) for o in (False, LONG)]
+    for step in range(2):
+        for trainer in pair:
+            trainer.step(make_gradients(2, step))
+    assert_same(*pair)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    rows(
+        [
+            {"exchange": "gtopk"},
+            {"exchange": "butterfly"},
+            {"exchange": tf_dgc.exchanges.Hierarchical([[0, 1], [2, 3]])},
+            {"exempt_dtype": "bfloat16"},
+            {"value_dtype": "mxint8", "check_every": 1},
+        ],
+        [],
+    ),
+)
+def test_the_same_with_settings(strategies, settings):
+    pair = [make_trainer(strategies[4], "dgc", o, **settings) for o in (False, LONG)]
+    for step in range(3):
+        for trainer in pair:
+            trainer.step(make_gradients(4, step))
+    assert_same(*pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", ["adam", "sgd"])
+def test_the_same_traced_on_a_schedule(strategies, inner):
+    """Dense steps at first, as is known only when they run; Keras's own update."""
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
+    settings = {"sparsity": schedule, "adam_correction": False}
+    make = {
+        "adam": lambda: keras.optimizers.Adam(0.01),
+        "sgd": lambda: keras.optimizers.SGD(0.25, 0.5, clipvalue=3.0, use_ema=True),
+    }[inner]
+    pair = [
+        make_trainer(strategies[2], "dgc", o, make, traced=True, **settings)
+        for o in (False, LONG)
+    ]
+    for step in range(3):
+        for trainer in pair:
+            trainer.step(make_gradients(2, step))
+    assert_same(*pair)
+
+
+@pytest.mark.parametrize(
+    ("method", "traced"),
+    rows(
+        [(m, t) for m in METHODS for t in (False, True)],
+        [("dgc", True), ("power_sgd", False), ("diana", False)],
+    ),
+)
+def test_what_is_not_finite_leaves_out_the_step(strategies, method, traced):
+    """In the bucket that comes last, when all others were exchanged already."""
+    trainer = make_trainer(strategies[2], method, LONG, traced=traced)
+    plain = make_trainer(strategies[2], method, LONG, traced=False)
+    for step in range(2):
+        trainer.step(make_gradients(2, step))
+        plain.step(make_gradients(2, step))
+    gradients = make_gradients(2, 7)
+    gradients[1][0][3, 4] = np.nan
+    trainer.step(gradients)
+    assert_same(trainer, plain)
+    stats = trainer.optimizer.stats
+    assert (stats.steps, stats.nonfinite) == (3, 1)
+    assert int(trainer.optimizer.iterations) == 2
+    trainer.step(make_gradients(2, 3))
+    plain.step(make_gradients(2, 3))
+    assert_same(trainer, plain)
+
+
+@pytest.mark.parametrize("inner", [lambda: keras.optimizers.Ftrl(0.1), None])
+def test_keras_leaves_it_out_too(strategies, inner):
+    trainer = make_trainer(strategies[2], "float16", LONG, inner, traced=True)
+    trainer.step(make_gradients(2))
+    before = trainer.state()
+    gradients = make_gradients(2)
+    gradients[0][4][3, 4] = np.nan
+    trainer.step(gradients)
+    for path, copies in trainer.state().items():
+        for now, then in zip(copies, before[path], strict=True):
+            assert path.endswith("counters") or np.array_equal(now, then), path
+
+
+def test_a_refused_buffer_changes_no_weight(strategies, monkeypatch):
+    trainer = make_trainer(strategies[2], "qsgd", LONG)
+    before = trainer.weights()
+    damage_replies(monkeypatch)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="The buffer of worker 0"):
+        trainer.step(make_gradients(2))
+    for now, then in zip(trainer.weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_some_have_no_gradient_and_in_another_order(strategies):
+    pair = [make_trainer(strategies[2], "dgc", o) for o in (False, LONG)]
+    gradients = make_gradients(2)
+    for worker in gradients:
+        worker[2] = None
+    for trainer in pair:
+        trainer.variables.reverse()
+        trainer.step([worker[::-1] for worker in gradients])
+    assert_same(*pair)
+
+
+def before(operation):
+    """Return what an operation of a graph waits for."""
+    found, waiting = set(), [operation]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += [t.op for t in one.inputs] + list(one.control_inputs)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "by_all"),
+    rows(
+        [(m, b) for m in METHODS for b in (True, False)],
+        [("dgc", True), ("float16", True), ("qsgd", False)],
+    ),
+)
+def test_who_waits_for_what(strategies, monkeypatch, method, by_all):
+    """A bucket's collectives for its gradients and the buckets before; nothing else.
+
+    Nor do the native operations wait for another bucket's collectives, of which the
+    links could be waiting.
+    """
+    if not by_all:
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(kinds, "KINDS", kinds.KINDS[-1:])
+    trainer = make_trainer(strategies[2], method, LONG, traced=True)
+    gradients = trainer.per_replica(make_gradients(2))
+    graph = trainer._run.get_concrete_function(gradients).graph
+    given = {t.op: i // 2 for i, t in enumerate(graph.inputs[: 2 * len(SHAPES)])}
+
+    def waits_for(operation):
+        return {given[one] for one in before(operation) if one in given}
+
+    last = len(SHAPES) - 1
+    operations = graph.get_operations()
+    collectives = [o for o in operations if o.type.startswith("Collective")]
+    earliest = [min(waits_for(o)) for o in collectives]
+    assert earliest[:2] == [last, last]
+    assert sorted(earliest, reverse=True) == earliest
+    assert set(earliest) == set(range(len(SHAPES)))
+    begun = [o for o in operations if o.type in {"TfDgcEncode", "TfDgcCompress"}]
+    for operation in begun:
+        waited = [o for o in before(operation) if o in collectives]
+        assert waited or len(waits_for(operation)) == 1
+        assert all(waits_for(operation) <= waits_for(o) or waited for o in waited)
+    firsts = [o for o in begun if not before(o) & set(collectives)]
+    assert len(firsts) == (2 * len(SHAPES) if begun else 0)
+
+
+LAYERS = [Tensor(f"{i}", (1000, 1000), tf.float32, False) for i in range(8)]
+SLOW = Links(1e-3, 1e-4, 8e-8, rounding=1e-10)
+FAST = Links(1e-3, 1e-4, 1e-11, rounding=1e-10)
+
+
+def split(links, wanted, compressor=None, tensors=LAYERS, number=4, kept=0):
+    chosen = Chosen("ring", compressor or NoCompression(), Ring(), {}, links)
+    return bucketing.split(chosen, wanted, tensors, kept, number)
+
+
+def test_how_many_buckets():
+    assert split(SLOW, False).buckets == ()
+    assert split(SLOW, True, number=1).buckets == ()
+    assert split(None, None).buckets == ()
+    found = split(SLOW, True)
+    assert [i for bucket in found.buckets for i in bucket] == list(range(8))[::-1]
+    assert found.name == f"ring, {len(found.buckets)} buckets"
+    assert 2 < len(found.buckets) <= 8
+    assert split(None, True).buckets
+    assert split(SLOW, 1e-4).buckets == ()  # it is over at once
+    assert len(split(FAST, 0.1).buckets) == 8
+    assert len(split(FAST, True).buckets) == 2
+
+
+def test_where_it_pays():
+    assert split(SLOW, None).buckets
+    assert split(FAST, None).buckets == ()
+    assert split(SLOW, None, Float16()).buckets
+    assert split(SLOW, None, TopK(0.999), kept=2).buckets
+    slow_memory = SLOW._replace(rounding=1e-8)
+    assert split(slow_memory, None, TopK(0.999), kept=2).buckets == ()
+
+
+def test_auto_states_what_it_chose(strategies, monkeypatch):
+    measured = Chosen("butterfly", Float16(), tf_dgc.exchanges.Butterfly(), {}, SLOW)
+    monkeypatch.setattr(
+        tf_dgc.optimizers.kept, "choose", lambda *asked: asked and measured
+    )
+    monkeypatch.setattr(bucketing, "_WORTH_IT", 10.0)
+    one, other = (
+        make_trainer(strategies[2], "none", overlap, exchange="auto")
+        for overlap in (False, LONG)
+    )
+    assert one.optimizer.stats.exchange == "butterfly"
+    assert other.optimizer.stats.exchange == "butterfly, 5 buckets"
+
+
+@pytest.mark.parametrize("overlap", ["yes", 0, 0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_overlap(overlap):
+    with pytest.raises(ValueError, match="`overlap` must be True, False, None"):
+        tf_dgc.DGCOptimizer("sgd", overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (
+            lambda: tf_dgc.DGCOptimizer(
+                keras.optimizers.SGD(0.1, global_clipnorm=1.0), overlap=True
+            ),
+            "Use `clipnorm`",
+        ),
+        (
+            lambda: tf_dgc.CompressedOptimizer("sgd", "global_top_k", overlap=True),
+            "sees all of them as one",
+        ),
+        (lambda: tf_dgc.DGCOptimizer("adam", overlap=0.1), "adam_correction=False"),
+        (
+            lambda: tf_dgc.DGCOptimizer("sgd", overlap=True, track_staleness=True),
+            "`track_staleness` counts",
+        ),
+    ],
+)
+def test_what_does_not_go_together(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_a_norm_of_all_turns_it_off(strategies):
+    pair = [make_trainer(strategies[2], "none", o) for o in (False, LONG)]
+    for trainer in pair:
+        trainer.optimizer.global_clipnorm = 1.0
+        trainer.step(make_gradients(2))
+    assert_same(*pair)
+    sent = [t.optimizer.stats.bytes for t in pair]
+    assert sent[0] == sent[1]
+
+
+def test_a_config():
+    for overlap in (None, True, 0.25):
+        optimizer = tf_dgc.DGCOptimizer("sgd", overlap=overlap)
+        again = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
+        assert again.overlap is overlap or again.overlap == overlap

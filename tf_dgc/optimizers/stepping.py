@@ -1,0 +1,58 @@
+"""One step of `CompressedOptimizer`, from gradients to the update."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.distribute import divergence
+from tf_dgc.metrics import counting
+from tf_dgc.optimizers import inputs, overlapping, overwriting
+from tf_dgc.optimizers.kept import Kept
+from tf_dgc.optimizers.takeover import TakeOver
+from tf_dgc.optimizers.updating import update
+
+
+def take(
+    optimizer: Any,
+    grads: list,
+    variables: list[keras.Variable],
+    took: TakeOver,
+    made: Kept,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Take a step; call it in replica context.
+
+    Args:
+        optimizer: `CompressedOptimizer` whose step it is.
+        grads: gradients of the variables.
+        variables: variables of the model.
+        took: settings of the inner optimizer that are applied in its place.
+        made: variables that the optimizer keeps.
+        strategy: strategy of the workers.
+    """
+    communicator = optimizer.communicator
+    trained, overwritten = overwriting.split(grads, variables)
+    extra = overwriting.overwrite(communicator, overwritten)
+    grads, variables = map(list, zip(*trained, strict=True))
+    with tf.name_scope(optimizer.name):
+        stock = made.adam.is_stock() if made.adam else True
+        parts = inputs.collect_parts(optimizer, grads, variables, took, made, stock)
+        asks = optimizer.iterations.value, optimizer.check_every
+        check = divergence.make_check(
+            strategy, variables, *asks, optimizer.on_divergence
+        )
+        outcome, asked = overlapping.run(communicator, parts, check)
+        if made.adam:
+            outcome = made.adam.receive(outcome, stock)
+        known = made.natively, made.rule
+        nonfinite = update(optimizer.inner_optimizer, outcome, variables, *known)
+        if made.adam:
+            made.adam.count_step(stock)
+        counting.count_step(
+            made.memory.counters,
+            entries=outcome.entries,
+            sent_bytes=outcome.sent_bytes + asked + extra,
+            dense_bytes=counting.dense_bytes(variables) + extra,
+            nonfinite=nonfinite,
+        )
