@@ -1,17 +1,70 @@
 """Bucketing: which tensors of a step are exchanged together while it goes on."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
 from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import Compressor
 from tf_dgc.exchanges import Asked, Links, overlap
 from tf_dgc.exchanges.overlap import Transfer
 from tf_dgc.optimizers.choosing import Chosen, what_is_asked
+from tf_dgc.optimizers.takeover import TakeOver
 
 # Where nothing is measured, as of the replicas of one process: links of 1 Gbit/s.
 _ASSUMED = Links(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 8e-10)
 _WORTH_IT = 0.9  # of the time without
+
+
+def check(
+    overlap: bool | float | None,
+    compressor: Compressor,
+    took: TakeOver,
+    track_staleness: bool,
+) -> None:
+    """Raise `ValueError` for an overlap that cannot be.
+
+    Args:
+        overlap: choice of the user.
+        compressor: method of the optimizer.
+        took: settings of the inner optimizer that are applied in its place.
+        track_staleness: whether it is remembered when entries were sent.
+    """
+    if not (overlap is None or isinstance(overlap, bool) or _is_time(overlap)):
+        raise ValueError(
+            '`overlap` must be True, False, None (where `exchange="auto"` finds that '
+            "it pays), or the seconds that a backward pass takes, a finite number "
+            f"above 0. Received: overlap={overlap!r}"
+        )
+    found = hindrance(compressor, took, track_staleness)
+    if overlap and found:
+        raise ValueError(
+            "With `overlap` a tensor is exchanged while the gradients of others are "
+            f"not there yet, and {found}. Received: overlap={overlap!r}"
+        )
+
+
+def hindrance(
+    compressor: Compressor, took: TakeOver, track_staleness: bool
+) -> str | None:
+    """Return why steps cannot overlap, and what to do; None if they can.
+
+    Arguments are those of `check`.
+    """
+    if compressor.together:
+        return f"{compressor!r} sees all of them as one. Use another method"
+    if took.clipping["global_clipnorm"]:
+        return "`global_clipnorm` is about the norm of all. Use `clipnorm`"
+    if took.adam:
+        return "the Adam correction takes a sample of all. Use `adam_correction=False`"
+    if track_staleness:
+        return "`track_staleness` counts whole steps. Leave it out"
+    return None
+
+
+def _is_time(overlap: object) -> bool:
+    return isinstance(overlap, int | float) and 0 < overlap < math.inf
 
 
 def split(

@@ -18,7 +18,7 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import inputs, kept, stepping, takeover, validation
+from tf_dgc.optimizers import bucketing, inputs, kept, stepping, takeover, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
@@ -125,7 +125,7 @@ class CompressedOptimizer(OptimizerWrapper):
             inner, bool(momentum_correction), bool(adam_correction) and feedback
         )
         validation.check_adam_correction(ways, compressor, feedback, took.adam)
-        validation.check_overlap(overlap, compressor, took, track_staleness)
+        bucketing.check(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
         self.compressor = compressor
         self.error_feedback = error_feedback

@@ -12,9 +12,8 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.exchanges import Exchange
-from tf_dgc.optimizers import adam, overwriting, tensors, validation
+from tf_dgc.optimizers import adam, bucketing, overwriting, tensors, validation
 from tf_dgc.optimizers.agreement import make_agreement
-from tf_dgc.optimizers.bucketing import split
 from tf_dgc.optimizers.choosing import Chosen, choose
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.takeover import TakeOver
@@ -126,12 +125,12 @@ def make(
         )
     ways, merges = validation.allows(optimizer, keeps_residual)
     wanted, tracks = optimizer.overlap, optimizer.track_staleness
-    if validation.hindrance_to_overlap(optimizer.compressor, took, tracks):
+    if bucketing.hindrance(optimizer.compressor, took, tracks):
         wanted = False
     asks = optimizer.compressor, found, keeps_residual, merges, bool(wanted)
     chosen = choose(ways, *asks, strategy, optimizer.communicator)
     num_kept = len([some for some in (memory.residual, memory.velocity) if some])
-    chosen = split(chosen, wanted, found, num_kept, optimizer.num_workers)
+    chosen = bucketing.split(chosen, wanted, found, num_kept, optimizer.num_workers)
     return Kept(found, memory, correction, natively, chosen)
 
 

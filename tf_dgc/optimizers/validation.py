@@ -1,6 +1,5 @@
 """What an optimizer checks before its first step."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.exchanges import Exchange
-from tf_dgc.optimizers.takeover import TakeOver
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -107,56 +105,6 @@ def check_adam_correction(
             "`adam_correction` divides by. Use `adam_correction=False`, another inner "
             "optimizer, or another `exchange`. Received: adam_correction=True"
         )
-
-
-def check_overlap(
-    overlap: bool | float | None,
-    compressor: Compressor,
-    took: TakeOver,
-    track_staleness: bool,
-) -> None:
-    """Raise `ValueError` for an overlap that cannot be.
-
-    Args:
-        overlap: choice of the user.
-        compressor: method of the optimizer.
-        took: settings of the inner optimizer that are applied in its place.
-        track_staleness: whether it is remembered when entries were sent.
-    """
-    if not (overlap is None or isinstance(overlap, bool) or _is_time(overlap)):
-        raise ValueError(
-            '`overlap` must be True, False, None (where `exchange="auto"` finds that '
-            "it pays), or the seconds that a backward pass takes, a finite number "
-            f"above 0. Received: overlap={overlap!r}"
-        )
-    hindrance = hindrance_to_overlap(compressor, took, track_staleness)
-    if overlap and hindrance:
-        raise ValueError(
-            "With `overlap` a tensor is exchanged while the gradients of others are "
-            f"not there yet, and {hindrance}. Received: overlap={overlap!r}"
-        )
-
-
-def hindrance_to_overlap(
-    compressor: Compressor, took: TakeOver, track_staleness: bool
-) -> str | None:
-    """Return why steps cannot overlap, and what to do; None if they can.
-
-    Arguments are those of `check_overlap`.
-    """
-    if compressor.together:
-        return f"{compressor!r} sees all of them as one. Use another method"
-    if took.clipping["global_clipnorm"]:
-        return "`global_clipnorm` is about the norm of all. Use `clipnorm`"
-    if took.adam:
-        return "the Adam correction takes a sample of all. Use `adam_correction=False`"
-    if track_staleness:
-        return "`track_staleness` counts whole steps. Leave it out"
-    return None
-
-
-def _is_time(overlap: object) -> bool:
-    return isinstance(overlap, int | float) and 0 < overlap < math.inf
 
 
 def check_exempt_dtype(exchange: Exchange, exempt_dtype: str | None) -> None:
