@@ -95,6 +95,7 @@ def test_an_error_restores_the_weights(within, where):
     assert not within.optimizer._shown.hidden
 
 
+@pytest.mark.slow
 def test_files_hold_the_anchor_and_all_to_go_on(within, strategies, tmp_path):
     before, middle = copies(within), anchor(within)
     within.save(tmp_path / "model.keras")

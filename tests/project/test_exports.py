@@ -27,8 +27,8 @@ PUBLIC = {
         base get num_sent tie_offsets top_k
     """,
     "tf_dgc.exchanges": """
-        Asked Auto Butterfly ByOwners Cost Exchange GTopK Hierarchical Links OkTopK
-        Place Ring Rounds Star Transfer Tree TwoWay get names predict
+        Asked Auto Butterfly ByOwners Cost Exchange GTopK Gossip Hierarchical Links
+        OkTopK Place Ring Rounds Star Transfer Tree TwoWay get names predict weights_of
     """,
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": """

@@ -114,6 +114,8 @@ class Compressor(abc.ABC):
             "default" (unless switched off), "optional" (if switched on) or "forbidden".
         feedback_decay: share of what was kept back that is added to the next gradient,
             in (0, 1]; below 1 it forgets, and does not conserve.
+        needs_others: whether what a worker sends depends on what others do in the same
+            step, so that it cannot be decoded by itself.
         is_momentum: whether what is kept back is itself the momentum, so that the
             optimizer that applies the sum must have none.
         additive: whether `Result.sum` is the sum of what the workers sent; not so for
@@ -145,6 +147,7 @@ class Compressor(abc.ABC):
     respects_largest: ClassVar[bool] = False
     together: ClassVar[bool] = False
     is_momentum: ClassVar[bool] = False
+    needs_others: ClassVar[bool] = False
     additive: bool = True
     conserves: bool = True
     unbiased: bool = False

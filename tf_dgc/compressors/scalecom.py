@@ -40,6 +40,7 @@ class ScaleCom(Compressor):
     reference = "Chen et al., ScaleCom, NeurIPS 2020"
     aggregation = "sum"
     reads_residual = True
+    needs_others = True
 
     def __init__(self, sparsity: float = 0.999, low_pass: float = 1.0):
         self.sparsity = schedules.check_sparsity(sparsity)

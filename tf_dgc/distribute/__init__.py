@@ -12,6 +12,7 @@ __all__ = [
     "groups",
     "initial_values",
     "loss_scale",
+    "near",
     "pieces",
     "preparation",
     "probes",

@@ -63,8 +63,9 @@ class Communicator:
         Args:
             exchange: exchange that is settled, the same on all workers.
         """
-        # What is made from it has ways of its own.
-        self._exchange = None if type(exchange) is Ring else exchange
+        # What is made from it has ways of its own, but for sums and gathers of all.
+        stock = type(exchange) is Ring or exchange.is_near
+        self._exchange = None if stock else exchange
         self.drops_entries = exchange.drops_entries
 
     def run(

@@ -7,6 +7,8 @@ from tf_dgc.exchanges.auto import Auto
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.by_owners import ByOwners
+from tf_dgc.exchanges.gossip import Gossip
+from tf_dgc.exchanges.graphs import weights_of
 from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.hierarchical import Hierarchical
 from tf_dgc.exchanges.model import Asked, Links, predict
@@ -25,6 +27,7 @@ __all__ = [
     "Cost",
     "Exchange",
     "GTopK",
+    "Gossip",
     "Hierarchical",
     "Links",
     "OkTopK",
@@ -38,6 +41,7 @@ __all__ = [
     "get",
     "names",
     "predict",
+    "weights_of",
 ]
 
 _KINDS: tuple[type[Exchange], ...] = (

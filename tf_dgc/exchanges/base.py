@@ -97,6 +97,7 @@ class Exchange(abc.ABC):
             which may leave some out.
         keeps_sums: whether what is left out of sums stays with the worker that formed
             them, and not with those that contributed.
+        is_near: whether it is for workers that exchange with neighbours alone.
         adds_up_first: whether there may be workers that add up their gradients before
             they compress, as `machine_of` says.
     """
@@ -106,6 +107,7 @@ class Exchange(abc.ABC):
     drops_entries = False
     keeps_sums = False
     adds_up_first = False
+    is_near = False
 
     @abc.abstractmethod
     def sum(self, values: tf.Tensor, place: Place) -> Rounds:

@@ -7,13 +7,13 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.choice import Choice
 from tf_dgc.distribute import divergence
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import drift, moving
 from tf_dgc.optimizers.inner_state import InnerState
 from tf_dgc.optimizers.kept import Kept
+from tf_dgc.optimizers.rounds import Rounds
 from tf_dgc.optimizers.updating import update
 from tf_dgc.steps import kinds
 
@@ -30,6 +30,8 @@ class Averaging:
         anchor: variable of each variable of the model: what it was as the round began.
         drift: measure of how far the workers are apart; None unless it is tracked.
     """
+
+    alike = True  # workers as a round has ended
 
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
         self._optimizer, self._kept = optimizer, kept
@@ -51,10 +53,14 @@ class Averaging:
         copies = (Copies(self._strategy, a.value).local for a in self.anchor)
         return [[c.read_value() for c in replicas] for replicas in copies]
 
-    def begin(self, begins: Choice) -> None:
+    def begin(self, rounds: Rounds) -> None:
         """Take the anchor, if a round begins; in replica context."""
         variables = keras_optimizers.trainable_variables(self._optimizer)
-        moving.cast_anchor(self.anchor, variables, begins)
+        moving.cast_anchor(self.anchor, variables, rounds.begins())
+
+    def consensus(self, number: tf.Tensor) -> tf.Tensor:
+        """Do the same as `end`, which leaves all workers alike."""
+        return self.end(number)
 
     def end(self, number: tf.Tensor) -> tf.Tensor:
         """Exchange; in replica context.

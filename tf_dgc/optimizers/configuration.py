@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tf_dgc.exchanges import Gossip
 from tf_dgc.optimizers.exclusions import Exclusions
 
 _SETTINGS = (
@@ -64,10 +65,12 @@ def collect_local_config(optimizer: Any, inner: Mapping[str, Any]) -> dict[str, 
         inner: config of the inner optimizer.
     """
     values = {name: getattr(optimizer, name) for name in _LOCAL_SETTINGS}
+    outer = keras.saving.serialize_keras_object(optimizer.outer_optimizer)
+    near = isinstance(optimizer.exchange, Gossip)
     return {
         "name": optimizer.name,
         "inner": inner,
-        "outer": keras.saving.serialize_keras_object(optimizer.outer_optimizer),
+        "outer": None if near else outer,
         **keras.saving.serialize_keras_object(values),
     }
 

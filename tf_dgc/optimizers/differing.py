@@ -10,6 +10,7 @@ from tf_dgc._internals import checkpoints
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.averaging import Averaging
+from tf_dgc.optimizers.gossiping import Gossiping
 from tf_dgc.optimizers.rounds import Rounds
 from tf_dgc.optimizers.shown import Shown
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
@@ -23,7 +24,7 @@ class DifferingOptimizer(OptimizerWrapper):
     _progress: keras.Variable | None = None
     _rounds: Rounds | None = None
     _shown: Shown | None = None
-    _ending: Averaging | None = None
+    _ending: Averaging | Gossiping | None = None
 
     @property
     def skipped(self) -> int:
@@ -54,6 +55,10 @@ class DifferingOptimizer(OptimizerWrapper):
         so by themselves. Where workers do not differ, as at a consensus and with one
         worker, nothing is changed.
 
+        Workers that gossip have no anchor. Evaluations and saves, which all workers
+        take part in, see the mean of their weights, which is a collective as large as
+        the model; all else is refused until `consensus()`.
+
         >>> with optimizer.agreed():
         ...     outputs = model(x)
 
@@ -69,7 +74,7 @@ class DifferingOptimizer(OptimizerWrapper):
     def _differs(self) -> bool:
         """Whether this worker has weights that others may not have."""
         several = self._strategy.num_replicas_in_sync > 1
-        return several and self._rounds is not None and self._rounds.taken > 0
+        return several and self._rounds is not None and self._rounds.apart > 0
 
     # --- saving ---------------------------------------------------------------------
 

@@ -14,13 +14,22 @@ from tf_dgc.distribute import divergence
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
-from tf_dgc.exchanges import Exchange
+from tf_dgc.exchanges import Exchange, Gossip
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, kept, moving, settings, takeover, validation
+from tf_dgc.optimizers import (
+    inputs,
+    kept,
+    moving,
+    neighbours,
+    settings,
+    takeover,
+    validation,
+)
 from tf_dgc.optimizers.averaging import Averaging
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.differing import DifferingOptimizer
 from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.optimizers.gossiping import Gossiping
 from tf_dgc.optimizers.rounds import Rounds
 from tf_dgc.optimizers.shown import Shown
 from tf_dgc.optimizers.takeover import TakeOver
@@ -68,7 +77,8 @@ class LocalOptimizer(DifferingOptimizer):
         check_every: number of rounds from one in which the workers compare checksums of
             their anchors to the next; the first is one. None for never.
         on_divergence: reaction on all workers if they differ: "raise" or "warn".
-        exchange: way of sums and gathers, or its name.
+        exchange: way of sums and gathers, or its name; or `tf_dgc.exchanges.Gossip`,
+            by which a worker exchanges with its neighbours only, without `outer`.
         track_drift: whether to measure `drift` as a round ends, which takes one more
             collective, of 4 kB.
 
@@ -76,7 +86,9 @@ class LocalOptimizer(DifferingOptimizer):
         inner_optimizer: copy of `inner` that takes local steps.
         outer_optimizer: copy of `outer` that is applied in an exchange.
         anchor: variables, one per model variable, equal on all workers: the weights
-            that the round began with.
+            that the round began with; empty with `Gossip`.
+        public: variables, one per model variable and worker, flat: what neighbours know
+            of this worker's weights; empty but for `Gossip` that compresses.
         residual: variables, one per model variable and worker, moved and not yet sent;
             empty without error feedback.
         compressor_state: variables of the method's own state by name, for each model
@@ -108,9 +120,11 @@ class LocalOptimizer(DifferingOptimizer):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
-        ways = validation.get_exchange(exchange, compressor, feedback)
+        ways = validation.get_exchange(exchange, compressor, feedback, near=True)
         divergence.check_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
+        number = strategy.num_replicas_in_sync
+        neighbours.check(ways, compressor, error_feedback, outer, number)
         rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
         keras_optimizers.step_alone(rule)
         keras_optimizers.leave_out_of_files(rule)
@@ -131,12 +145,13 @@ class LocalOptimizer(DifferingOptimizer):
         self.exchange = exchange  # by name, if it was given so
         self.communicator = Communicator(strategy, ways)
         self.anchor: list[SharedVariable] = []
+        self.public: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self.compressor_state: list[State] = []
         self.exempt_dtype: str | None = None
         self.track_staleness = self.overlap = False
         self.track_drift = bool(track_drift)
-        self._keeps_residual = feedback
+        self._keeps_residual = feedback and not ways.is_near
         self._kept: kept.Kept | None = None
         self._counters: keras.Variable | None = None
 
@@ -171,8 +186,11 @@ class LocalOptimizer(DifferingOptimizer):
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)
         self.compressor_state = made.of_method
-        self._ending = Averaging(self, made, variables)
+        kind = Gossiping if made.chosen.exchange.is_near else Averaging
+        self._ending = kind(self, made, variables)
         self.anchor = self._ending.anchor
+        if isinstance(self._ending, Gossiping):
+            self.public, self._pull = self._ending.public, self._ending.pull
         self._drift = self._ending.drift and self._ending.drift.variable
         self._shown = Shown(self._strategy, variables)
         self._rounds = Rounds(self.period, self._strategy)
@@ -199,13 +217,13 @@ class LocalOptimizer(DifferingOptimizer):
         made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends = rounds.ends()
-            cast(Averaging, self._ending).begin(rounds.begins())
+            cast(Averaging, self._ending).begin(rounds)
             asks = grads, variables, self.num_workers, made.natively
             rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
             rounds.end(ends, self._exchange)
 
     def consensus(self) -> None:
-        """End the round now: exchange, if this worker has taken a step in it.
+        """End the round now: exchange, if workers differ.
 
         Call it on every worker, outside of steps, for example before saving what is to
         be used without this optimizer. All then have the same weights.
@@ -213,15 +231,16 @@ class LocalOptimizer(DifferingOptimizer):
         Raises:
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
-        if self._rounds is None or not self._rounds.taken:
+        if self._rounds is None or not self._rounds.apart:
             return
         meeting.rendezvous(self._strategy, "come to a consensus")
-        self._strategy.run(self._exchange)
+        self._strategy.run(lambda: self._exchange(consensus=True))
 
-    def _exchange(self) -> None:
-        """Move the anchor by what all workers moved, and this worker to it."""
-        rounds = cast(Rounds, self._rounds)
-        rounds.count_round(cast(Averaging, self._ending).end(rounds.number))
+    def _exchange(self, consensus: bool = False) -> None:
+        """End the round; in replica context."""
+        rounds, ending = cast(Rounds, self._rounds), cast(Averaging, self._ending)
+        end = ending.consensus if consensus else ending.end
+        rounds.count_round(end(rounds.number), consensus or ending.alike)
 
     # --- what users read ------------------------------------------------------------
 
@@ -249,6 +268,8 @@ class LocalOptimizer(DifferingOptimizer):
         self.outer_optimizer.finalize_variable_values(var_list)
 
     def _wrapped(self) -> list[str]:
+        if isinstance(self.exchange, Gossip):
+            return super()._wrapped()
         outer = keras_optimizers.settings_of(self.outer_optimizer)
         rule = settings.describe(type(self.outer_optimizer), outer)
         return [*super()._wrapped(), f"outer={rule}"]

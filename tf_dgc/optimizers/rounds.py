@@ -10,7 +10,7 @@ from tf_dgc.choice import Choice
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.optimizers import conditions
 
-_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS = range(5)
+_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _APART = range(6)
 
 
 class Rounds:
@@ -31,7 +31,7 @@ class Rounds:
         # Of no aggregation: each replica counts by itself.
         self.variable = keras.Variable(
             initializer="zeros",
-            shape=[5],
+            shape=[6],
             dtype="int64",
             trainable=False,
             name="progress",
@@ -41,6 +41,10 @@ class Rounds:
     def number(self) -> tf.Tensor:
         """Number of the round, from 0, scalar int64."""
         return self._read()[_ROUNDS]
+
+    def is_first(self) -> tf.Tensor:
+        """Return whether there was no call before, scalar bool."""
+        return tf.equal(self._read()[_CALLS], 0)
 
     def begins(self) -> Choice:
         """Return whether the round begins with this call."""
@@ -59,16 +63,19 @@ class Rounds:
     def count_call(self, done: tf.Tensor) -> None:
         """Count this call, and whether its step was done, scalar bool."""
         left_out = tf.cast(tf.logical_not(done), tf.int64)
-        self.variable.assign(self._read() + tf.stack([1, 1, 0, left_out, 0]))
+        self.variable.assign(self._read() + tf.stack([1, 1, 0, left_out, 0, 1]))
 
-    def count_round(self, anew: tf.Tensor) -> None:
+    def count_round(self, anew: tf.Tensor, alike: bool) -> None:
         """Count a round that has ended.
 
         Args:
             anew: whether this replica's inner state was reset, scalar bool.
+            alike: whether all replicas have the same weights now.
         """
         now = self._read()
-        ended = tf.stack([0, -now[_IN_ROUND], 1, 0, tf.cast(anew, tf.int64)])
+        apart = -now[_APART] if alike else 0
+        reset = tf.cast(anew, tf.int64)
+        ended = tf.stack([0, -now[_IN_ROUND], 1, 0, reset, apart])
         self.variable.assign(now + ended)
 
     def end(self, ends: Choice, exchange: Callable[[], None]) -> None:
@@ -81,9 +88,9 @@ class Rounds:
     # --- outside of steps -----------------------------------------------------------
 
     @property
-    def taken(self) -> int:
-        """Calls that there were in this round."""
-        return self._most(_IN_ROUND)
+    def apart(self) -> int:
+        """Calls since all replicas had the same weights."""
+        return self._most(_APART)
 
     @property
     def skipped(self) -> int:

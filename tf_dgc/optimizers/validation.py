@@ -47,7 +47,10 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
 
 
 def get_exchange(
-    identifier: Exchange | str, compressor: Compressor, feedback: bool
+    identifier: Exchange | str,
+    compressor: Compressor,
+    feedback: bool,
+    near: bool = False,
 ) -> Exchange:
     """Return an exchange that can carry what a method sends.
 
@@ -55,11 +58,18 @@ def get_exchange(
         identifier: exchange, or its name.
         compressor: method.
         feedback: whether what is not sent is kept back.
+        near: whether it may be one with neighbours alone.
 
     Raises:
         ValueError: for other names, and for an exchange that cannot.
     """
     exchange = exchanges.get(identifier)
+    if exchange.is_near and not near:
+        raise ValueError(
+            "Workers that exchange with neighbours alone have weights of their own. "
+            "Use `tf_dgc.LocalOptimizer(inner, 1, exchange=...)`, which lets them. "
+            f"Received: exchange={exchange!r}"
+        )
     if exchange.drops_entries and not _merges(compressor, feedback):
         raise ValueError(
             f"{exchange!r} merges entries on the way, and what it leaves out goes back "

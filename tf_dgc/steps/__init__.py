@@ -17,6 +17,7 @@ __all__ = [
     "memory",
     "native",
     "native_update",
+    "near",
     "operations",
     "plan",
     "settling",

@@ -1,0 +1,283 @@
+"""Gossip against its papers' algorithms in NumPy, and where workers differ."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from contract import round_trip
+from gossip_reference import DPSGD, Choco
+from harness import Trainer, initial_weights, make_gradients, record_collectives
+from selection import rows
+
+import tf_dgc
+from tf_dgc.exchanges import Gossip
+
+O = keras.optimizers  # noqa: E741
+SHAPES = [(12, 10), (5,)]
+RATE = 0.125
+PATH = [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0.25, 0.75]]
+STEPS = 5
+
+
+def gossip(graph="ring", step_size=None, period=1, **settings):
+    exchange = Gossip(graph, step_size)
+    return tf_dgc.LocalOptimizer(O.SGD(RATE), period, exchange=exchange, **settings)
+
+
+def make_trainer(strategy, dtype="float64", traced=None, **settings):
+    weights = initial_weights(dtype, SHAPES)
+    return Trainer(strategy, lambda: gossip(**settings), weights, traced=traced)
+
+
+def flat(tensors):
+    return np.concatenate([np.ravel(t) for t in tensors])
+
+
+def each(trainer):
+    """Return the flat weights of each worker."""
+    return [flat(w) for w in zip(*trainer.replica_weights(), strict=True)]
+
+
+def moves(gradients):
+    """Return how far each worker moves by its own gradient."""
+    return [-RATE * len(gradients) * flat(g) for g in gradients]
+
+
+def assert_same(trainer, reference, rtol=1e-12):
+    for mine, theirs in zip(each(trainer), reference.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-13)
+
+
+# --- against the papers ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("graph", "num_workers"),
+    rows(
+        [
+            *itertools.product(["ring", "exponential", "torus"], [1, 2, 3, 4]),
+            ("path", 3),
+        ],
+        [("exponential", 3), ("torus", 4), ("path", 3)],
+    ),
+)
+def test_d_psgd(strategies, graph, num_workers):
+    graph = PATH if graph == "path" else graph
+    trainer = make_trainer(strategies[num_workers], graph=graph)
+    run = DPSGD(Gossip(graph).weights(num_workers), flat(trainer.weights()))
+    for gradients in make_gradients(num_workers, STEPS, shapes=SHAPES):
+        trainer.step(gradients)
+        run.round(moves(gradients))
+        assert_same(trainer, run)
+    assert trainer.optimizer.stats.steps == STEPS
+
+
+def largest(values, number):
+    """Return what top-k of every tenth entry sends of the flat weights."""
+    del number
+    sent = values.copy()
+    size = np.prod(SHAPES[0])
+    kept = np.argsort(np.abs(values[:size]))[-12:]
+    sent[:size] = 0
+    sent[kept] = values[kept]
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("graph", "num_workers"), rows([("ring", 4), ("torus", 2), (PATH, 3)], [(PATH, 3)])
+)
+def test_choco_sgd(strategies, graph, num_workers):
+    method = tf_dgc.compressors.TopK(sparsity=0.9)
+    settings = {"graph": graph, "step_size": 0.25, "compressor": method}
+    trainer = make_trainer(strategies[num_workers], min_compress_size=100, **settings)
+    (matrix,) = Gossip(graph).weights(num_workers)
+    run = Choco(matrix, flat(trainer.weights()), 0.25, largest)
+    for gradients in make_gradients(num_workers, STEPS, shapes=SHAPES):
+        trainer.step(gradients)
+        run.round(moves(gradients))
+        assert_same(trainer, run)
+    public = [flat(w) for w in trainer.local(trainer.optimizer.public)]
+    for worker, copy in enumerate(public):
+        np.testing.assert_allclose(copy, run.copies[worker][worker], atol=1e-13)
+
+
+@pytest.mark.parametrize("traced", rows([False, True], [False]))
+@pytest.mark.parametrize("method", ["none", "uniform_8bit"])
+def test_the_mean_is_conserved_and_workers_differ(strategies, method, traced):
+    settings = {"step_size": 0.5, "compressor": method, "min_compress_size": 0}
+    trainer = make_trainer(strategies[4], "float32", traced, period=2, **settings)
+    mean = np.mean(each(trainer), axis=0)
+    for gradients in make_gradients(4, 6, "float32", SHAPES):
+        trainer.step(gradients)
+        mean = mean + np.mean(moves(gradients), axis=0)
+        np.testing.assert_allclose(np.mean(each(trainer), axis=0), mean, atol=2e-6)
+        assert len({w.tobytes() for w in each(trainer)}) == 4
+    trainer.optimizer.consensus()
+    assert len({w.tobytes() for w in each(trainer)}) == 1
+    np.testing.assert_allclose(each(trainer)[0], mean, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_choco_without_moves_comes_to_a_consensus(strategies):
+    method = tf_dgc.compressors.TopK(0.5)
+    settings = {"step_size": 0.5, "compressor": method, "min_compress_size": 0}
+    trainer = make_trainer(strategies[2], **settings)
+    first, *_ = make_gradients(2, 1, shapes=SHAPES)
+    trainer.step(first)
+    still = [[np.zeros(s) for s in SHAPES] for _ in range(2)]
+
+    def distance():
+        return np.linalg.norm(np.std(each(trainer), axis=0))
+
+    before = distance()
+    for _ in range(12):
+        trainer.step(still)
+    assert distance() < 0.1 * before
+
+
+# --- what is sent ---------------------------------------------------------------------
+
+
+def test_bytes_are_those_that_go_to_neighbours(strategies, monkeypatch):
+    sent = record_collectives(monkeypatch)
+    trainer = make_trainer(strategies[4], period=2)
+    for gradients in make_gradients(4, 4, shapes=SHAPES):
+        trainer.step(gradients)
+    assert not sent  # nothing is of all workers
+    stats = trainer.optimizer.stats
+    assert stats.exchange == "gossip"
+    assert stats.steps == 2
+    assert stats.entries_per_step == 2 * 125
+    assert 2 * 8 * 125 <= stats.bytes_per_step <= 2 * 8 * 130
+
+
+# --- workers that broke ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["none", "uniform_8bit"])
+def test_a_worker_that_is_not_finite_takes_what_others_know(strategies, method):
+    settings = {"step_size": 0.5, "compressor": method, "min_compress_size": 0}
+    trainer = make_trainer(strategies[3], **settings)
+    *before, now, after = make_gradients(3, 4, shapes=SHAPES)
+    for gradients in before:
+        trainer.step(gradients)
+    weights = trainer.variables[0]
+    copies = trainer.strategy.experimental_local_results(weights.value)
+    copies[1].assign(np.full((12, 10), np.inf))
+    trainer.step(now)
+    assert np.all(np.isfinite(each(trainer)))
+    assert trainer.optimizer.resets == 1
+    trainer.step(after)
+    assert np.all(np.isfinite(each(trainer)))
+
+
+# --- who looks ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_who_looks_sees_the_mean_or_is_told(strategies, tmp_path):
+    strategy = strategies[3]
+    x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(gossip(PATH), "mse", run_eagerly=True)
+    model.fit(x, x[:, :1], batch_size=12, epochs=1, verbose=0)
+
+    def copies():
+        local = strategy.experimental_local_results
+        return [[c.numpy() for c in local(v.value)] for v in model.trainable_variables]
+
+    before = copies()
+    kernel, bias = (np.mean(c, axis=0) for c in before)
+    assert not np.array_equal(before[0][0], before[0][1])
+    loss = model.evaluate(x, x[:, :1], verbose=0)
+    np.testing.assert_allclose(
+        loss, np.mean((x @ kernel + bias - x[:, :1]) ** 2), rtol=1e-5
+    )
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(np.stack(copies()[0]), np.stack(before[0]))
+    plain = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    np.testing.assert_allclose(plain.get_weights()[0], kernel, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"Call `optimizer.consensus\(\)`"):
+        model.predict(x, verbose=0)
+    with strategy.scope():
+        again = keras.models.load_model(tmp_path / "model.keras")
+    for some, others in zip(again.trainable_variables, before, strict=True):
+        local = strategy.experimental_local_results(some.value)
+        np.testing.assert_array_equal([c.numpy() for c in local], others)
+    model.optimizer.consensus()
+    model.predict(x, verbose=0)
+
+
+def test_drift_is_measured(strategies):
+    trainer = make_trainer(strategies[3], graph=PATH, track_drift=True)
+    for gradients in make_gradients(3, 2, shapes=SHAPES):
+        trainer.step(gradients)
+    mean = np.mean(each(trainer), axis=0)
+    expected = max(np.linalg.norm(w - mean) for w in each(trainer))
+    np.testing.assert_allclose(trainer.optimizer.drift, expected, rtol=0.1)
+
+
+# --- settings -------------------------------------------------------------------------
+
+
+def test_config_round_trip():
+    optimizer = gossip("torus", 0.5, compressor="top_k")
+    again = round_trip(optimizer)
+    assert again.get_config() == optimizer.get_config()
+    assert repr(again) == repr(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"outer": "sgd"}, "Leave `outer` out"),
+        ({"compressor": "top_k"}, "needs a `step_size`"),
+        (
+            {"graph": "exponential", "step_size": 0.5, "compressor": "top_k"},
+            "hear each",
+        ),
+        ({"step_size": 0.5, "compressor": "power_sgd"}, "keeps a state"),
+        ({"step_size": 0.5, "compressor": "scale_com"}, "needs all workers"),
+        ({"step_size": 0.5, "compressor": "signum"}, "which"),
+        (
+            {"step_size": 0.5, "compressor": "top_k", "error_feedback": False},
+            "Error feedback is|without error feedback",
+        ),
+        ({"graph": np.eye(2) / 2 + 0.25}, "a row and a column for each worker"),
+    ],
+)
+def test_what_is_refused(strategies, settings, message):
+    with strategies[3].scope(), pytest.raises(ValueError, match=message):
+        gossip(**settings)
+
+
+def test_others_do_not_take_it():
+    with pytest.raises(ValueError, match=r"Use `tf_dgc.LocalOptimizer\(inner, 1"):
+        tf_dgc.DGCOptimizer("sgd", exchange=Gossip())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [2])
+def test_goes_on_bit_for_bit(strategies, num_workers):
+    settings = {"step_size": 0.5, "compressor": "top_k", "min_compress_size": 0}
+    steps = make_gradients(num_workers, 6, "float32", SHAPES)
+    whole, again = (
+        make_trainer(strategies[num_workers], "float32", period=2, **settings)
+        for _ in range(2)
+    )
+    for gradients in steps[:3]:
+        whole.step(gradients)
+    again.load(whole.save())
+    for gradients in steps[3:]:
+        whole.step(gradients)
+        again.step(gradients)
+    pairs = zip(whole.state().items(), again.state().values(), strict=True)
+    for (path, copies), others in pairs:
+        tf.nest.map_structure(
+            lambda a, b, path=path: np.testing.assert_array_equal(a, b, path),
+            copies,
+            others,
+        )

@@ -1,0 +1,270 @@
+"""The end of a round: by a mean of this worker's weights and its neighbours'."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.choice import add_up
+from tf_dgc.cluster import meeting
+from tf_dgc.compressors import NoCompression
+from tf_dgc.distribute import near
+from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.exchanges import Place
+from tf_dgc.metrics import counting
+from tf_dgc.optimizers import drift
+from tf_dgc.optimizers.inner_state import InnerState
+from tf_dgc.optimizers.kept import Kept
+from tf_dgc.optimizers.neighbours import Neighbours
+from tf_dgc.optimizers.rounds import Rounds
+from tf_dgc.steps.composed import run_exchanges
+from tf_dgc.steps.near import Coder, Sent
+from tf_dgc.transforms import clipping
+
+Values = list[tf.Tensor]
+
+
+class Gossiping:
+    """Moves each worker towards the mean of its neighbours: D-PSGD, or Choco-SGD.
+
+    Without loss, x_i moves by the step size times the sum over neighbours j of
+    w_ij (x_j - x_i). What is compressed is x_i minus the public copy of x_i that all
+    neighbours have; copies follow what is sent, and take the place of x in the sum.
+
+    Args:
+        optimizer: `LocalOptimizer` whose rounds they are, its inner optimizer built.
+        kept: variables that it keeps.
+        variables: variables of the model.
+
+    Attributes:
+        anchor: nothing, as there is none.
+        public: public copy of each variable of the model; empty without loss.
+        pull: sum over neighbours of w_ij times the difference between their copies and
+            this worker's, of each variable; likewise.
+        drift: measure of how far the workers are apart; None unless it is tracked.
+    """
+
+    alike = False  # workers as a round has ended
+
+    def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
+        self._optimizer, self._kept = optimizer, kept
+        self._strategy = tf.distribute.get_strategy()
+        self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
+        self.anchor: list[SharedVariable] = []
+        self.drift = drift.Drift() if optimizer.track_drift else None
+        self.public: list[PerWorkerVariable] = []
+        self.pull: list[PerWorkerVariable] = []
+        if not optimizer.compressor.lossless:
+            self.public = self._make("public", "mean")
+            self.pull = self._make("pull", "zero")
+
+    def _make(self, name: str, rule: str) -> list[PerWorkerVariable]:
+        return [
+            PerWorkerVariable(
+                (t.size,), t.dtype.name, f"{t.label.replace('/', '_')}_{name}", rule
+            )
+            for t in self._kept.tensors
+        ]
+
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        return keras_optimizers.trainable_variables(self._optimizer)
+
+    # --- in replica context ---------------------------------------------------------
+
+    def begin(self, rounds: Rounds) -> None:
+        """Let the public copies be what all workers begin with, in the first call."""
+        if not self.public:
+            return
+
+        def copy() -> tf.Tensor:
+            _assign(self.public, self._weights())
+            return tf.constant(True)
+
+        tf.cond(rounds.is_first(), copy, lambda: tf.constant(True))
+
+    def end(self, number: tf.Tensor) -> tf.Tensor:
+        """Exchange with the neighbours.
+
+        Args:
+            number: number of the round, scalar int64.
+
+        Returns:
+            Whether this replica's inner state was reset, scalar bool.
+        """
+        optimizer, made = self._optimizer, self._kept
+        weights = self._weights()
+        finite = clipping.all_finite(weights, made.natively)
+        made.memory.warn_of(finite, number)
+        anew = self._inner.begin_anew_unless_finite(weights, made.natively)
+        place = Place(_worker(), optimizer.num_workers)
+        entries, nonfinite, num_bytes = 0, 0, 0
+        if place.num_workers > 1:
+            them = Neighbours(optimizer.exchange, place, number)
+            coder = Coder(optimizer.compressor, made.tensors, optimizer.seed, number)
+            known = [p.local() for p in self.public] or map(tf.zeros_like, weights)
+            wanted = [
+                tf.where(finite, w - k, tf.zeros_like(w))
+                for w, k in zip(weights, known, strict=True)
+            ]
+            words, mine = coder.encode(wanted, finite, place.worker)
+            rows = near.gather(words, optimizer.exchange, number, place)
+            theirs = [
+                coder.decode(rows[i], wanted, worker)
+                for i, worker in enumerate(them.workers)
+            ]
+            move = self._move_by_copies if self.public else self._move
+            move(weights, finite, mine, theirs, them)
+            entries = mine.entries * them.most
+            num_bytes = 4 * them.most * tf.size(words, tf.int64)
+            flags = [tf.logical_not(s.finite) for s in (mine, *theirs)]
+            nonfinite = add_up([tf.cast(f, tf.int64) for f in flags])
+        if self.drift:
+            by = optimizer.communicator, optimizer.seed, number
+            self.drift.measure(self._weights(), *by)
+            num_bytes += drift.NUM_BYTES
+        self._count(entries, num_bytes, nonfinite)
+        return anew
+
+    def _move(
+        self,
+        weights: Values,
+        finite: tf.Tensor,
+        mine: Sent,
+        theirs: Sequence[Sent],
+        them: Neighbours,
+    ) -> None:
+        """Move towards the neighbours' weights, or to them if the own are lost."""
+        del mine
+        there = [tf.cast(s.finite, tf.float64) for s in theirs]
+        shares = [s * t for s, t in zip(them.shares, there, strict=True)]
+        total = tf.add_n(shares)
+        new = []
+        for i, own in enumerate(weights):
+            heard = _weighted(shares, [s.values[i] for s in theirs])
+            moved = own + tf.cast(them.step_size, own.dtype) * _weighted(
+                shares, [s.values[i] - own for s in theirs]
+            )
+            mean = tf.math.divide_no_nan(heard, tf.cast(total, own.dtype))
+            new.append(tf.where(finite, moved, tf.where(total > 0, mean, own)))
+        self._set(new)
+
+    def _move_by_copies(
+        self,
+        weights: Values,
+        finite: tf.Tensor,
+        mine: Sent,
+        theirs: Sequence[Sent],
+        them: Neighbours,
+    ) -> None:
+        """Move as the public copies differ, once they have followed what was sent."""
+        new, public, pull = [], [], []
+        for i, own in enumerate(weights):
+            sent = mine.values[i]
+            public.append(self.public[i].local() + sent)
+            differences = [s.values[i] - sent for s in theirs]
+            pull.append(self.pull[i].local() + _weighted(them.shares, differences))
+            begin = tf.where(finite, own, public[i])
+            new.append(begin + tf.cast(them.step_size, own.dtype) * pull[i])
+        _assign(self.public, public)
+        _assign(self.pull, pull)
+        self._set(new)
+
+    def consensus(self, number: tf.Tensor) -> tf.Tensor:
+        """Let all workers have the mean of their weights; otherwise as `end`."""
+        weights = self._weights()
+        anew = self._inner.begin_anew_unless_finite(weights, self._kept.natively)
+        mean, num_bytes, nonfinite = self._mean(weights, number)
+        _assign(self.public, mean)
+        _assign(self.pull, [tf.zeros_like(m) for m in mean])
+        self._set(mean)
+        self._count(sum(t.size for t in self._kept.tensors), num_bytes, nonfinite)
+        return anew
+
+    def _mean(self, weights: Values, number: tf.Tensor) -> tuple[Values, Any, Any]:
+        """Return the mean of all that are finite, the bytes, and how many are not."""
+        workers = self._optimizer.num_workers
+        finite = clipping.all_finite(weights, self._kept.natively)
+        parts = [tf.where(finite, w / workers, tf.zeros_like(w)) for w in weights]
+        coder = Coder(NoCompression(), self._kept.tensors, 0, number)
+        step = run_exchanges(*coder.given(parts, finite, _worker()))
+        (merged, _), _ = self._optimizer.communicator.run(step)
+        left = tf.cast(workers - merged.nonfinite, tf.float64)
+        factor = tf.math.divide_no_nan(tf.constant(float(workers), tf.float64), left)
+        mean = [
+            tf.reshape(r.sum, w.shape) * tf.cast(factor, w.dtype)
+            for r, w in zip(merged.results, weights, strict=True)
+        ]
+        return mean, merged.sent_bytes, merged.nonfinite
+
+    def _weights(self) -> Values:
+        """Return the weights, `[n]` of each variable, as wide as they are summed."""
+        pairs = zip(self._variables, self._kept.tensors, strict=True)
+        return [
+            tf.reshape(tf.cast(tf.convert_to_tensor(v.value), t.dtype), [t.size])
+            for v, t in pairs
+        ]
+
+    def _set(self, weights: Values) -> None:
+        for variable, value in zip(self._variables, weights, strict=True):
+            shaped = tf.reshape(tf.cast(value, variable.dtype), variable.shape)
+            handle = variable.value.handle  # this replica's own copy
+            tf.raw_ops.AssignVariableOp(resource=handle, value=shaped)
+
+    def _count(self, entries: Any, num_bytes: Any, nonfinite: Any) -> None:
+        counting.count_step(
+            self._kept.memory.counters,
+            entries=entries,
+            sent_bytes=num_bytes,
+            dense_bytes=counting.dense_bytes(self._variables),
+            nonfinite=nonfinite,
+        )
+
+    # --- outside of steps -----------------------------------------------------------
+
+    def agreed(self, what: str) -> list[list[tf.Tensor]]:
+        """Return the mean of all workers' weights, by one collective of all.
+
+        Args:
+            what: name of the use.
+
+        Returns:
+            Values of each variable, one per local replica.
+
+        Raises:
+            ValueError: for what need not be called on all workers.
+        """
+        if what not in ("test", "save"):
+            raise ValueError(
+                "Workers that gossip have weights of their own, and their mean takes "
+                "all of them. Call `optimizer.consensus()` on every worker before, by "
+                f"which all have that mean. Received: to {what}, with "
+                f"exchange={self._optimizer.exchange!r}"
+            )
+        meeting.rendezvous(self._strategy, f"average their weights to {what}")
+
+        def mean() -> Values:
+            found, *_ = self._mean(self._weights(), tf.constant(0, tf.int64))
+            pairs = zip(found, self._variables, strict=True)
+            return [tf.reshape(tf.cast(m, v.dtype), v.shape) for m, v in pairs]
+
+        local = self._strategy.experimental_local_results
+        return [list(local(value)) for value in self._strategy.run(mean)]
+
+
+def _worker() -> int:
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def _weighted(shares: Sequence[tf.Tensor], values: Values) -> tf.Tensor:
+    return tf.add_n(
+        [tf.cast(s, v.dtype) * v for s, v in zip(shares, values, strict=True)]
+    )
+
+
+def _assign(variables: Sequence[PerWorkerVariable], values: Values) -> None:
+    for variable, value in zip(variables, values, strict=False):
+        variable.assign(value)

@@ -1,0 +1,103 @@
+"""Neighbours of a worker in gossip, and what they are to agree about."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc.compressors import Compressor
+from tf_dgc.exchanges import Exchange, Gossip, Place
+
+
+class Neighbours:
+    """Whom a worker hears in a round, and how much of each it takes.
+
+    Args:
+        gossip: graph of the workers.
+        place: place of this worker.
+        number: number of the round, scalar int64.
+
+    Attributes:
+        workers: index of each neighbour, ascending, ints or scalar integer tensors.
+        shares: weight of each, scalar float64 tensors.
+        step_size: share of the way that a worker goes.
+        most: number of neighbours of the worker that has most.
+    """
+
+    def __init__(self, gossip: Gossip, place: Place, number: tf.Tensor):
+        matrices = gossip.weights(place.num_workers)
+        phases = range(len(matrices))
+        found = np.array([gossip.neighbours(place, phase) for phase in phases])
+        weights = [m[place.worker, f] for m, f in zip(matrices, found, strict=True)]
+        turn = number % len(matrices)
+        self.shares = tf.unstack(tf.gather(tf.constant(np.array(weights)), turn))
+        self.workers: list[Any] = found[0].tolist()
+        if len(phases) > 1:
+            self.workers = tf.unstack(tf.gather(tf.constant(found), turn))
+        self.step_size = 1.0 if gossip.step_size is None else gossip.step_size
+        some = [(m > 0).sum(axis=0) - (np.diag(m) > 0) for m in matrices]
+        self.most = int(np.max(some))
+
+
+def check(
+    exchange: Exchange,
+    compressor: Compressor,
+    error_feedback: bool | None,
+    outer: Any,
+    num_workers: int,
+) -> None:
+    """Raise `ValueError` for settings that gossip cannot have.
+
+    Args:
+        exchange: exchange of a `LocalOptimizer`.
+        compressor: method of it.
+        error_feedback: choice of the user.
+        outer: outer optimizer that was asked for.
+        num_workers: number of workers, N.
+    """
+    if not isinstance(exchange, Gossip):
+        return
+    matrices = exchange.weights(num_workers)
+    if outer is not None:
+        raise ValueError(
+            "With `Gossip` no worker knows the mean that an outer optimizer would "
+            f"apply. Leave `outer` out. Received: outer={outer!r}"
+        )
+    if compressor.lossless:
+        return
+    _check_method(compressor, error_feedback)
+    if len(matrices) > 1 or not np.allclose(matrices[0], matrices[0].T):
+        raise ValueError(
+            "What is compressed needs neighbours that hear each other in every round: "
+            '`Gossip("ring")` or `Gossip("torus")`, or a symmetric matrix; or '
+            f'`compressor="none"`. Received: {exchange!r} with {compressor!r}'
+        )
+    if exchange.step_size is None:
+        raise ValueError(
+            "What is compressed needs a `step_size` of the gossip, in (0, 1], that is "
+            "the smaller the less is sent, for example "
+            "`Gossip(graph, step_size=0.1)`. Received: step_size=None with "
+            f"{compressor!r}"
+        )
+
+
+def _check_method(compressor: Compressor, error_feedback: bool | None) -> None:
+    reasons = {
+        "needs all workers": compressor.needs_others,
+        "keeps a state that neighbours do not have": bool(
+            compressor.state((64, 64)) or compressor.common_state()
+        ),
+        "looks at a residual": compressor.reads_residual,
+        "is not the sum of what each worker sends": not compressor.additive,
+        "errs by more than there is": compressor.error_feedback == "forbidden",
+        "forgets": compressor.feedback_decay < 1,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found or error_feedback is False:
+        why = found[0] if found else "is asked to go without error feedback"
+        raise ValueError(
+            "With `Gossip` neighbours follow each worker's weights by what it sends, "
+            "and what is not sent is sent later. So a method must be of one tensor at "
+            "a time, and have error feedback, as `TopK` and `Uniform8Bit`. Received: "
+            f"{compressor!r}, which {why}; error_feedback={error_feedback!r}"
+        )
