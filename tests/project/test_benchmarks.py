@@ -294,6 +294,31 @@ def test_machines(tmp_path):
     assert rows[3]["payload"] < 0.6 * rows[2]["payload"]
 
 
+@pytest.mark.workers
+@pytest.mark.parametrize(
+    "backward",
+    [
+        pytest.param("waits", marks=pytest.mark.slow),
+        pytest.param("computes", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_overlap(tmp_path, backward):
+    path = tmp_path / "rows.json"
+    flags = ["--rate=loopback", "--layers=3", "--width=64", "--methods=qsgd,dgc"]
+    flags += ["--backward=20", f"--computes={backward == 'computes'}"]
+    script = STEP.with_name("overlap.py")
+    finished = programs.run(
+        [sys.executable, script, *flags, "--repeats=3", f"--json={path}"]
+    )
+    assert finished.returncode == 0
+    rows = json.loads(path.read_text())
+    assert [row["method"] for row in rows] == ["qsgd", "dgc"]
+    for row in rows:
+        assert row["buckets"] > 1
+        assert row["backward_ms"] > 2 * row["exchange_ms"] > row["update_ms"] > 0
+        assert row["whole_ms"] > 0 and row["overlap_ms"] > 0
+
+
 def test_more_workers_by_the_model(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import extrapolation
