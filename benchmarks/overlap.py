@@ -39,7 +39,9 @@ COLUMNS = [
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of workers.", 2)
 _RATE = flags.DEFINE_string("rate", "100mbit", "Of every link, as `tc` writes it.")
 _METHODS = flags.DEFINE_list(
-    "methods", ["float16", "power_sgd", "qsgd", "none"], "Methods; `dgc` is one too."
+    "methods",
+    ["float16", "power_sgd 32", "qsgd", "none"],
+    "Methods; `dgc` is one too, and `power_sgd R` has rank R.",
 )
 _LAYERS = flags.DEFINE_integer("layers", 12, "Layers of the model.", 2)
 _WIDTH = flags.DEFINE_integer("width", 512, "Inputs and outputs of each.", 1)

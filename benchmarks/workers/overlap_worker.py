@@ -121,7 +121,10 @@ def _optimizer(method, overlap):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
     if method == "dgc":
         return tf_dgc.DGCOptimizer(sgd, check_every=None, overlap=overlap)
-    return tf_dgc.CompressedOptimizer(sgd, method, check_every=None, overlap=overlap)
+    name, *rank = method.split()
+    compressor = tf_dgc.compressors.PowerSGD(int(rank[0])) if rank else name
+    asks = {"check_every": None, "overlap": overlap}
+    return tf_dgc.CompressedOptimizer(sgd, compressor, **asks)
 
 
 def _seconds_of_product():

@@ -147,6 +147,9 @@ def test_what_is_asked():
     assert kind == "gather"
     halves = choosing.what_is_asked(compressors.Float16(), LARGE, 4)
     assert halves == [("sum", 36), ("sum", 2_000_000)]
+    assert choosing.what_is_asked(compressors.Float16(), LARGE[:1], 4) == halves[1:]
+    factors = choosing.what_is_asked(compressors.PowerSGD(2), LARGE[:1], 4)
+    assert factors == [("sum", 8000), ("sum", 8000)]
 
 
 def test_alone_nothing_is_measured(strategies, monkeypatch):

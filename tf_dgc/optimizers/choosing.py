@@ -10,6 +10,7 @@ from tf_dgc import schedules
 from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, Float16, TopK
+from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, predict
@@ -134,9 +135,11 @@ def what_is_asked(
     kind = "sum" if compressor.aggregation == "sum" else "gather"
     exempt = sum(t.size * t.dtype.size for t in tensors if t.exempt)
     apart = len(plans.shares(tensors, num_workers)) > 1
-    if kind == "gather" and not apart:
-        return [Asked(kind, exempt + sum(each))]
-    return [Asked("sum", exempt), Asked(kind, sum(each))]
+    rounds = 2 if isinstance(compressor, TwoRounds) else 1
+    separate = exempt if kind == "sum" or apart else 0
+    rest = exempt - separate + sum(each)
+    found = [Asked("sum", separate), *[Asked(kind, rest / rounds)] * rounds]
+    return [request for request in found if request.num_bytes]
 
 
 def _of_top_k(
