@@ -15,6 +15,9 @@ from tf_dgc.optimizers.takeover import TakeOver
 # Where nothing is measured, as of the replicas of one process: links of 1 Gbit/s.
 _ASSUMED = Links(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 8e-10)
 _WORTH_IT = 0.9  # of the time without
+# Where the links are found to be busy to the end, all that is left goes together, which
+# costs much if they are not, and saves little if they are.
+_LONGER = 1.25
 
 
 def check(
@@ -96,7 +99,7 @@ def split(
     backward = costs.alone if wanted is None or wanted is True else float(wanted)
     sizes = [tensors[i].size for i in order]
     ready = [backward * done / sum(sizes) for done in accumulate(sizes)]
-    places = overlap.merge(ready, costs)
+    places = overlap.merge([_LONGER * seconds for seconds in ready], costs)
     if wanted is None:
         # What is kept is copied, and sums are in memory before they are applied.
         passes = (num_kept + 1) * sum(sizes) * links.rounding
