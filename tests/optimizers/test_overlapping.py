@@ -152,6 +152,29 @@ def test_what_is_not_finite_leaves_out_the_step(strategies, method, traced):
     assert_same(trainer, plain)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_same_by_fit(strategies, scaled):
+    """Several steps of an execution; and in the branch of a loss scale."""
+    x = np.random.default_rng(0).normal(size=(96, 20)).astype("float32")
+    found = []
+    for overlap in (False, LONG):
+        keras.utils.set_random_seed(0)
+        with strategies[2].scope():
+            layers = [keras.layers.Dense(n) for n in (40, 30, 1)]
+            model = keras.Sequential([keras.Input((20,)), *layers])
+            optimizer = tf_dgc.DGCOptimizer(
+                keras.optimizers.SGD(0.1, 0.9), 0.9, overlap=overlap
+            )
+            if scaled:
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 8.0)
+            model.compile(optimizer, "mse", steps_per_execution=1 if scaled else 3)
+        model.fit(x, x[:, :1], batch_size=16, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("inner", [lambda: keras.optimizers.Ftrl(0.1), None])
 def test_keras_leaves_it_out_too(strategies, inner):
     trainer = make_trainer(strategies[2], "float16", LONG, inner, traced=True)

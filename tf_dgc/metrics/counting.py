@@ -27,7 +27,8 @@ class CompressionStats:
         bytes_per_step: number of bytes handed over in the last step.
         dense_bytes_per_step: number of bytes of a dense all-reduce in the last step.
         exchange: name of the exchange; with "auto" the one that was chosen, behind
-            "float16, " if nothing is compressed.
+            "float16, " if nothing is compressed; and the number of buckets of steps
+            that overlap.
     """
 
     steps: int

@@ -26,7 +26,7 @@ class Chosen:
 
     Attributes:
         name: name of it, "float16, " before that of the exchange if nothing is
-            compressed.
+            compressed, and the number of buckets behind it if there are several.
         compressor: method of the steps.
         exchange: exchange that they go by.
         seconds: seconds that the model has for each candidate, by name.
