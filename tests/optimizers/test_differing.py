@@ -144,6 +144,28 @@ def test_within_fit(strategies, tmp_path):
         assert_equal(loaded.get_weights(), weights)
 
 
+@pytest.mark.slow
+def test_a_backup_within_a_round(strategies, tmp_path):
+    """Training goes on bit for bit."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == PERIOD:
+                raise KeyError
+
+    def backup():
+        return tf_dgc.callbacks.BackupAndRestore(
+            tmp_path, save_freq=PERIOD + 1, delete_checkpoint=False
+        )
+
+    whole, stopped, again = (make_model(strategies[2]) for _ in range(3))
+    fit(whole, 4, epochs=2)
+    with pytest.raises(KeyError):
+        fit(stopped, 4, epochs=2, callbacks=[backup(), Stop()])
+    fit(again, 4, epochs=2, callbacks=[backup()])
+    assert_equal(copies(again), copies(whole))
+
+
 def test_at_a_consensus_nothing_is_changed(strategies):
     model = make_model(strategies[2], scaled=True)
     optimizer = model.optimizer.inner_optimizer

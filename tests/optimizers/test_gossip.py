@@ -281,3 +281,18 @@ def test_goes_on_bit_for_bit(strategies, num_workers):
             copies,
             others,
         )
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_goes_on_from_the_mean(strategies):
+    settings = {"step_size": 0.5, "compressor": "top_k", "min_compress_size": 0}
+    three, two = (make_trainer(strategies[n], **settings) for n in (3, 2))
+    for gradients in make_gradients(3, 3, shapes=SHAPES):
+        three.step(gradients)
+    two.load(three.save())
+    mean = np.mean(each(three), axis=0)
+    np.testing.assert_allclose(each(two), [mean, mean], rtol=1e-12)
+    for gradients in make_gradients(2, 2, shapes=SHAPES):
+        two.step(gradients)
+        mean = mean + np.mean(moves(gradients), axis=0)
+    np.testing.assert_allclose(np.mean(each(two), axis=0), mean, rtol=1e-10)

@@ -7,9 +7,10 @@ from selection import rows
 
 from tf_dgc import compressors
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.exchanges import Gossip
+from tf_dgc.exchanges import Gossip, Place
 from tf_dgc.optimizers import neighbours
 from tf_dgc.steps.near import Coder
+from tf_dgc.testing.communicator import run_all
 
 SHAPES = [(30, 40), (7,), (5, 5)]
 
@@ -73,3 +74,31 @@ def test_what_is_damaged_is_refused():
     damaged = tf.concat([words[:-1], words[-1:] + 1], axis=0)
     with pytest.raises(tf.errors.InvalidArgumentError):
         coder("top_k", "float32").decode(damaged, some_values("float32", 1), 0)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("name", ["none", "top_k"])
+def test_workers_move_by_their_row_of_the_matrix(name, number):
+    gossip = Gossip("ring")
+    (matrix,) = gossip.weights(number)
+    places = [Place(worker, number) for worker in range(number)]
+    values = [some_values("float64", worker) for worker in range(number)]
+    coded = [
+        coder(name, "float64").encode(v, tf.constant(True), place.worker)
+        for v, place in zip(values, places, strict=True)
+    ]
+    rounds = [
+        gossip.gather_near(words, place, 0)
+        for (words, _), place in zip(coded, places, strict=True)
+    ]
+    sent = np.array([np.concatenate(s.values) for _, s in coded])
+    pulls = []
+    for place, rows_of, mine in zip(places, run_all(rounds), sent, strict=True):
+        them = neighbours.Neighbours(gossip, place, tf.constant(7, tf.int64))
+        pull = np.zeros_like(mine)
+        for row, worker, share in zip(rows_of, them.workers, them.shares, strict=True):
+            theirs = coder(name, "float64").decode(row, values[place.worker], worker)
+            pull += share * (np.concatenate(theirs.values) - mine)
+        pulls.append(pull)
+    np.testing.assert_allclose(pulls, matrix @ sent - sent, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(sum(pulls), 0, atol=1e-13)

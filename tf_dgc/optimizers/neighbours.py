@@ -27,7 +27,8 @@ class Neighbours:
     def __init__(self, gossip: Gossip, place: Place, number: tf.Tensor):
         matrices = gossip.weights(place.num_workers)
         phases = range(len(matrices))
-        found = np.array([gossip.neighbours(place, phase) for phase in phases])
+        near = [gossip.neighbours(place, phase) for phase in phases]
+        found = np.array(near, np.int64)
         weights = [m[place.worker, f] for m, f in zip(matrices, found, strict=True)]
         turn = number % len(matrices)
         self.shares = tf.unstack(tf.gather(tf.constant(np.array(weights)), turn))
