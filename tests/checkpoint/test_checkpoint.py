@@ -129,6 +129,7 @@ def test_goes_on_bit_for_bit(strategies, after_an_epoch, tmp_path, kind):
     assert_same(other, expected)
 
 
+@pytest.mark.slow
 def test_behind_a_loss_scale(strategies, tmp_path):
     """Keras's wrapper saves totals beside what every worker has; they do not count."""
     model, other = (make_model(strategies[2], i, loss_scale=True) for i in range(2))

@@ -195,9 +195,7 @@ ALWAYS = [
     "nesterov",
     "missing gradients",
     "adamw, corrected",
-    "exempt apart, coded",
     "bfloat16 variables",
-    "warm-up, float16 variables",
     "mixed workers",
 ]
 

@@ -159,14 +159,11 @@ CASES = {
 ALWAYS = [
     "ef_sign_sgd, momentum",
     "ef_sign_sgd, adam",
-    "none, adam",
     "uniform_8bit, by chance",
     "qsgd, elias, kept",
     "stc, momentum",
     "random_k, unbiased",
-    "diana",
     "laq, often lazy",
-    "count_sketch",
 ]
 
 
@@ -218,7 +215,10 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
 
 @pytest.mark.parametrize(
     ("name", "has_kernels"),
-    [("ef_sign_sgd, adam", True), ("float16", True), ("qsgd", False)],
+    rows(
+        [("float16", True), ("ef_sign_sgd, adam", True), ("qsgd", False)],
+        [("float16", True)],
+    ),
 )
 def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
     """Dense gradients, divided before, and sums back: here by the CPU's operations."""

@@ -266,6 +266,7 @@ def test_divergence(run, tmp_path):
         assert "warn" not in found
 
 
+@pytest.mark.slow
 def test_coordination(run, tmp_path):
     """Who waits for others does not stop its own process, and hears why it ends."""
     finished = run("coordination", 2, tmp_path)

@@ -227,7 +227,7 @@ def test_an_optimizer_steps_alike(strategies, settings, exchange):
     rng = np.random.default_rng(0)
     weights = [np.zeros((40, 50), "float32"), np.zeros(7, "float32")]
     trainers = [
-        Trainer(strategies[3], lambda e=e: SETTINGS[settings](e), weights, traced=True)
+        Trainer(strategies[3], lambda e=e: SETTINGS[settings](e), weights)
         for e in ("ring", exchange)
     ]
     for _ in range(3):

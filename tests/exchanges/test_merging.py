@@ -28,7 +28,6 @@ def make_trainer(strategies, number, exchange, inner=None, **settings):
         strategies[number],
         lambda: tf_dgc.DGCOptimizer(inner(), exchange=exchange, **settings),
         weights,
-        traced=True,
     )
 
 
@@ -67,9 +66,7 @@ def test_as_one_worker_it_is_dgc(strategies, exchange):
     rng = np.random.default_rng(3)
     weights = [rng.normal(size=w.shape).astype("float32") for w in ours.weights()]
     sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
-    plain = Trainer(
-        strategies[1], lambda: tf_dgc.DGCOptimizer(sgd(), 0.97), weights, traced=True
-    )
+    plain = Trainer(strategies[1], lambda: tf_dgc.DGCOptimizer(sgd(), 0.97), weights)
     for _ in range(3):
         gradients = [[rng.normal(size=w.shape).astype("float32") for w in weights]]
         ours.step(gradients)
@@ -78,7 +75,7 @@ def test_as_one_worker_it_is_dgc(strategies, exchange):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("exchange", rows(MERGING, MERGING[:2]))
+@pytest.mark.parametrize("exchange", rows(MERGING, MERGING[:1]))
 def test_velocity_and_a_schedule(strategies, exchange):
     """Dense at first; then velocities are cleared where entries were kept."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
@@ -112,7 +109,6 @@ def test_all_are_exempt_on_a_schedule(strategies, exchange):
         strategies[2],
         lambda: tf_dgc.DGCOptimizer(sgd(), schedule, exchange=exchange),
         [np.zeros(5, "float32")],
-        traced=True,
     )
     for _ in range(2):
         trainer.step([[np.ones(5, "float32")]] * 2)
@@ -127,7 +123,6 @@ def test_none_of_a_workers_entries_arrive(strategies, exchange):
         strategies[2],
         lambda: tf_dgc.DGCOptimizer(sgd(), 0.999, exchange=exchange),
         [np.zeros((40, 50), "float32")],
-        traced=True,
     )
     gradients = [[np.zeros((40, 50), "float32")] for _ in range(2)]
     gradients[0][0][7, 7:9] = 5, -4  # k is 2

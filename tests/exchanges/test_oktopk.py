@@ -355,6 +355,7 @@ def test_what_it_cannot_sum():
         tf_dgc.CompressedOptimizer(sgd, "two_bit", exchange="oktopk")
 
 
+@pytest.mark.slow
 def test_two_way_owners_keep_what_they_do_not_send_on():
     """What has left a worker is in the result, or with the owner of its region."""
     rng = np.random.default_rng(0)

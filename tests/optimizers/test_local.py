@@ -192,6 +192,7 @@ def test_weights_that_are_not_finite_are_left_out_of_an_exchange(strategies):
     assert trainer.optimizer.stats.nonfinite == 1
 
 
+@pytest.mark.slow
 def test_every_worker_has_a_loss_scale_of_its_own(strategies, monkeypatch):
     def scaled():
         return O.LossScaleOptimizer(

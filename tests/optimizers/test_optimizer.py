@@ -206,7 +206,7 @@ def test_steps_per_execution_changes_nothing(strategies, num_workers):
     ("settings", "value_dtype"),
     [
         ({"run_eagerly": True}, None),
-        ({"jit_compile": True}, "bfloat16"),
+        pytest.param({"jit_compile": True}, "bfloat16", marks=pytest.mark.slow),
         pytest.param({"jit_compile": True}, None, marks=pytest.mark.slow),
     ],
 )

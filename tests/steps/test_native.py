@@ -96,7 +96,6 @@ ONE_WORKER = [(case, "float32", 1) for case in CASES]
         # Others with like settings are in test_all_paths.py.
         [
             ("adam", "float32", 1),
-            ("schedule", "float64", 2),
             ("momentum", "float32", 3),
             ("bfloat16", "float16", 1),
         ],
