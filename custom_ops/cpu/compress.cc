@@ -5,30 +5,16 @@
 #include <cmath>
 #include <memory>
 
+#include "sampling.h"
 #include "select.h"
 #include "sending.h"
 
 namespace tf_dgc {
 namespace {
 
-constexpr int64_t kMaxSample = 1 << 13;
-constexpr int64_t kMaxSampleOfMany = 1 << 15;  // since more candidates cost more than that
-constexpr int64_t kRun = 4;           // neighbours in the sample, from one cache line
 constexpr int64_t kSampleJob = 1 << 11;
 constexpr int64_t kPrefetch = 16;
 constexpr int64_t kDistrust = 16;     // steps after a hint was wrong
-
-int64_t SampleSize(int64_t size, bool many) {
-  const int64_t most = many ? kMaxSampleOfMany : kMaxSample;
-  return std::clamp<int64_t>(size / 256, 1024, most) / kRun * kRun;
-}
-
-// A well-mixed number in [0, bound).
-int64_t Mix(uint64_t i, int64_t bound) {
-  uint64_t x = (i + 1) * 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  return static_cast<int64_t>((x ^ x >> 31) % static_cast<uint64_t>(bound));
-}
 
 struct Job {
   size_t tensor;
@@ -187,9 +173,7 @@ class TypedState : public State {
   }
 
   int64_t SamplePosition(int64_t i) const {
-    const int64_t run = i / kRun;
-    const int64_t stride = layout_.size / (sample_.size() / kRun);
-    return run * stride + Mix(run, stride / kRun) * kRun + i % kRun;
+    return tf_dgc::SamplePosition(i, sample_.size(), layout_.size);
   }
 
   void PrefetchState(int64_t position) const {

@@ -79,6 +79,28 @@ REGISTER_OP("TfDgcAllFinite")
 Whether no entry of any tensor is NaN or infinite.
 )doc");
 
+REGISTER_OP("TfDgcLargest")
+    .Attr("T: {float, double}")
+    .Input("values: T")
+    .Input("k: int32")
+    .Input("offset: int32")
+    .Output("positions: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::shape_inference::DimensionHandle k;
+      TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(1, &k));
+      c->set_output(0, c->Vector(k));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Where the k entries of largest magnitude are, ascending.
+
+values: [n], finite.
+k: 1 <= k <= n.
+offset: 0 <= offset < n. Of equal magnitudes those that come first in cyclic order from here
+  are taken.
+positions: [k].
+)doc");
+
 REGISTER_OP("TfDgcSum")
     .Attr("T: list({float, double})")
     .Attr("sizes: list(int)")

@@ -11,6 +11,7 @@
 #include "check_merge.h"
 #include "check_methods.h"
 #include "check_numbers.h"
+#include "check_positions.h"
 #include "check_regions.h"
 #include "check_rules.h"
 #include "check_selectors.h"
@@ -279,6 +280,7 @@ void Run(int64_t rounds) {
     for (int j = 0; j < 10; ++j) CheckMerge(random);
     for (int j = 0; j < 10; ++j) CheckRegions(random);
     for (int j = 0; j < 10; ++j) CheckFinite(random);
+    for (int j = 0; j < 10; ++j) CheckPositions(random);
   }
   std::printf("%ld rounds passed, up to vector level %s\n", static_cast<long>(4 * rounds),
               LevelName(CurrentLevel()));

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tf_dgc.compressors import num_sent, tie_offsets, top_k
+from tf_dgc.compressors import num_sent, tie_offsets, top_k, topk
 from tf_dgc.compressors.topk import _by_heap, _by_threshold
 
 # Few distinct values, so that ties are the rule.
@@ -48,11 +48,14 @@ LARGE_INPUTS = {
 }
 
 
+@pytest.mark.parametrize("path", ["native", "operations"])
 @pytest.mark.parametrize("name", LARGE_INPUTS)
-def test_by_a_sample(name):
+def test_by_a_sample(monkeypatch, name, path):
     """Whatever the sample says, the same entries are chosen."""
+    if path == "operations":
+        monkeypatch.setattr(topk, "_on_a_cpu", lambda values: False)
     values = LARGE_INPUTS[name](np.random.default_rng(0)).astype("float32")
-    for k in (1, 300, 8192):
+    for k in (1, 300, 8192, LARGE // 4, LARGE):
         positions, _ = top_k(tf.constant(values), k, tf.constant(LARGE - 5))
         np.testing.assert_array_equal(positions, oracle(values, k, LARGE - 5))
 

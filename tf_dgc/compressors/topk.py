@@ -18,6 +18,7 @@ from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.draws import draw_ties
+from tf_dgc.ops import loader
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
@@ -154,6 +155,10 @@ def top_k(
     Returns:
         Positions, int32 `[k]`, ascending; and the values there, `[k]`.
     """
+    library = loader.native().library
+    if library is not None and _on_a_cpu(values) and not tracing.in_xla_context():
+        positions = library.tf_dgc_largest(values=values, k=k, offset=offset)
+        return positions, tf.gather(values, positions)
     magnitudes = tf.abs(values)
     size = values.shape[0]
     sampled = not tracing.in_xla_context() and size >= _SAMPLED_FROM
@@ -199,6 +204,12 @@ def _check_capacity(value_dtype: str) -> None:
             "Pass `jit_compile=False` to `model.compile`, or choose a constant "
             "sparsity or another `value_dtype`."
         )
+
+
+def _on_a_cpu(values: tf.Tensor) -> bool:
+    """Whether values are where the native operation reads them, of a type it knows."""
+    is_known = values.dtype in (tf.float32, tf.float64)
+    return is_known and not tf.config.list_logical_devices("GPU")
 
 
 def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
