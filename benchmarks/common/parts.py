@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from common import method_settings, models
 from common.copies import Copies
-from tf_dgc.optimizers import compressed
+from tf_dgc.optimizers import stepping
 
 ALONE = {
     "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
@@ -84,7 +84,7 @@ class Method:
 
     def step(self):
         """Return the whole step."""
-        return self._trace(None, compressed.update)
+        return self._trace(None, stepping.update)
 
     def compress(self):
         """Return the step that decodes nothing."""
@@ -96,7 +96,7 @@ class Method:
 
     def step_of(self, num_workers):
         """Return the whole step, with what as many workers sent."""
-        return self._trace(Copies(num_workers), compressed.update)
+        return self._trace(Copies(num_workers), stepping.update)
 
     def _trace(self, copies, update):
         def run(*grads):
@@ -147,13 +147,13 @@ def _decode(rule, outcome, *others):
 @contextlib.contextmanager
 def _replaced(optimizer, copies, update):
     """Let a step be traced with another communicator and update."""
-    mine = getattr(optimizer, "communicator", None), compressed.update
+    mine = getattr(optimizer, "communicator", None), stepping.update
     if copies:
         optimizer.communicator = copies
-    compressed.update = update
+    stepping.update = update
     try:
         yield
     finally:
         if copies:
             optimizer.communicator = mine[0]
-        compressed.update = mine[1]
+        stepping.update = mine[1]
