@@ -95,6 +95,78 @@ def test_an_error_restores_the_weights(within, where):
     assert not within.optimizer._shown.hidden
 
 
+def test_weights_that_are_set_begin_a_round(strategies):
+    model = make_model(strategies[2])
+    fit(model, PERIOD + 2)
+    rounds = model.optimizer.stats.steps
+    given = [np.full((5, 1), 0.5, "float32"), np.zeros(1, "float32")]
+    model.set_weights(given)
+    assert_equal(model.get_weights(), given)
+    np.testing.assert_allclose(model.predict(X, verbose=0), X @ given[0], rtol=1e-5)
+    fit(model, PERIOD - 1)
+    assert_equal(anchor(model), given)
+    assert model.optimizer.stats.steps == rounds
+    fit(model, 1)
+    assert model.optimizer.stats.steps == rounds + 1
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_those_that_were_measured(strategies):
+    """All workers restore the anchor, by which the validation loss was."""
+    model = make_model(strategies[2])
+    worst = keras.callbacks.EarlyStopping(
+        mode="max", patience=1, restore_best_weights=True
+    )
+    seen = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(logs["val_loss"])
+    )
+    fit(
+        model, 4, epochs=4, validation_data=(X, Y), validation_batch_size=32,
+        callbacks=[note, worst],
+    )  # fmt: skip
+    assert len(seen) == 2
+    assert model.optimizer._differs() is False
+    assert_equal(copies(model), [[w, w] for w in model.get_weights()])
+    found = model.evaluate(X, Y, batch_size=32, verbose=0)
+    np.testing.assert_allclose(found, max(seen), rtol=1e-6)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_moving_averages_of_the_anchor_are_what_is_seen(strategies, more):
+    with strategies[2].scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        optimizer = tf_dgc.LocalOptimizer(
+            *(keras.optimizers.SGD(0.5), 2),
+            outer=keras.optimizers.SGD(1.0, use_ema=True),
+        )
+        model.compile(optimizer, "mse", run_eagerly=True)
+    fit(model, 2 + more)
+    averages = optimizer.outer_optimizer._model_variables_moving_average
+    assert_equal(copies(model), copies(model, averages))
+    assert_equal(model.get_weights(), [a for a, _ in copies(model, averages)])
+    outputs = X @ averages[0].numpy() + averages[1].numpy()
+    np.testing.assert_allclose(model.predict(X, verbose=0), outputs, rtol=1e-4)
+
+
+def test_what_would_be_lost_is_refused(within, tmp_path):
+    store = {}
+    within.optimizer.save_own_variables(store)
+    store = {name: np.array(value) for name, value in store.items()}
+    weights = within.get_weights()
+    for lost in (
+        lambda: fit(within, 1),
+        lambda: within.set_weights(weights),
+        lambda: within.optimizer.load_own_variables(store),
+        within.optimizer.consensus,
+    ):
+        with (
+            pytest.raises(RuntimeError, match="would be lost here"),
+            within.optimizer.agreed(),
+        ):
+            lost()
+
+
 @pytest.mark.slow
 def test_files_hold_the_anchor_and_all_to_go_on(within, strategies, tmp_path):
     before, middle = copies(within), anchor(within)

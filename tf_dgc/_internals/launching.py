@@ -94,7 +94,9 @@ class Counters:
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
             # Not tf.Variable: the strategy would distribute it.
-            self._counts = resource_variable_ops.ResourceVariable([0, 0], tf.int32)
+            self._counts = resource_variable_ops.ResourceVariable(
+                [0, 0], trainable=False, dtype=tf.int32
+            )
 
     def read(self) -> list[int]:
         """Return both numbers; any thread may call it, at any time."""

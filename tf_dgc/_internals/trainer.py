@@ -209,7 +209,9 @@ def make_flag() -> Any:
     """Return a bool variable of this worker alone, False; functions may read it."""
     with tf.init_scope(), tf.device("CPU:0"):
         # Not tf.Variable: the strategy would distribute it.
-        return resource_variable_ops.ResourceVariable(False, dtype=tf.bool)
+        return resource_variable_ops.ResourceVariable(
+            False, trainable=False, dtype=tf.bool
+        )
 
 
 def non_trainable_variables(model: keras.Model) -> list[keras.Variable]:

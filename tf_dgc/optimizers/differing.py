@@ -20,6 +20,7 @@ class DifferingOptimizer(OptimizerWrapper):
     """An optimizer between whose exchanges every worker goes a way of its own."""
 
     steps_alone = True
+    loads = 0  # how often a state was loaded, with weights of each worker
 
     _progress: keras.Variable | None = None
     _rounds: Rounds | None = None
@@ -71,6 +72,24 @@ class DifferingOptimizer(OptimizerWrapper):
         with self._shown.instead(self._ending.agreed(what)):  # type: ignore[union-attr]
             yield
 
+    def refuse_while_shown(self, what: str) -> None:
+        """Raise `RuntimeError` within `agreed()`, whose end would undo it.
+
+        Args:
+            what: verb of what is refused, for the error.
+        """
+        if self._shown is not None and self._shown.hidden:
+            raise RuntimeError(
+                f"To {what} would be lost here: the model has the weights that all "
+                "workers agree on, as within `optimizer.agreed()` and while it is "
+                "evaluated or saved, and gets its own again behind that. Do it then."
+            )
+
+    def weights_were_set(self) -> None:
+        """Begin a round, as all workers have been given the same weights."""
+        if self._rounds is not None:
+            self._rounds.begin_anew()
+
     def _differs(self) -> bool:
         """Whether this worker has weights that others may not have."""
         several = self._strategy.num_replicas_in_sync > 1
@@ -97,6 +116,16 @@ class DifferingOptimizer(OptimizerWrapper):
             shown = self._shown is not None and bool(self._shown.hidden)
             validation.check_agreed(self, shown or not self._differs())
         super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state of all workers, and their weights: see `OptimizerWrapper`.
+
+        Raises:
+            RuntimeError: within `agreed()`; and as other optimizers.
+        """
+        self.refuse_while_shown("load the optimizer's state")
+        super().load_own_variables(store)
+        self.loads += 1
 
     def _copies_of(self, variable: keras.Variable) -> Copies:
         hidden = self._shown.hidden.get(id(variable)) if self._shown else None

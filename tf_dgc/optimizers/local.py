@@ -229,8 +229,10 @@ class LocalOptimizer(DifferingOptimizer):
         be used without this optimizer. All then have the same weights.
 
         Raises:
-            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds;
+                and within `agreed()`.
         """
+        self.refuse_while_shown("come to a consensus")
         if self._rounds is None or not self._rounds.apart:
             return
         meeting.rendezvous(self._strategy, "come to a consensus")
@@ -266,6 +268,8 @@ class LocalOptimizer(DifferingOptimizer):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the outer optimizer set final values (moving averages)."""
         self.outer_optimizer.finalize_variable_values(var_list)
+        if self.outer_optimizer.use_ema:  # of the anchor, so that all have the same
+            self.weights_were_set()
 
     def _wrapped(self) -> list[str]:
         if isinstance(self.exchange, Gossip):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dgc import schedules
@@ -86,6 +87,13 @@ class Rounds:
             conditions.call_if(ends, exchange)
 
     # --- outside of steps -----------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """Let the next call begin a round, with the weights that there are then."""
+        for copy in Copies(self._strategy, self.variable.value).local:
+            mask = np.ones([6], np.int64)
+            mask[[_IN_ROUND, _APART]] = 0
+            copy.assign(copy.read_value() * mask)
 
     @property
     def apart(self) -> int:

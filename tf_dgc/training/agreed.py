@@ -17,7 +17,9 @@ _SEEN_BY = {  # methods of a model, by what they are for
     "test": ["evaluate"],
     "predict": ["predict"],
     "save": ["save", "save_weights", "export"],
+    "get": ["get_weights"],
 }
+_SET_BY = ["set_weights", "load_weights"]
 
 
 @contextlib.contextmanager
@@ -26,19 +28,48 @@ def weights(model: keras.Model, what: str) -> Iterator[None]:
 
     Args:
         model: Keras model, of which the optimizers are asked that are its attributes.
-        what: name of the use: "test", "predict" or "save"; and "train", for which
-            nothing is changed.
+        what: name of the use: "test", "predict", "save" or "get"; and "train", for
+            which nothing is changed.
+
+    Raises:
+        RuntimeError: if what is trained would be lost, as the model has such weights.
     """
     with contextlib.ExitStack() as stack:
-        for optimizer in _asked(model) if what != "train" else ():
-            stack.enter_context(optimizer.agreed(what))
+        for optimizer in _asked(model):
+            if what == "train":
+                optimizer.refuse_while_shown("train")
+            elif what != "get" or optimizer.anchor:  # what gossips has none at hand
+                stack.enter_context(optimizer.agreed(what))
         yield
+
+
+@contextlib.contextmanager
+def given(model: keras.Model) -> Iterator[None]:
+    """Let a model be given weights, with which a round begins.
+
+    But for a file that has every worker's own. On all workers alike, as
+    `EarlyStopping` does, by what `get_weights` said.
+
+    Args:
+        model: Keras model, as in `weights`.
+
+    Raises:
+        RuntimeError: as `weights` of "train".
+    """
+    found = [(optimizer, optimizer.loads) for optimizer in _asked(model)]
+    for optimizer, _ in found:
+        optimizer.refuse_while_shown("set weights")
+    yield
+    for optimizer, loads in found:
+        if optimizer.loads == loads:
+            optimizer.weights_were_set()
 
 
 def show_to_all(model: keras.Model) -> None:
     """Let what evaluates, predicts or saves by this model instance see them."""
     for what, names in _SEEN_BY.items():
         trainer.wrap_calls(model, names, functools.partial(weights, model, what))
+    trainer.wrap_calls(model, _SET_BY, functools.partial(given, model))
 
 
 def _asked(model: keras.Model) -> list[Any]:
