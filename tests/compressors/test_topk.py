@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tf_dgc.compressors import num_sent, tie_offsets, top_k, topk
-from tf_dgc.compressors.topk import _by_heap, _by_threshold
+from tf_dgc.compressors import num_sent, tie_offsets, top_k
+from tf_dgc.compressors.common import largest
+from tf_dgc.compressors.common.largest import _by_heap, _by_threshold
 
 # Few distinct values, so that ties are the rule.
 TIED = hnp.arrays(
@@ -53,7 +54,7 @@ LARGE_INPUTS = {
 def test_by_a_sample(monkeypatch, name, path):
     """Whatever the sample says, the same entries are chosen."""
     if path == "operations":
-        monkeypatch.setattr(topk, "_on_a_cpu", lambda values: False)
+        monkeypatch.setattr(largest, "_on_a_cpu", lambda values: False)
     values = LARGE_INPUTS[name](np.random.default_rng(0)).astype("float32")
     for k in (1, 300, 8192, LARGE // 4, LARGE):
         positions, _ = top_k(tf.constant(values), k, tf.constant(LARGE - 5))

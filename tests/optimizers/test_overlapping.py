@@ -53,6 +53,10 @@ def assert_same(one, other, exact=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
+def assert_overlaps(optimizer):
+    assert optimizer.stats.exchange.endswith(" buckets")
+
+
 METHODS = ["dgc", "float16", "power_sgd", "qsgd", "none", "tern_grad", "diana"]
 PAIRS = [(m, n) for m in METHODS for n in (1, 2, 3)]
 
@@ -82,6 +86,7 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
     for step in range(2):
         for trainer in pair:
             trainer.step(make_gradients(2, step))
+    assert_overlaps(pair[1].optimizer)
     assert_same(*pair)
 
 
@@ -103,6 +108,7 @@ def test_the_same_with_settings(strategies, settings):
     for step in range(3):
         for trainer in pair:
             trainer.step(make_gradients(4, step))
+    assert_overlaps(pair[1].optimizer)
     assert_same(*pair)
 
 
@@ -123,6 +129,7 @@ def test_the_same_traced_on_a_schedule(strategies, inner):
     for step in range(3):
         for trainer in pair:
             trainer.step(make_gradients(2, step))
+    assert_overlaps(pair[1].optimizer)
     assert_same(*pair)
 
 
@@ -170,6 +177,8 @@ def test_the_same_by_fit(strategies, scaled):
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 8.0)
             model.compile(optimizer, "mse", steps_per_execution=1 if scaled else 3)
         model.fit(x, x[:, :1], batch_size=16, shuffle=False, verbose=0)
+        if overlap and not scaled:
+            assert_overlaps(optimizer)
         found.append(model.get_weights())
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

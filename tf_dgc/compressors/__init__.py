@@ -20,6 +20,7 @@ from tf_dgc.compressors.base import Draw as Draw
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.chunkedtopk import ChunkedTopK as ChunkedTopK
+from tf_dgc.compressors.common.largest import top_k as top_k
 from tf_dgc.compressors.common.one_round import OneRound as OneRound
 from tf_dgc.compressors.countsketch import CountSketch as CountSketch
 from tf_dgc.compressors.demo import DeMo as DeMo
@@ -48,7 +49,6 @@ from tf_dgc.compressors.threshold import Threshold as Threshold
 from tf_dgc.compressors.topk import TopK as TopK
 from tf_dgc.compressors.topk import num_sent as num_sent
 from tf_dgc.compressors.topk import tie_offsets as tie_offsets
-from tf_dgc.compressors.topk import top_k as top_k
 from tf_dgc.compressors.twobit import TwoBit as TwoBit
 from tf_dgc.compressors.uniform8bit import Uniform8Bit as Uniform8Bit
 from tf_dgc.compressors.variancebased import VarianceBased as VarianceBased

@@ -11,9 +11,10 @@ from tf_dgc.collectives.requests import Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.compressors.common.sketch import Sketch
-from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

@@ -15,8 +15,9 @@ from tf_dgc.collectives.requests import Exchange, Gather, Request, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, StateSpec
 from tf_dgc.compressors.common import autoencoder
 from tf_dgc.compressors.common.autoencoder import Adam
+from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import from_words, to_words
-from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 _DENSE, _LEARNING, _CODED = 0, 1, 2
 _WIDEST = 8.0  # times the leader's largest entry

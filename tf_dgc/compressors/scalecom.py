@@ -12,7 +12,8 @@ from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw
 from tf_dgc.compressors.common import sparse
-from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
+from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

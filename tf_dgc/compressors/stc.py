@@ -10,7 +10,8 @@ from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import sparse
-from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
+from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

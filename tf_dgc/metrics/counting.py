@@ -22,7 +22,9 @@ class CompressionStats:
         dense_bytes: number of bytes a dense all-reduce would have been handed, in
             total.
         nonfinite: number of gradients, over all workers, that were left out because
-            they held NaN or Inf, or where they made the residual overflow.
+            they held NaN or Inf, or where they made the residual overflow. Where steps
+            overlap, the most in one bucket; of workers that gossip, itself and its
+            neighbours.
         entries_per_step: number of entries sent in the last step.
         bytes_per_step: number of bytes handed over in the last step.
         dense_bytes_per_step: number of bytes of a dense all-reduce in the last step.

@@ -13,7 +13,8 @@ from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.collectives.requests import Exchange, Result
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.common import sparse
-from tf_dgc.compressors.topk import num_sent, tie_offset, top_k
+from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 def check_share(what: str, share: float) -> float:
