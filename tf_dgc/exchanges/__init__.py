@@ -3,17 +3,16 @@
 Knows neither methods nor strategies. May import `collectives` and what that may.
 """
 
+from tf_dgc.exchanges import graphs, overlap
 from tf_dgc.exchanges.auto import Auto
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.by_owners import ByOwners
 from tf_dgc.exchanges.gossip import Gossip
-from tf_dgc.exchanges.graphs import weights_of
 from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.hierarchical import Hierarchical
 from tf_dgc.exchanges.model import Asked, Links, predict
 from tf_dgc.exchanges.oktopk import OkTopK
-from tf_dgc.exchanges.overlap import Transfer
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
 from tf_dgc.exchanges.tree import Tree
@@ -35,13 +34,13 @@ __all__ = [
     "Ring",
     "Rounds",
     "Star",
-    "Transfer",
     "Tree",
     "TwoWay",
     "get",
+    "graphs",
     "names",
+    "overlap",
     "predict",
-    "weights_of",
 ]
 
 _KINDS: tuple[type[Exchange], ...] = (
