@@ -11,6 +11,7 @@ from tf_dgc.exchanges import (
     Asked,
     Auto,
     Butterfly,
+    Gossip,
     GTopK,
     Hierarchical,
     Links,
@@ -146,3 +147,9 @@ def test_what_a_worker_sends_decides_for_many():
 def test_auto_takes_no_other_settings(dense):
     with pytest.raises(ValueError, match=r"`dense` must be.*Received"):
         Auto(dense=dense)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_gossip_is_no_way_of_a_sum(number):
+    with pytest.raises(ValueError, match=r"pass `Ring\(\)`.*Received: exchange=Gossip"):
+        predict(Gossip(), [Asked("sum", 1e6)], number, LINKS["far"])

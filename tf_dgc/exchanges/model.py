@@ -73,7 +73,17 @@ def predict(
         asked: requests of every worker.
         num_workers: number of workers, N.
         links: numbers of links and processors.
+
+    Raises:
+        ValueError: for an exchange with neighbours alone, which is of no such requests.
     """
+    if exchange.is_near:
+        raise ValueError(
+            "`exchange` must be one by which all workers come to a sum. Workers that "
+            "gossip send one message to each neighbour in turn, by "
+            "`exchange.neighbours`; pass `Ring()` for what all of them sum besides. "
+            f"Received: exchange={exchange!r}"
+        )
     if num_workers == 1:
         return 0.0
     seconds = links.start
