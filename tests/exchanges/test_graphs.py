@@ -111,7 +111,10 @@ def test_config(graph):
         ({"graph": [[0, 1], [1, 0]]}, "hand their weights around"),
         ({"graph": np.roll(np.eye(3), 1, axis=0)}, "hand their weights around"),
         ({"step_size": 0}, r"`step_size` must be in \(0, 1\]"),
-        ({"step_size": 1.5}, r"`step_size` must be in \(0, 1\]"),
+        *(
+            ({"step_size": size}, r"`step_size` must be in \(0, 1\]")
+            for size in (1.5, np.nan, "0.5", [1], True)
+        ),
     ],
 )
 def test_what_is_refused(settings, message):
@@ -122,3 +125,16 @@ def test_what_is_refused(settings, message):
 def test_a_matrix_of_other_workers():
     with pytest.raises(ValueError, match="a row and a column for each worker"):
         Gossip(PATH).weights(2)
+
+
+def test_one_worker_may_have_any_matrix():
+    gossip = Gossip(PATH)
+    np.testing.assert_array_equal(gossip.weights(1), [[[1]]])
+    assert gossip.neighbours(Place(0, 1), 0) == []
+
+
+def test_a_matrix_is_copied():
+    given = np.array(PATH)
+    gossip = Gossip(given)
+    given[:] = 0
+    np.testing.assert_array_equal(gossip.weights(3), [PATH])

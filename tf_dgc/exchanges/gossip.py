@@ -1,5 +1,6 @@
 """Gossip: workers exchange with their neighbours in a graph, and with nobody else."""
 
+import numbers
 from typing import Any
 
 import keras
@@ -33,7 +34,8 @@ class Gossip(Ring):
             allows; "exponential", in which a worker has one neighbour per round, at
             distances of 1, 2, 4 and so on in turn. Or a matrix of weights,
             `[num_workers, num_workers]`, whose row i is the mean that worker i takes:
-            doubly stochastic, and such that workers come to a consensus.
+            doubly stochastic, and such that workers come to a consensus. It is copied;
+            one worker alone may have any.
         step_size: share of the way to the mean that a worker goes, in (0, 1], gamma in
             Choco-SGD; None for 1, which only what is sent without loss may have. The
             less a method sends, the smaller it has to be.
@@ -50,7 +52,8 @@ class Gossip(Ring):
     def __init__(self, graph: Any = "ring", step_size: float | None = None):
         named = isinstance(graph, str) and graph in graphs.NAMED
         self.graph = graph if named else graphs.check_matrix(graph)
-        if step_size is not None and not 0 < step_size <= 1:
+        number = isinstance(step_size, numbers.Real) and not isinstance(step_size, bool)
+        if step_size is not None and not (number and 0 < step_size <= 1):
             raise ValueError(
                 "`step_size` must be in (0, 1]: the share of the way to the "
                 f"neighbours' mean, or None. Received: step_size={step_size!r}"

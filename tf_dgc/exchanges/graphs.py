@@ -43,7 +43,7 @@ def weights_of(graph: str | np.ndarray, num_workers: int) -> list[np.ndarray]:
 
     Args:
         graph: name of a graph, "ring", "torus" or "exponential"; or the weights.
-        num_workers: number of workers, N.
+        num_workers: number of workers, N; one may have any graph.
 
     Returns:
         Matrices, `[N, N]`, whose row i is the mean that worker i takes.
@@ -53,6 +53,8 @@ def weights_of(graph: str | np.ndarray, num_workers: int) -> list[np.ndarray]:
     """
     if isinstance(graph, str):
         return NAMED[graph](num_workers)
+    if num_workers == 1:  # has nobody to meet, as when a file is looked at
+        return [np.eye(1)]
     if len(graph) != num_workers:
         raise ValueError(
             "`graph` must have a row and a column for each worker. Pass one for as "
@@ -77,7 +79,7 @@ def check_matrix(given: Any) -> np.ndarray:
             add up to 1, and workers that average by it come to a consensus.
     """
     try:
-        matrix = np.asarray(given, np.float64)
+        matrix = np.array(given, np.float64)  # a copy, which nobody else changes
     except (TypeError, ValueError):
         matrix = np.zeros(0)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
