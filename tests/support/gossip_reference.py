@@ -15,11 +15,19 @@ class DPSGD:
         self.matrices, self.number = matrices, 0
         self.weights = [weights.copy() for _ in matrices[0]]
 
-    def round(self, moves):
-        """Let each worker move by itself, and then take the mean of its neighbours."""
-        matrix = self.matrices[self.number % len(self.matrices)]
+    def round(self, moves, broken=None):
+        """Let each worker move by itself, and then take the mean of its neighbours.
+
+        A worker that broke is left out: what others would take of it they take of
+        themselves, and it takes of its neighbours alone.
+        """
+        matrix = np.array(self.matrices[self.number % len(self.matrices)])
         self.number += 1
         half = [w + m for w, m in zip(self.weights, moves, strict=True)]
+        if broken is not None:
+            matrix[np.diag_indices_from(matrix)] += matrix[:, broken]
+            matrix[:, broken] = 0
+            matrix[broken] /= matrix[broken].sum()
         self.weights = [
             sum(share * x for share, x in zip(row, half, strict=True)) for row in matrix
         ]
@@ -42,8 +50,11 @@ class Choco:
         self.copies = [[weights.copy() for _ in range(number)] for _ in range(number)]
         self.number = 0
 
-    def round(self, moves):
+    def round(self, moves, broken=None):
+        """Let each worker move, and send; one that broke begins with its copy."""
         half = [w + m for w, m in zip(self.weights, moves, strict=True)]
+        if broken is not None:
+            half[broken] = self.copies[broken][broken]
         workers = range(len(half))
         sent = [
             self.compress(half[i] - self.copies[i][i], self.number) for i in workers
