@@ -179,7 +179,23 @@ def test_a_worker_that_is_not_finite_takes_what_others_know(strategies, method):
     assert_same(trainer, run)
     assert trainer.optimizer.resets == 1
     trainer.step(after)
-    assert np.all(np.isfinite(each(trainer)))
+    run.round(moves(after))
+    assert_same(trainer, run)
+
+
+@pytest.mark.parametrize("method", ["none", "uniform_8bit"])
+def test_the_mean_of_workers_that_all_broke_is_nan(strategies, method):
+    settings = {"step_size": 0.5, "compressor": method, "min_compress_size": 0}
+    trainer = make_trainer(strategies[2], **settings)
+    for gradients in make_gradients(2, 2, shapes=SHAPES):
+        trainer.step(gradients)
+    weights = trainer.variables[0]
+    for copy in trainer.strategy.experimental_local_results(weights.value):
+        copy.assign(np.full((12, 10), np.inf))
+    with trainer.optimizer.agreed("test"):
+        assert np.all(np.isnan(each(trainer)))
+    trainer.optimizer.consensus()
+    assert np.all(np.isnan(each(trainer)))
 
 
 # --- who looks ------------------------------------------------------------------------

@@ -184,7 +184,10 @@ class Gossiping:
         return anew
 
     def _mean(self, weights: Values, number: tf.Tensor) -> tuple[Values, Any, Any]:
-        """Return the mean of all that are finite, the bytes, and how many are not."""
+        """Return the mean of all that are finite, the bytes, and how many are not.
+
+        Of none it is NaN, so that who looks sees that all of them broke.
+        """
         workers = self._optimizer.num_workers
         finite = clipping.all_finite(weights, self._kept.natively)
         parts = [tf.where(finite, w / workers, tf.zeros_like(w)) for w in weights]
@@ -192,9 +195,9 @@ class Gossiping:
         step = run_exchanges(*coder.given(parts, finite, _worker()))
         (merged, _), _ = self._optimizer.communicator.run(step)
         left = tf.cast(workers - merged.nonfinite, tf.float64)
-        factor = tf.math.divide_no_nan(tf.constant(float(workers), tf.float64), left)
+        share = left / workers
         mean = [
-            tf.reshape(r.sum, w.shape) * tf.cast(factor, w.dtype)
+            tf.reshape(r.sum, w.shape) / tf.cast(share, w.dtype)
             for r, w in zip(merged.results, weights, strict=True)
         ]
         return mean, merged.sent_bytes, merged.nonfinite
