@@ -232,6 +232,8 @@ def test_who_looks_sees_the_mean_or_is_told(strategies, tmp_path):
     for some, others in zip(again.trainable_variables, before, strict=True):
         local = strategy.experimental_local_results(some.value)
         np.testing.assert_array_equal([c.numpy() for c in local], others)
+    alone = keras.models.load_model(tmp_path / "model.keras")  # on one worker
+    np.testing.assert_allclose(alone.get_weights()[0], kernel, rtol=1e-6)
     model.optimizer.consensus()
     model.predict(x, verbose=0)
 
@@ -330,3 +332,35 @@ def test_another_number_of_workers_goes_on_from_the_mean(strategies):
         two.step(gradients)
         mean = mean + np.mean(moves(gradients), axis=0)
     np.testing.assert_allclose(np.mean(each(two), axis=0), mean, rtol=1e-10)
+
+
+def test_one_worker_goes_on_whatever_the_matrix(strategies):
+    three, one = (make_trainer(strategies[n], graph=PATH) for n in (3, 1))
+    for gradients in make_gradients(3, 2, shapes=SHAPES):
+        three.step(gradients)
+    one.load(three.save())
+    mean = np.mean(each(three), axis=0)
+    np.testing.assert_allclose(each(one), [mean], rtol=1e-12)
+    (gradients,) = make_gradients(1, 1, shapes=SHAPES)
+    one.step(gradients)
+    np.testing.assert_allclose(each(one), [mean + moves(gradients)[0]], rtol=1e-12)
+
+
+def test_another_graph_goes_on_from_a_consensus_only(strategies):
+    settings = {"step_size": 0.5, "compressor": "top_k", "min_compress_size": 0}
+    path, other, again = (
+        make_trainer(strategies[3], "float32", graph=graph, **settings)
+        for graph in (PATH, LOPSIDED, PATH)
+    )
+    for gradients in make_gradients(3, 2, "float32", SHAPES):
+        path.step(gradients)
+    saved = path.save()
+    again.load(saved)
+    np.testing.assert_array_equal(each(again), each(path))
+    with pytest.raises(
+        ValueError, match=r"(?s)call `optimizer.consensus\(\)`.*Received"
+    ):
+        other.load(saved)
+    path.optimizer.consensus()
+    other.load(path.save())
+    np.testing.assert_array_equal(each(other), each(path))

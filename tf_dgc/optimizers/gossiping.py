@@ -17,7 +17,7 @@ from tf_dgc.metrics import counting
 from tf_dgc.optimizers import drift
 from tf_dgc.optimizers.inner_state import InnerState
 from tf_dgc.optimizers.kept import Kept
-from tf_dgc.optimizers.neighbours import Neighbours
+from tf_dgc.optimizers.neighbours import Neighbours, Pull
 from tf_dgc.optimizers.rounds import Rounds
 from tf_dgc.steps.composed import run_exchanges
 from tf_dgc.steps.near import Coder, Sent
@@ -57,13 +57,13 @@ class Gossiping:
         self.public: list[PerWorkerVariable] = []
         self.pull: list[PerWorkerVariable] = []
         if not optimizer.compressor.lossless:
-            self.public = self._make("public", "mean")
-            self.pull = self._make("pull", "zero")
+            self.public = self._make("public", PerWorkerVariable, "mean")
+            self.pull = self._make("pull", Pull, optimizer.exchange)
 
-    def _make(self, name: str, rule: str) -> list[PerWorkerVariable]:
+    def _make(self, name: str, kind: Any, argument: Any) -> list[Any]:
         return [
-            PerWorkerVariable(
-                (t.size,), t.dtype.name, f"{t.label.replace('/', '_')}_{name}", rule
+            kind(
+                (t.size,), t.dtype.name, f"{t.label.replace('/', '_')}_{name}", argument
             )
             for t in self._kept.tensors
         ]

@@ -1,11 +1,13 @@
 """Neighbours of a worker in gossip, and what they are to agree about."""
 
+import zlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dgc.compressors import Compressor
+from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange, Gossip, Place
 
 
@@ -38,6 +40,57 @@ class Neighbours:
         self.step_size = 1.0 if gossip.step_size is None else gossip.step_size
         some = [(m > 0).sum(axis=0) - (np.diag(m) > 0) for m in matrices]
         self.most = int(np.max(some))
+
+
+class Pull(PerWorkerVariable):
+    """What draws a worker to its neighbours: a sum of theirs, by weights of a graph.
+
+    It is saved with a checksum of these weights, as another graph cannot go on with it.
+
+    Args:
+        shape: shape on one worker, `[n]`.
+        dtype: name of a dtype, float32 or float64.
+        name: name of the variable, without slashes.
+        gossip: graph of the workers.
+    """
+
+    def __init__(self, shape: Any, dtype: str, name: str, gossip: Gossip):
+        self._gossip = gossip
+        super().__init__(shape, dtype, name, "zero")
+
+    def gather(self) -> np.ndarray:
+        """Return the values of all workers, `[num_workers, n + 1]`, checksums last."""
+        values = super().gather()
+        return np.pad(values, [(0, 0), (0, 1)], constant_values=self._checksum())
+
+    def scatter(self, values: np.ndarray) -> None:
+        """Restore what `gather` returned, here or on another number of workers.
+
+        Args:
+            values: values of all workers, `[N, n + 1]`, N the number of workers then.
+
+        Raises:
+            ValueError: for values of another graph of as many workers that differ, and
+                as other variables.
+        """
+        if np.ndim(values) != 2:
+            super().scatter(values)  # which says so
+            return
+        kept, checksums = values[:, :-1], values[:, -1:]
+        as_many = len(values) == self._strategy.num_replicas_in_sync
+        if as_many and np.any(kept) and np.any(checksums != self._checksum()):
+            raise ValueError(
+                "What compressing workers know of their neighbours belongs to the "
+                f"graph they gossip by, and {self.path!r} was saved with another. Load "
+                "with the graph it was saved with; or call `optimizer.consensus()` "
+                "there on every worker, and save again, before the graph is changed. "
+                f"Received: exchange={self._gossip!r}"
+            )
+        super().scatter(kept)
+
+    def _checksum(self) -> int:
+        (matrix,) = self._gossip.weights(self._strategy.num_replicas_in_sync)
+        return zlib.crc32(matrix.tobytes()) % 2**24  # which float32 holds exactly
 
 
 def check(
