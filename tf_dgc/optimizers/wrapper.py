@@ -209,8 +209,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 f"The saved {type(self).__name__} has {len(store.keys())} variables, "
                 f"this one has {len(own)}. Load with the settings it was saved with: "
                 "compressor, error feedback, sparsity above 0, momentum and Adam "
-                "correction, what is tracked, and the inner optimizer's momentum decide "
-                "which variables there are."
+                "correction, what is tracked, and the inner optimizer's momentum "
+                "decide which variables there are."
             )
         for i, variable in enumerate(own):
             values = store[str(i)]
