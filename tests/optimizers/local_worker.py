@@ -34,7 +34,12 @@ class Watched(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         hook = cross_device.cross_device_ops(STRATEGY)
         self.started.append(sum(pair[0] for pair in hook.count().values()))
-        self.weights.append(self.model.get_weights()[0].tolist())
+        self.weights.append(own(self.model.trainable_variables[0]))
+
+
+def own(variable):
+    """Return this worker's value, whatever all agree on."""
+    return STRATEGY.experimental_local_results(variable._value)[0].numpy().tolist()
 
 
 def make_model():
@@ -57,9 +62,7 @@ def fit(model, **settings):
 
 def state(model):
     """Return all that this worker has, of the model and of the optimizer."""
-    variables = [*model.variables, *model.optimizer.variables]
-    local = STRATEGY.experimental_local_results
-    return [local(v._value)[0].numpy().tolist() for v in variables]
+    return [own(v) for v in (*model.variables, *model.optimizer.variables)]
 
 
 def consensus(model):
