@@ -57,6 +57,15 @@ def assert_overlaps(optimizer):
     assert optimizer.stats.exchange.endswith(" buckets")
 
 
+def assert_same_after(pair, number, steps):
+    """Two trainers take the same steps, of which the second overlaps."""
+    for step in range(steps):
+        for trainer in pair:
+            trainer.step(make_gradients(number, step))
+    assert_overlaps(pair[1].optimizer)
+    assert_same(*pair)
+
+
 METHODS = ["dgc", "float16", "power_sgd", "qsgd", "none", "tern_grad", "diana"]
 PAIRS = [(m, n) for m in METHODS for n in (1, 2, 3)]
 
@@ -83,11 +92,7 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
     if path == "composed":
         monkeypatch.setattr(kinds, "KINDS", kinds.KINDS[-1:])
     pair = [make_trainer(strategies[2], "dgc", o) for o in (False, LONG)]
-    for step in range(2):
-        for trainer in pair:
-            trainer.step(make_gradients(2, step))
-    assert_overlaps(pair[1].optimizer)
-    assert_same(*pair)
+    assert_same_after(pair, 2, steps=2)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +110,7 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
 )
 def test_the_same_with_settings(strategies, settings):
     pair = [make_trainer(strategies[4], "dgc", o, **settings) for o in (False, LONG)]
-    for step in range(3):
-        for trainer in pair:
-            trainer.step(make_gradients(4, step))
-    assert_overlaps(pair[1].optimizer)
-    assert_same(*pair)
+    assert_same_after(pair, 4, steps=3)
 
 
 @pytest.mark.slow
@@ -126,11 +127,7 @@ def test_the_same_traced_on_a_schedule(strategies, inner):
         make_trainer(strategies[2], "dgc", o, make, traced=True, **settings)
         for o in (False, LONG)
     ]
-    for step in range(3):
-        for trainer in pair:
-            trainer.step(make_gradients(2, step))
-    assert_overlaps(pair[1].optimizer)
-    assert_same(*pair)
+    assert_same_after(pair, 2, steps=3)
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ class Rounds:
 
     def begin_anew(self) -> None:
         """Let the next call begin a round, with the weights that there are then."""
+        kept = np.ones([6], np.int64)
+        kept[[_IN_ROUND, _APART]] = 0
         for copy in Copies(self._strategy, self.variable.value).local:
-            mask = np.ones([6], np.int64)
-            mask[[_IN_ROUND, _APART]] = 0
-            copy.assign(copy.read_value() * mask)
+            copy.assign(copy.read_value() * kept)
 
     @property
     def apart(self) -> int:
