@@ -1,10 +1,18 @@
-"""Does AdamW train behind compression? A small GPT-2 on the characters of Shakespeare.
+"""Does AdamW train behind compression? With every correction and its alternatives.
 
-    python benchmarks/adam.py --data_dir ~/tensorflow_datasets --json runs.json
+    python benchmarks/adam.py --data_dir ~/tensorflow_datasets --json runs.jsonl
 
-Trains a transformer of two layers, 413,312 parameters, on workers of this process with
-stock AdamW, and by DGC and other methods with Adam correction and without. What is
-reported is the loss of the validation text, in nats per character; `--runs` chooses.
+Trains a small GPT-2 (`--task shakespeare`, and `ptb` with `--ptb_dir`), or adapts a
+network to other digits (`finetune`, `lora`), on workers of this process: by stock
+AdamW, by methods with Adam correction and without, and by what others do instead.
+Every one of them has a learning rate of its own, the best of at least four by a seed
+that does not count; rates decay by a cosine. `--runs` chooses of what `--list` shows.
+
+A row is appended to `--json` when a run ends, and a run that is killed goes on where
+it was saved last: the same command does only what is not done. `--from_json` reports
+rows without training. `total ratio` has warm-up and all else in it, `then` is that of
+the steps after the first fifth, and `apart` the same without tensors that are exempt.
+`to control` is the distance to the same rule when everything is sent.
 """
 
 import os
@@ -14,146 +22,214 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-from absl import app, flags
-from common import reporting, tasks, training
+import tensorflow as tf
+from absl import app, flags, logging
+from adaptive import runs, tasks
+from common import pieces, reporting, training
 
-import tf_dgc
-
+_TASK = flags.DEFINE_enum("task", "shakespeare", list(tasks.TASKS), "Task.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
+_PTB_DIR = flags.DEFINE_string("ptb_dir", None, "Folder of ptb.train.txt.")
 _RUNS = flags.DEFINE_list("runs", [], "Names of runs; empty for all.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each.", lower_bound=1)
+_LIST = flags.DEFINE_bool("list", False, "Show names of runs only.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 1500, "Steps of a run.", lower_bound=5)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Workers.", lower_bound=2)
-_BATCH = flags.DEFINE_integer("batch", 16, "Examples of a worker.", lower_bound=1)
-_RATE = flags.DEFINE_float("rate", 2e-3, "Learning rate, of a cosine decay.")
-_JSON = flags.DEFINE_string("json", None, "A file for all runs.")
+_BATCH = flags.DEFINE_integer(
+    "batch", None, "Examples of a worker; that of the task by default.", lower_bound=1
+)
+_RATES = flags.DEFINE_list(
+    "rates", ["5e-4", "1e-3", "2e-3", "4e-3"], "Learning rates to choose from."
+)
+_SEARCH_STEPS = flags.DEFINE_integer(
+    "search_steps", 1500, "Steps of a run that chooses the rate, at most.", 5
+)
+_RATE = flags.DEFINE_float("rate", None, "Learning rate of all, instead of a search.")
+_JSON = flags.DEFINE_string("json", None, "A file for all runs, a line each.")
+_FROM_JSON = flags.DEFINE_list(
+    "from_json", [], "Files of earlier runs, to be reported without training."
+)
+_MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 
-WIDTH, HEADS, LAYERS = 128, 4, 2
+POINTS = 10  # of a curve
+SEED_OF_RATES = 100
+"""Seed of the runs by which the rate is chosen, no run that counts."""
+KEYS = ["task", "method", "rate", "steps", "workers", "batch", "seed"]
+
 COLUMNS = [
     ("method", "method", ""),
+    ("rate", "rate", ".2g"),
     ("value", "loss", ".4f"),
     ("spread", "+-", ".4f"),
-    ("difference", "to dense", "+.1%"),
+    ("to_dense", "to dense", "+.1%"),
+    ("to_control", "to control", "+.1%"),
     ("ratio", "total ratio", ",.1f"),
+    ("then", "then", ",.1f"),
+    ("apart", "apart", ",.0f"),
+    ("minutes", "minutes", ".1f"),
 ]
 
 
-class Characters(tasks.Shakespeare):
-    """Characters of Shakespeare, by a transformer as GPT-2 is one; see `Task`."""
+class Comparison:
+    """Runs of a task.
 
-    length = 64
+    Args:
+        task: a `tasks.Task`.
+        strategy: of `training.make_strategy`.
+        done: a `pieces.Pieces`.
+    """
 
-    @staticmethod
-    def load(data_dir):
-        """Return training and validation text, as numbers below 65."""
-        return [tasks.shakespeare(data_dir, s) for s in ("train", "validation")]
+    def __init__(self, task, strategy, done):
+        self._task, self._strategy, self._done = task, strategy, done
 
-    @classmethod
-    def model(cls):
-        """Return the network, with weights drawn anew."""
-        inputs = keras.Input((cls.length,), dtype="int32")
-        embed = keras.layers.ReversibleEmbedding(
-            cls._CHARACTERS, WIDTH, embeddings_initializer=_normal()
-        )
-        places = keras.layers.Embedding(cls.length, WIDTH, _normal())
-        counted = keras.ops.cumsum(keras.ops.ones_like(inputs), axis=-1)
-        hidden = embed(inputs) + places(counted - 1)
-        for _ in range(LAYERS):
-            hidden = _layer(hidden)
-        return keras.Model(inputs, embed(_normalized(hidden), reverse=True))
+    def add(self, name):
+        """Choose the rate of a run, and run it with all seeds."""
+        rates = [_RATE.value] if _RATE.value else [float(r) for r in _RATES.value]
+        rate = rates[0]
+        if len(rates) > 1:
+            steps = min(_STEPS.value, _SEARCH_STEPS.value)
+            seeds = [SEED_OF_RATES]
+            rate = pieces.best_rate(
+                rates, lambda rate: self._rows(name, rate, steps, seeds)[0]["value"]
+            )
+        self._rows(name, rate, _STEPS.value, range(_SEEDS.value))
 
+    def _rows(self, name, rate, steps, seeds):
+        made = []
 
-def _layer(hidden):
-    attend = keras.layers.MultiHeadAttention(
-        HEADS, WIDTH // HEADS, kernel_initializer=_normal()
-    )
-    seen = _normalized(hidden)
-    hidden = hidden + attend(seen, seen, use_causal_mask=True)
-    seen = _normalized(hidden)
-    for width, activation in ((4 * WIDTH, "gelu"), (WIDTH, None)):
-        dense = keras.layers.Dense(width, activation, kernel_initializer=_normal())
-        seen = dense(seen)
-    return hidden + seen
+        def trainer():  # it is traced once, and not at all if nothing is to be done
+            if not made:
+                keras.backend.clear_session()
+                made.append(self._trainer(name, rate, steps))
+            return made[0]
 
+        return [
+            self._done.row(
+                {
+                    "task": self._task.name,
+                    "method": name,
+                    "rate": rate,
+                    "steps": steps,
+                    "workers": self._strategy.num_replicas_in_sync,
+                    "batch": self._task.batch_size,
+                    "seed": seed,
+                },
+                lambda saved, seed=seed: self._run(trainer(), seed, steps, saved),
+            )
+            for seed in seeds
+        ]
 
-def _normalized(hidden):
-    return keras.layers.LayerNormalization(epsilon=1e-5)(hidden)
+    def _trainer(self, name, rate, steps):
+        logging.info("%s: %s, %g", self._task.name, name, rate)
 
+        def make_optimizer():
+            decay = keras.optimizers.schedules.CosineDecay(rate, steps)
+            return runs.RUNS[name].make(keras.optimizers.AdamW(decay), steps)
 
-def _normal():
-    return keras.initializers.TruncatedNormal(stddev=0.02)
+        return training.Trainer(self._task, make_optimizer, self._strategy)
 
-
-def _dgc(sparsity, **settings):
-    def make(inner, steps):
-        density = 1 - sparsity
-        stages = [1 - 0.25 * (density / 0.25) ** (i / 4) for i in range(4)]
-        schedule = tf_dgc.schedules.WarmupSparsity(steps // 5, sparsity, stages)
-        return tf_dgc.DGCOptimizer(inner, schedule, **settings)
-
-    return make
-
-
-def _by(method, **settings):
-    return lambda inner, _: tf_dgc.CompressedOptimizer(inner, method, **settings)
-
-
-RUNS = {
-    "dense": lambda inner, _: inner,
-    "dgc 99 %": _dgc(0.99),
-    "dgc 99 % masking": _dgc(0.99, factor_masking=True),
-    "dgc 99 % uncorrected": _dgc(0.99, adam_correction=False),
-    "dgc 99.9 %": _dgc(0.999),
-    "dgc 99.9 % uncorrected": _dgc(0.999, adam_correction=False),
-    **{
-        f"{method}{suffix}": _by(method, **settings)
-        for method in ("ef_sign_sgd", "power_sgd", "uniform_8bit")
-        for suffix, settings in (
-            ("", {}),
-            (" uncorrected", {"adam_correction": False}),
-        )
-    },
-}
+    def _run(self, trainer, seed, steps, saved):
+        curve = trainer.run(seed, steps, max(1, steps // POINTS), saved)
+        size = 4 * trainer.num_parameters
+        return {
+            "metric": self._task.metric,
+            "value": curve[-1][2],
+            "dense_bytes_per_step": size,
+            "exempt_bytes_per_step": 4 * trainer.num_exempt,
+            "seconds": trainer.seconds,
+            "curve": [(at, at * size if b is None else b, v) for at, b, v in curve],
+        }
 
 
-def train(task, strategy, name):
-    """Return the loss by seed, and how many times less than all one worker sent."""
-    steps = _STEPS.value
+def train():
+    """Run what is not done, and return all rows of the file."""
+    strategy = training.make_strategy(_WORKERS.value)  # before data are read
+    task = tasks.TASKS[_TASK.value](flags.FLAGS)
+    task.batch_size = _BATCH.value or task.batch_size
+    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    comparison = Comparison(task, strategy, done)
+    for name in _RUNS.value or runs.RUNS:
+        comparison.add(name)
+    return done.rows
 
-    def make_optimizer():
-        decay = keras.optimizers.schedules.CosineDecay(_RATE.value, steps)
-        return RUNS[name](keras.optimizers.AdamW(decay), steps)
 
-    trainer = training.Trainer(task, make_optimizer, strategy)
-    ends = [trainer.run(seed, steps, steps)[-1] for seed in range(_SEEDS.value)]
-    sent = ends[0][1] or 4 * trainer.num_parameters * steps
-    return [end[2] for end in ends], 4 * trainer.num_parameters * steps / sent
+def ratios(row):
+    """Return how many times less than all a worker sent: in total, then, and apart."""
+    size, exempt = row["dense_bytes_per_step"], row["exempt_bytes_per_step"]
+    steps, sent, _ = row["curve"][-1]
+    begun, before, _ = next(p for p in row["curve"] if p[0] >= row["steps"] // 5)
+    per_step = (sent - before) / (steps - begun)
+    apart = (size - exempt) / (per_step - exempt) if per_step < size else 1
+    return {"ratio": size * steps / sent, "then": size / per_step, "apart": apart}
+
+
+def summaries(rows):
+    """Return a row per run and setting: means over seeds, with their distances."""
+    found = {}
+    for row in rows:
+        if row["seed"] != SEED_OF_RATES:
+            setting = tuple(row[name] for name in KEYS[:-1] if name != "rate")
+            found.setdefault(setting, {}).setdefault(row["rate"], []).append(row)
+    # Where a rate was given too, that of most seeds, and of those the better one.
+    best = [
+        min(by_rate.values(), key=lambda group: (-len(group), _mean(group)))
+        for by_rate in found.values()
+    ]
+    values = {(_setting(group[0]), group[0]["method"]): _mean(group) for group in best}
+    return [_summary(group, values) for group in best]
+
+
+def _summary(group, values):
+    first, value = group[0], _mean(group)
+    losses = [row["value"] for row in group]
+    line = {
+        **first,
+        **ratios(first),
+        "value": value,
+        "spread": (max(losses) - min(losses)) / 2,
+        "minutes": statistics.mean(row["seconds"] for row in group) / 60,
+        "seeds": len(group),
+    }
+    controls = {"to_dense": "dense", "to_control": runs.RUNS[first["method"]].control}
+    for key, name in controls.items():
+        against = values.get((_setting(first), name))
+        line[key] = None if against is None else value / against - 1
+    return line
+
+
+def _mean(group):
+    return statistics.mean(row["value"] for row in group)
+
+
+def _setting(row):
+    return tuple(row[name] for name in ("task", "workers", "steps", "batch"))
 
 
 def main(_):
     """Run what the flags ask for, and report."""
-    strategy = training.make_strategy(_WORKERS.value)  # before data are read
-    task = Characters(_DATA_DIR.value)
-    task.batch_size = _BATCH.value
-    rows = []
-    for name in dict.fromkeys(["dense", *(_RUNS.value or RUNS)]):
-        losses, ratio = train(task, strategy, name)
-        value = statistics.mean(losses)
-        rows.append(
-            {
-                "method": name,
-                "losses": losses,
-                "value": value,
-                "spread": (max(losses) - min(losses)) / 2,
-                "difference": value / (rows[0]["value"] if rows else value) - 1,
-                "ratio": ratio,
-            }
-        )
-    title = f"loss after {_STEPS.value} steps, {_WORKERS.value} workers"
-    origin = reporting.provenance()
-    reporting.report(rows, COLUMNS, title, origin=origin)
-    if _JSON.value:
-        reporting.write(rows, _JSON.value, origin)
+    tf.get_logger().setLevel("ERROR")
+    if _LIST.value:
+        print("\n".join(runs.RUNS))
+        return
+    unknown = [name for name in _RUNS.value if name not in runs.RUNS]
+    if unknown:
+        raise app.UsageError(f"--runs has names that --list does not show: {unknown}")
+    paths = _FROM_JSON.value
+    rows = pieces.read(paths) if paths else train()
+    lines = summaries(rows)
+    tables = []
+    for setting in dict.fromkeys(map(_setting, lines)):
+        shown = [line for line in lines if _setting(line) == setting]
+        task, workers, steps, batch = setting
+        title = f"{task}: {shown[0]['metric']} after {steps} steps, {workers} workers "
+        seeds = sorted({line["seeds"] for line in shown})
+        title += f"of {batch}, seeds: {', '.join(map(str, seeds))}"
+        reporting.report(shown, COLUMNS, title, origin={})
+        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
+        tables += [reporting.setting(shown, {})]
+    if _MARKDOWN.value:
+        with open(_MARKDOWN.value, "w", encoding="utf-8") as file:
+            file.write("\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@
 Trains the tasks of `convergence.py` with each optimizer by itself, at each of three
 learning rates, and at the best of them within `DGCOptimizer` and with other methods:
 what an optimizer's rule makes of a sum of which most is left out for a while, or is
-rounded. Rates decay by a cosine; nothing else is set. It can be run in pieces by
-`--optimizers`, each with a `--json` of its own, and `--from_json a.json,b.json` reports
-them together.
+rounded. Rates decay by a cosine; nothing else is set. A row is appended to `--json`
+when a run ends, so the same command goes on where it was killed, and does only what is
+not done; `--optimizers` and `--tasks` choose a piece. `--from_json a.jsonl,b.jsonl`
+reports files together, without training.
 """
 
-import json
+import functools
 import os
 import pathlib
 import statistics
@@ -21,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from absl import app, flags, logging
-from common import method_settings, reporting, tasks, training
+from common import method_settings, pieces, reporting, tasks, training
 
 import tf_dgc
 
@@ -32,7 +33,7 @@ _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
 _SEEDS = flags.DEFINE_integer("seeds", 2, "Runs of each.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 300, "Steps of a run.", lower_bound=5)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Workers.", lower_bound=2)
-_JSON = flags.DEFINE_string("json", None, "A file for all runs.")
+_JSON = flags.DEFINE_string("json", None, "A file for all runs, a line each.")
 _FROM_JSON = flags.DEFINE_list(
     "from_json", [], "Files of earlier runs, to be reported without training."
 )
@@ -43,6 +44,7 @@ FACTORS = (1 / 3, 1, 3)
 
 SEED_OF_RATES = 100
 """Seed of the runs by which the rate is chosen, no run that counts."""
+KEYS = ["task", "optimizer", "method", "rate", "steps", "workers", "seed"]
 
 optimizers = keras.optimizers
 
@@ -97,73 +99,81 @@ class Comparison:
         task: a `tasks.Task`.
         strategy: of `training.make_strategy`.
         name: of the optimizer, in `INNER`.
+        done: a `pieces.Pieces`.
     """
 
-    def __init__(self, task, strategy, name):
+    def __init__(self, task, strategy, name, done):
         self._task = task
         self._strategy = strategy
         self._name = name
+        self._done = done
 
-    def rows(self, methods):
-        """Return one row per method and seed, those without a method first."""
-        choose = max if self._task.higher_is_better else min
+    def run(self, methods):
+        """Choose the rate, and run the optimizer by itself and with methods."""
         usual = INNER[self._name][1]
-        found = {
-            rate: self._runs("dense", rate, [SEED_OF_RATES])[0]["value"]
-            for rate in [factor * usual for factor in FACTORS]
-        }
-        best = choose(found, key=found.get)
-        seeds = range(_SEEDS.value)
-        return [
-            row
-            for method in ["dense", *methods]
-            for row in self._runs(method, best, seeds)
-        ]
+        rates = [factor * usual for factor in FACTORS]
+        best = pieces.best_rate(rates, self._badness, more=0)
+        for method in ["dense", *methods]:
+            self._runs(method, best, range(_SEEDS.value))
+
+    def _badness(self, rate):
+        sign = -1 if self._task.higher_is_better else 1
+        return sign * self._runs("dense", rate, [SEED_OF_RATES])[0]["value"]
 
     def _runs(self, method, rate, seeds):
-        logging.info("%s: %s, %s, %g", self._task.name, self._name, method, rate)
+        @functools.cache
+        def trainer():  # it is traced once, and not at all if nothing is to be done
+            return self._trainer(method, rate)
+
+        def measure(seed):
+            value = trainer().run(seed, steps, steps)[-1][2]
+            return {"metric": self._task.metric, "value": value}
+
         steps = _STEPS.value
-        make = INNER[self._name][0]
+        return [
+            self._done.row(
+                {
+                    "task": self._task.name,
+                    "optimizer": self._name,
+                    "method": method,
+                    "rate": rate,
+                    "steps": steps,
+                    "workers": self._strategy.num_replicas_in_sync,
+                    "seed": seed,
+                },
+                lambda _, seed=seed: measure(seed),
+            )
+            for seed in seeds
+        ]
+
+    def _trainer(self, method, rate):
+        logging.info("%s: %s, %s, %g", self._task.name, self._name, method, rate)
+        steps, make = _STEPS.value, INNER[self._name][0]
 
         def make_optimizer():
             inner = make(optimizers.schedules.CosineDecay(rate, steps))
             return inner if method == "dense" else METHODS[method](inner, steps)
 
-        trainer = training.Trainer(self._task, make_optimizer, self._strategy)
-        return [
-            {
-                "task": self._task.name,
-                "metric": self._task.metric,
-                "optimizer": self._name,
-                "method": method,
-                "rate": rate,
-                "steps": steps,
-                "workers": trainer.num_workers,
-                "seed": seed,
-                "value": trainer.run(seed, steps, steps)[-1][2],
-            }
-            for seed in seeds
-        ]
+        keras.backend.clear_session()
+        return training.Trainer(self._task, make_optimizer, self._strategy)
 
 
 def train():
-    """Return the rows of all runs that the flags ask for."""
+    """Run what is not done, and return all rows of the file."""
     strategy = training.make_strategy(_WORKERS.value)  # before data are read
-    rows = []
+    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
     for task in [tasks.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]:
         for name in _OPTIMIZERS.value or INNER:
-            comparison = Comparison(task, strategy, name)
-            rows += comparison.rows(_METHODS.value or METHODS)
-            keras.backend.clear_session()
-            if _JSON.value:
-                reporting.write(rows, _JSON.value, reporting.provenance())
-    return rows
+            Comparison(task, strategy, name, done).run(_METHODS.value or METHODS)
+    return done.rows
 
 
 def summaries(rows):
     """Return a row per optimizer: means over seeds, and how far methods are off."""
     found = {}
     for row in rows:
+        if row["seed"] == SEED_OF_RATES:
+            continue
         line = found.setdefault(row["optimizer"], {**row, "values": {}})
         line["values"].setdefault(row["method"], []).append(row["value"])
     for line in found.values():
@@ -173,22 +183,26 @@ def summaries(rows):
     return list(found.values())
 
 
+def _setting(row):
+    return tuple(row[name] for name in ("task", "metric", "steps", "workers"))
+
+
 def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
     paths = _FROM_JSON.value
-    texts = [pathlib.Path(p).read_text() for p in paths]
-    rows = [row for text in texts for row in json.loads(text)] or train()
-    origin = {} if paths else reporting.provenance()
+    rows = pieces.read(paths) if paths else train()
     tables = []
-    for name in dict.fromkeys(row["task"] for row in rows):
-        shown = summaries(row for row in rows if row["task"] == name)
-        first = shown[0]
-        title = f"{name}: {first['metric']} after {first['steps']} steps, "
-        title += f"{first['workers']} workers; by itself, and what methods add"
-        reporting.report(shown, COLUMNS, title, origin=origin)
+    for setting in dict.fromkeys(map(_setting, rows)):
+        shown = summaries(row for row in rows if _setting(row) == setting)
+        if not shown:  # only rates have been tried
+            continue
+        task, metric, steps, workers = setting
+        title = f"{task}: {metric} after {steps} steps, {workers} workers; "
+        title += "by itself, and what methods add"
+        reporting.report(shown, COLUMNS, title, origin={})
         tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
-        tables += [reporting.setting(shown, origin)]
+        tables += [reporting.setting(shown, {})]
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
 

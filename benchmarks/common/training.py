@@ -8,7 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
+from common import states
 from common.tasks import predictor
+
+MIN_RANK, MIN_SIZE = 2, 1024
+"""Of what is compressed by default."""
 
 
 def make_strategy(num_workers):
@@ -27,6 +31,10 @@ class Trainer:
         task: a `tasks.Task`.
         make_optimizer: called without arguments in the scope of the strategy.
         strategy: of `make_strategy`.
+
+    Attributes:
+        optimizer: what `make_optimizer` returned.
+        seconds: that the last run took, evaluations included.
     """
 
     def __init__(self, task, make_optimizer, strategy):
@@ -36,24 +44,35 @@ class Trainer:
             self._model = task.model()
             self.optimizer = make_optimizer()
             self.optimizer.build(self._model.trainable_variables)
-        self._initial = [np.array(v) for v in self.optimizer.variables]
+        self._initial = states.take(self.optimizer.variables)
         self._predict = predictor(self._model)
         self._step = tf.function(self._on_all_workers)
+        self.seconds = 0.0
 
-    def run(self, seed, steps, evaluate_every):
+    def run(self, seed, steps, evaluate_every, saved=None):
         """Train from the beginning; return [(steps, bytes sent, metric)].
 
         Bytes are those that one worker handed to the collectives; None if the
         optimizer does not count them.
+
+        Args:
+            seed: of the weights and of the data.
+            steps: of the run.
+            evaluate_every: steps from one point to the next.
+            saved: a `pieces.Saved`, from which the run goes on if it was begun.
         """
         self._reset(seed)
         random = np.random.default_rng(seed)
-        points = []
-        for step in range(1, steps + 1):
+        done, points = self._resume(saved, random)
+        for step in range(done + 1, steps + 1):
+            start = time.perf_counter()
             self.step(random)
             if step % evaluate_every == 0 or step == steps:
                 value = self.task.evaluate(self._predict)
                 points.append((step, self._bytes(), value))
+            self.seconds += time.perf_counter() - start
+            if saved and saved.is_due():
+                self._save(saved, step, points, random)
         return points
 
     def step(self, random):
@@ -72,14 +91,38 @@ class Trainer:
         """Trainable entries of the model."""
         return sum(v.shape.num_elements() for v in self._model.trainable_variables)
 
+    @property
+    def num_exempt(self):
+        """Trainable entries of variables that `min_compress_size` leaves whole."""
+        shapes = [v.shape for v in self._model.trainable_variables]
+        sizes = [(s.num_elements(), s.rank) for s in map(tf.TensorShape, shapes)]
+        return sum(n for n, rank in sizes if rank < MIN_RANK or n < MIN_SIZE)
+
+    def _resume(self, saved, random):
+        """Return how many steps are done, and their points."""
+        self.seconds = 0.0
+        found = saved.load() if saved else None
+        if found is None:
+            return 0, []
+        arrays, notes = found
+        states.put(self._variables(), arrays)
+        random.bit_generator.state = notes["random"]
+        self.seconds = notes["seconds"]
+        return notes["step"], [tuple(point) for point in notes["points"]]
+
+    def _save(self, saved, step, points, random):
+        notes = {"step": step, "points": points, "seconds": self.seconds}
+        notes["random"] = random.bit_generator.state
+        saved.save(states.take(self._variables()), notes)
+
+    def _variables(self):
+        return [*self._model.variables, *self.optimizer.variables]
+
     def _reset(self, seed):
         keras.utils.set_random_seed(seed)
         fresh = self.task.model()
         self._model.set_weights(fresh.get_weights())
-        for variable, value in zip(
-            self.optimizer.variables, self._initial, strict=True
-        ):
-            variable.assign(value)
+        states.put(self.optimizer.variables, self._initial)
 
     def _on_all_workers(self, inputs, targets):
         losses = self._strategy.run(self._on_one_worker, (inputs, targets))

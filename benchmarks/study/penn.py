@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from study.tasks import Task
 
-_WORDS = 10_000
+WORDS = 10_000
+"""Words of the vocabulary."""
+
 _EVALUATED_TOGETHER = 20  # pieces of the text, side by side
 
 
@@ -41,12 +43,16 @@ class Penn(Task):
     @functools.cached_property
     def train(self):
         """Numbers of the words that are trained on."""
-        return _text(self._data, "train")
+        return read(self._folder, "train")
 
     @functools.cached_property
     def test(self):
         """Numbers of the words that are measured on."""
-        return _text(self._data, "valid" if self._tuning else "test")
+        return read(self._folder, "valid" if self._tuning else "test")
+
+    @property
+    def _folder(self):
+        return pathlib.Path(self._data, "datasets", "ptb")
 
     @property
     def num_examples(self):
@@ -101,14 +107,14 @@ class _Network(keras.Model):
         super().__init__(name="words")
         self._dropout = dropout
         start = keras.initializers.RandomUniform(-0.1, 0.1)
-        self._embedding = keras.layers.Embedding(_WORDS, units, start)
+        self._embedding = keras.layers.Embedding(WORDS, units, start)
         settings = {"kernel_initializer": start, "recurrent_initializer": start}
         settings |= {"return_sequences": True, "return_state": True, "unroll": True}
         self._layers_of_memory = [
             keras.layers.LSTM(units, **settings),
             keras.layers.LSTM(units, **settings),
         ]
-        self._words = keras.layers.Dense(_WORDS, kernel_initializer=start)
+        self._words = keras.layers.Dense(WORDS, kernel_initializer=start)
 
     def call(self, words, memory, seed=None):
         x = self._dropped(self._embedding(words), seed, 0)
@@ -137,9 +143,14 @@ def _start(seed, length):
 
 
 @functools.cache
-def _text(data, part):
-    """Return the words as numbers, in the order of their first use in training."""
-    folder = pathlib.Path(data, "datasets", "ptb")
+def read(folder, part):
+    """Return the words of a text as numbers, in the order of their first use.
+
+    Args:
+        folder: where `ptb.train.txt` and the others are.
+        part: "train", "valid" or "test"; numbers are those of the training text.
+    """
+    folder = pathlib.Path(folder)
     vocabulary = {}
     for word in _words(folder / "ptb.train.txt"):
         vocabulary.setdefault(word, len(vocabulary))

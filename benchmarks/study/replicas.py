@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from common import states
 
 
 class Replicas:
@@ -52,7 +53,7 @@ class Replicas:
 
     def evaluate(self):
         """Return the metric, with moving statistics averaged over workers."""
-        values = [np.mean(_values(v), axis=0) for v in self._model.variables]
+        values = [np.mean(states.values(v), axis=0) for v in self._model.variables]
         for variable, value in zip(self._measured.variables, values, strict=True):
             variable.assign(value)
         return self._task.evaluate(self._measured)
@@ -70,18 +71,14 @@ class Replicas:
 
     def state(self):
         """Return everything that the next steps follow from, NumPy arrays by name."""
-        values = map(_values, self._variables())
-        found = {f"variable{i}": _once(v) for i, v in enumerate(values)}
+        found = states.take(self._variables())
         carry = {f"carry{i}": np.asarray(a) for i, a in enumerate(self._carry)}
         return {"step": np.int64(self.step), **found, **carry}
 
     def restore(self, state):
         """Go on from a `state` of a run with the same task, method and workers."""
         self.step = int(state["step"])
-        for i, variable in enumerate(self._variables()):
-            parts, values = _parts(variable), state[f"variable{i}"]
-            for part, value in zip(parts, _for_all(values, len(parts)), strict=True):
-                part.assign(value)
+        states.put(self._variables(), state)
         self._carry = [state[f"carry{i}"] for i in range(len(self._carry))]
 
     def _variables(self):
@@ -107,23 +104,3 @@ class Replicas:
             scaled = self._loss(targets[worker], outputs)
         self.optimizer.apply(tape.gradient(scaled, variables), variables)
         return scaled * self._workers, carry
-
-
-def _parts(variable):
-    """Return the variable of each worker."""
-    inner = variable.value if isinstance(variable, keras.Variable) else variable
-    return getattr(inner, "values", None) or [inner]
-
-
-def _values(variable):
-    return np.stack([part.numpy() for part in _parts(variable)])
-
-
-def _once(values):
-    """Return one row where all workers have the same, bit for bit."""
-    alike = all(value.tobytes() == values[0].tobytes() for value in values)
-    return values[:1] if alike else values
-
-
-def _for_all(values, workers):
-    return [values[0]] * workers if len(values) == 1 else values

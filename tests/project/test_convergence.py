@@ -1,11 +1,11 @@
 """`convergence.py` and `inner.py` measure what they say, on a task without data."""
 
-import json
 import pathlib
 import sys
 
 import programs
 import pytest
+from common import pieces
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 KEYS = "method task seed workers metric value dense_value bytes_per_step \
@@ -46,7 +46,7 @@ def run(program, tmp_path, *flags):
     command = [sys.executable, "-c", text, "--tasks=largest", f"--json={path}"]
     finished = programs.run([*command, *flags])
     assert finished.returncode == 0
-    return json.loads(path.read_text()), finished.stdout
+    return pieces.read([path]), finished.stdout
 
 
 @pytest.mark.slow
@@ -89,11 +89,16 @@ def test_methods(tmp_path):
 @pytest.mark.slow
 def test_inner_optimizers(tmp_path):
     """Each by itself, at the best of three rates, and with a method at the same."""
-    flags = ["--optimizers=RMSprop", "--methods=power_sgd", "--steps=30"]
-    rows, output = run("inner", tmp_path, *flags, "--seeds=1")
-    dense, compressed = rows
-    assert (dense["method"], compressed["method"]) == ("dense", "power_sgd")
-    assert dense["rate"] == compressed["rate"]
+    flags = ["--optimizers=RMSprop", "--steps=30", "--seeds=1"]
+    before, _ = run("inner", tmp_path, *flags, "--methods=uniform_8bit")
+    rows, output = run("inner", tmp_path, *flags, "--methods=power_sgd")
+    assert rows[:5] == before  # what is done is not run again
+    assert [row["seed"] for row in rows] == [100] * 3 + [0] * 3
+    *tried, dense, coded, compressed = rows
+    methods = [row["method"] for row in (dense, coded, compressed)]
+    assert methods == ["dense", "uniform_8bit", "power_sgd"]
+    best = max(tried, key=lambda row: row["value"])
+    assert dense["rate"] == compressed["rate"] == best["rate"]
     assert dense["value"] != compressed["value"]
     assert dense["value"] > 0.3  # chance is 1/16
     assert f"{dense['value']:.4f}" in output

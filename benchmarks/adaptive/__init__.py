@@ -1,0 +1,1 @@
+"""What `adam.py` trains, and what Adam correction is compared with."""

@@ -1,0 +1,161 @@
+"""Runs of a benchmark in pieces: what is done is in a file, and is not done again."""
+
+import io
+import json
+import math
+import os
+import pathlib
+import time
+
+import numpy as np
+
+
+def read(paths):
+    """Return the rows of several files, lines of JSON, or a list of them."""
+    return [row for path in paths for row in _parse(pathlib.Path(path).read_text())]
+
+
+def _parse(text):
+    if text.startswith("["):
+        return json.loads(text)
+    return [row for line in text.splitlines() if (row := _line(line)) is not None]
+
+
+def _line(line):
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:  # the last one, of a process that was killed
+        return None
+
+
+class Pieces:
+    """Rows of runs, each with a key; a line is appended as soon as a run ends.
+
+    Several processes may append to a file at once.
+
+    Args:
+        path: of the file; None to keep rows in memory alone.
+        keys: names of what tells one run from another.
+        origin: what else to say of every row.
+    """
+
+    def __init__(self, path, keys, origin):
+        self._path = pathlib.Path(path) if path else None
+        self._keys, self._origin = keys, origin
+        there = self._path is not None and self._path.exists()
+        self._rows = {self._key(row): row for row in read([path] if there else [])}
+
+    @property
+    def rows(self):
+        """All rows, those of the file first."""
+        return list(self._rows.values())
+
+    def row(self, key, measure):
+        """Return the row of a run, which is run if it is not there.
+
+        Args:
+            key: dictionary with `keys`.
+            measure: called with a `Saved` for this run; returns the rest of the row.
+        """
+        found = self._rows.get(self._key(key))
+        if found is None:
+            saved = self._saved(key)
+            found = {**self._origin, **key, **measure(saved)}
+            self._append(found)
+            self._rows[self._key(key)] = found
+            saved.forget()
+        return found
+
+    def _key(self, row):
+        return tuple(row.get(name) for name in self._keys)
+
+    def _saved(self, key):
+        if self._path is None:
+            return Saved(None)
+        name = "-".join(str(part) for part in self._key(key))
+        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+        return Saved(self._path.with_name(f"{self._path.name}.{safe}.npz"))
+
+    def _append(self, row):
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            torn = file.read() not in (b"", b"\n")
+            file.write(b"\n" * torn + json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Saved:
+    """What a run remembers, now and then, so that it can go on if it is killed.
+
+    Args:
+        path: of a file; None to remember nothing.
+        every: seconds from one time to the next.
+    """
+
+    def __init__(self, path, every=120.0):
+        self._path, self._every = path, every
+        self._last = time.monotonic()
+
+    def load(self):
+        """Return the last arrays by name and notes, or None."""
+        if self._path is None or not self._path.exists():
+            return None
+        with np.load(self._path) as file:
+            arrays = {name: file[name] for name in file.files if name != "notes"}
+            return arrays, json.loads(str(file["notes"]))
+
+    def is_due(self):
+        """Return whether it is time to save."""
+        due = time.monotonic() - self._last >= self._every
+        return self._path is not None and due
+
+    def save(self, arrays, notes):
+        """Remember arrays by name, and notes that JSON can hold."""
+        content = io.BytesIO()
+        np.savez(content, notes=json.dumps(notes), **arrays)
+        new = self._path.with_name(self._path.name + ".new")
+        with open(new, "wb") as file:
+            file.write(content.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self._path)
+        self._last = time.monotonic()
+
+    def forget(self):
+        """Remove what is remembered."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def best_rate(rates, value_of, more=2):
+    """Return the learning rate with the least value, and not one at the edge.
+
+    Where the best one is the smallest or the largest, half of it or twice as much is
+    tried too.
+
+    Args:
+        rates: the first to be tried.
+        value_of: function of a rate; not finite, or None, if it does not train.
+        more: how often to go further, at most.
+    """
+    found = {}
+
+    def value(rate):
+        if rate not in found:
+            result = value_of(rate)
+            finite = result is not None and math.isfinite(result)
+            found[rate] = result if finite else math.inf
+        return found[rate]
+
+    best = min(sorted(rates), key=value)
+    for _ in range(more):
+        if len(found) == 1 or min(found) < best < max(found):
+            break
+        value(2 * best if best == max(found) else best / 2)
+        best = min(sorted(found), key=found.get)
+    return best
