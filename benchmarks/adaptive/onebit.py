@@ -137,8 +137,8 @@ class FrozenAdam(keras.optimizers.AdamW):
         followed = tf.reduce_sum(
             tf.cast(tf.constant(self.dense_steps, tf.int64) <= step, dtype)
         )
-        known = 1 - ops.power(ops.cast(self.beta_2, dtype), followed)
-        begun = 1 - ops.power(ops.cast(self.beta_1, dtype), tf.cast(step + 1, dtype))
+        known = 1 - tf.constant(self.beta_2, dtype) ** followed
+        begun = 1 - tf.constant(self.beta_1, dtype) ** tf.cast(step + 1, dtype)
         rate = ops.cast(learning_rate, dtype) * ops.sqrt(known) / begun
         self.assign_add(m, (gradient - m) * (1 - self.beta_1))
         square = ops.square(gradient) - v

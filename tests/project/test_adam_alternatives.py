@@ -65,7 +65,11 @@ class OneBitAdam:
 
 @pytest.mark.parametrize(
     ("dense_steps", "whole"),
-    rows([([0, 1], False), (ZERO_ONE, False), ([0, 1], True)], [(ZERO_ONE, False)]),
+    [
+        (ZERO_ONE, False),
+        pytest.param([0, 1], False, marks=pytest.mark.slow),
+        pytest.param([0, 1], True, marks=pytest.mark.slow),
+    ],
 )
 def test_one_bit_adam(strategies, dense_steps, whole):
     weights = initial_weights("float64", SHAPES)
@@ -81,7 +85,7 @@ def test_one_bit_adam(strategies, dense_steps, whole):
         trainer.step(gradients)
         reference.step(gradients)
         for mine, expected in zip(trainer.weights(), reference.weights, strict=True):
-            np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
     for mine, expected in zip(
         trainer.local(trainer.optimizer.residual), reference.kept, strict=True
     ):
@@ -153,7 +157,7 @@ def test_waiting_adam_is_adamw_where_nothing_waits():
             rule.apply(gradients, variables)
         found.append([v.numpy() for v in variables])
     for mine, expected in zip(*found, strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=1e-6)
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
 def test_local_adam(strategies):
@@ -171,7 +175,7 @@ def test_local_adam(strategies):
         trainer.step(gradients)
         reference.step(gradients)
         for mine, expected in zip(trainer.weights(), reference.weights[0], strict=True):
-            np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
 def test_every_run_can_be_made(strategies):

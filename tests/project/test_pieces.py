@@ -69,7 +69,7 @@ def test_the_best_rate_is_not_at_the_edge(optimum, tried, best):
 
 
 def test_a_rate_that_does_not_train_is_not_the_best():
-    assert pieces.best_rate([1, 2, 4], lambda r: math.nan if r > 1 else r) == 0.5
+    assert pieces.best_rate([1, 2, 4], lambda r: math.nan if r > 1 else -r) == 1
     assert pieces.best_rate([1, 2], lambda r: r, more=0) == 1
 
 
@@ -103,7 +103,9 @@ class Killed(pieces.Saved):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize(
+    "local", [False, pytest.param(True, marks=pytest.mark.exhaustive)]
+)
 def test_a_run_that_is_killed_goes_on(strategies, tmp_path, local):
     """With the same bits, momentum and residuals and all."""
 
