@@ -1,4 +1,4 @@
-"""What a slow link carries, and how long that takes: start, training, save, restore.
+"""What a slow link carries, and how long that takes, from the start to a restore.
 
     sudo python benchmarks/slow_link.py --rate 10mbit --parameters 25_000_000
 
@@ -14,7 +14,10 @@ from absl import app, flags
 from common import network, reporting
 from common.cluster import Cluster, WorkerError
 
-PHASES = ["connect", "build", "train", "save", "restore", "digest"]
+PHASES = [
+    *("connect", "build", "train"),
+    *("backup", "resume", "save", "restore", "digest"),
+]
 COLUMNS = [
     ("rate", "rate", ""),
     ("seeds", "seeds", ""),

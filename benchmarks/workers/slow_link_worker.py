@@ -60,6 +60,25 @@ class Worker:
         y = x.sum(axis=1, keepdims=True)
         self._model.fit(x, y, batch_size=2 * _BATCH, verbose=0)
 
+    def backup(self):
+        """Write what training would go on from."""
+        backup = self._backup(self._model)
+        backup.on_epoch_end(0)
+
+    def resume(self):
+        """Go on from there with another model."""
+        trained = self._model
+        self.build()
+        self._backup(self._model)
+        assert self._digest(self._model) == self._digest(trained)
+
+    def _backup(self, model):
+        directory = pathlib.Path(self._settings["directory"]) / "backup"
+        backup = tf_dgc.callbacks.BackupAndRestore(directory)
+        backup.set_model(model)
+        backup.on_train_begin()
+        return backup
+
     def save(self):
         """Write one file for all workers, with the state of each."""
         tf_dgc.saving.save_model(self._model, self._path)

@@ -3,6 +3,7 @@
 python saving_scenarios.py saving DIRECTORY
 """
 
+import contextlib
 import time
 import zipfile
 
@@ -156,7 +157,7 @@ def use_stock_callbacks(directory):
         "files": sorted(
             str(p.relative_to(directory)) for p in directory.rglob("*.[kh]*")
         ),
-        "backups": [p.name for p in (directory / "backup").iterdir()],
+        "backups": sorted(p.name for p in (directory / "backup").iterdir()),
     }
     with STRATEGY.scope():
         loaded = keras.models.load_model(directory / "new" / "2" / "m.keras")
@@ -178,9 +179,53 @@ def use_stock_callbacks(directory):
     return found
 
 
+class Stop(Exception):
+    """The end of a run that is to go on."""
+
+
+class StopInTheThirdEpoch(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise Stop
+
+
+def back_up_to_own_directories(directory):
+    """Each worker sees its own files only, and then those of the other one."""
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+    def train(path, *callbacks, epochs=3):
+        backup = tf_dgc.callbacks.BackupAndRestore(path, delete_checkpoint=False)
+        model = make_model(dgc)
+        model.fit(x, y, epochs=epochs, callbacks=[backup, *callbacks], **data)
+        return copies_of_this_worker(model)
+
+    undisturbed = train(directory / f"elsewhere-{RANK}")
+    with contextlib.suppress(Stop):
+        train(directory / str(RANK), StopInTheThirdEpoch())
+    found = {"files": sorted(p.name for p in (directory / str(RANK)).iterdir())}
+    try:
+        train(directory / str(1 - RANK))
+    except ValueError as error:
+        found["exchanged"] = str(error)
+    found["resumed"] = train(directory / str(RANK)) == undisturbed
+    tf_dgc.cluster.meeting.rendezvous(STRATEGY, "look at the files of both")
+    together = directory / "together"
+    together.mkdir(exist_ok=True)
+    for path in (directory / str(RANK)).iterdir():
+        (together / path.name).write_bytes(path.read_bytes())
+    found["together"] = train(together) == undisturbed
+    return found
+
+
 def scenario_saving(directory):
     found = {}
-    for part in (save_to_one_path, use_stock_callbacks, save_to_own_paths):
+    for part in (
+        save_to_one_path,
+        use_stock_callbacks,
+        back_up_to_own_directories,
+        save_to_own_paths,
+    ):
         folder = directory / part.__name__
         folder.mkdir(exist_ok=True)
         found[part.__name__] = part(folder)

@@ -37,7 +37,12 @@ def test_keras_callbacks_with_one_path(finished):
         assert found["restored"]
         assert found["loaded"]
         assert found["epochs"] == []
-        assert found["backups"] == ["latest.weights.h5"]
+        assert found["backups"] == [
+            "backup-2.manifest-0.json",
+            "backup-2.model-0.weights.h5",
+            "backup-2.part-0.h5",
+            "backup-2.part-1.h5",
+        ]
         assert set(found["files"]) >= {
             "m.keras", "m.weights.h5", "new/1/m.keras", "saved.weights.h5"
         }  # fmt: skip
@@ -45,6 +50,20 @@ def test_keras_callbacks_with_one_path(finished):
         assert "`filepath` must end in `.keras`" in found["legacy"]
         assert "same callbacks that save" in found["chief"]
         assert "must be to a file that ends in '.keras'" in found["save"]
+
+
+def test_backups_in_a_directory_of_each_worker(finished):
+    for rank, found in enumerate(of(finished, "back_up_to_own_directories")):
+        assert found["files"] == [
+            f"backup-2.manifest-{rank}.json",
+            f"backup-2.model-{rank}.weights.h5",
+            f"backup-2.part-{rank}.h5",
+        ]
+        for missing in ("part-0", "part-1", "model-0", "model-1"):
+            assert f"backup-2.{missing}" in found["exchanged"]
+        assert "start as many workers, each where it was" in found["exchanged"]
+        assert found["resumed"]
+        assert found["together"]
 
 
 def test_a_save_ends_when_all_have_written(finished):

@@ -233,19 +233,30 @@ def test_a_peer_that_leaves(run, tmp_path):
     assert waited < 100
 
 
+PARTS = ["model-0.weights.h5", "part-0.h5", "part-1.h5"]
+
+
+def files_of_backups(directory):
+    """Return what there is of each backup, by its number."""
+    names = [path.name for path in (directory / "backup").iterdir()]
+    found = {}
+    for name in sorted(names, key=lambda name: ("manifest" in name, name)):
+        backup, _, rest = name.partition(".")
+        found.setdefault(int(backup.removeprefix("backup-")), []).append(rest)
+    return found
+
+
 @pytest.mark.slow
 def test_killed_while_it_saves_and_resumed(run, tmp_path):
     """As many workers end like the undisturbed run, others keep the total."""
     killed = run("backup_until_the_chief_dies", 2, tmp_path)
     assert killed.codes[0] == -signal.SIGKILL
     assert killed.codes[1]
-    left = sorted(path.name for path in (tmp_path / "backup").iterdir())
-    assert left == [".unfinished.latest.weights.h5", "latest.weights.h5"]
+    assert files_of_backups(tmp_path) == {1: [*PARTS, "manifest-0.json"], 2: PARTS}
     resumed = run("resume", 2, tmp_path)
     assert resumed.codes == [0, 0]
     assert [found["equal"] for found in resumed.findings] == [True, True]
-    left = [path.name for path in (tmp_path / "backup").iterdir()]
-    assert left == ["latest.weights.h5"]
+    assert files_of_backups(tmp_path) == {5: [*PARTS, "manifest-0.json"]}
     elsewhere = run("resume_elsewhere", 3, tmp_path)
     assert elsewhere.codes == [0, 0, 0]
     first = elsewhere.findings[0]

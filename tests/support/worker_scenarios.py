@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
+from tf_dgc.checkpoint import generations
 from tf_dgc.cluster import coordination, meeting
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -327,15 +328,16 @@ def total_kept(model):
 
 
 def scenario_backup_until_the_chief_dies(directory):
-    """First undisturbed; then killed while it writes the second backup."""
+    """First undisturbed; then killed when all parts of the second backup are there."""
     undisturbed = train_with_backups(directory)
     (directory / f"undisturbed-{RANK}").write_text(copies_of_this_worker(undisturbed))
 
     class DieInTheNextSave(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1 and RANK == 0:
-                residual = self.model.optimizer.residual[-1]
-                residual.gather = lambda: os.kill(os.getpid(), signal.SIGKILL)
+                generations.write_manifest = lambda *_: os.kill(
+                    os.getpid(), signal.SIGKILL
+                )
 
     train_with_backups(directory, [DieInTheNextSave()])
 

@@ -1,14 +1,16 @@
 """Private names of Keras's optimizers and their variables."""
 
+import contextlib
 import copy
 import inspect
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
 
@@ -211,6 +213,21 @@ def replace_update_step(
 ) -> None:
     """Replace how this instance updates a variable: `update_step` of its class."""
     optimizer.update_step = function
+
+
+@contextlib.contextmanager
+def tracked() -> Iterator[None]:
+    """Let variables belong to the optimizer whose attributes they become.
+
+    `LossScaleOptimizer.build` turns that off, also for the optimizer that it wraps,
+    whose variables would be in no file.
+    """
+    before = tracking.is_tracking_enabled()
+    global_state.set_global_attribute("tracking_on", True)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("tracking_on", before)
 
 
 def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -5,7 +5,9 @@ Files are complete or not there at all. May import `training` and `cluster`.
 
 __all__ = [
     "backup",
+    "generations",
     "keras_saving",
+    "parts",
     "resuming",
     "saving",
 ]

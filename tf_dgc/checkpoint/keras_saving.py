@@ -8,8 +8,6 @@ once `fit` has seen the model.
 import functools
 import json
 import os
-import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +125,7 @@ def _wrap_save(
     @functools.wraps(stock)
     def save(filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
         by_all = _is_saved_by_all(model) and not saving.is_writing()
-        shared = by_all and _is_one_path(strategy, filepath)
+        shared = by_all and saving.is_one_path(strategy, filepath)
         if by_all:
             average_statistics(model)
         if not shared:
@@ -152,24 +150,6 @@ def _is_saved_by_all(model: keras.Model) -> bool:
     return any(getattr(o, "saved_by_all_workers", False) for o in candidates)
 
 
-def _is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
-    """Whether all workers, each of which calls this, write to the same local path."""
-    local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
-    path = os.path.realpath(filepath) if local else ""
-    notes = meeting.share_notes(strategy, path, "save")
-    return bool(path) and len(set(notes.values())) == 1 and _is_one_disk(strategy, path)
-
-
-def _is_one_disk(strategy: tf.distribute.Strategy, path: str) -> bool:
-    """Whether all workers see the same directory there: one leaves a file in it."""
-    directory = pathlib.Path(path.partition("{")[0]).parent
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(prefix=".tf_dgc_", dir=directory) as mine:
-        notes = meeting.share_notes(strategy, mine.name, "save")
-        seen = all(map(os.path.exists, notes.values()))
-        return "False" not in meeting.share_notes(strategy, str(seen), "save").values()
-
-
 def _share_callbacks(
     strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList
 ) -> None:
@@ -189,7 +169,7 @@ def _share_callbacks(
             f"part of what is saved. Received: {notes}"
         )
     for i, path in saves.items():
-        if _is_one_path(strategy, path):
+        if saving.is_one_path(strategy, path):
             callbacks.callbacks[i] = _for_all(callbacks.callbacks[i])
             callbacks.callbacks[i].set_model(callbacks.model)
             callbacks.callbacks[i].set_params(callbacks.params)

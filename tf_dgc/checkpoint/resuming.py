@@ -1,15 +1,14 @@
 """Keras's callbacks that save, for models that several workers train."""
 
-import os
 import pathlib
-import warnings
 from typing import Any
 
 import keras
 
 from tf_dgc._internals import stores, trainer
-from tf_dgc.checkpoint import backup, saving
-from tf_dgc.checkpoint.backup import Backup
+from tf_dgc.checkpoint import backup, parts, saving
+from tf_dgc.checkpoint.backup import Backups, Position
+from tf_dgc.checkpoint.generations import Generation
 from tf_dgc.cluster import meeting
 
 
@@ -53,25 +52,31 @@ class BackupAndRestore(keras.callbacks.Callback):
     total of what was not yet sent. Random streams of layers (`Dropout`), which Keras
     does not save, are backed up too. Use it on every worker, with the same arguments.
 
-    It differs from Keras's in this: one worker writes while all take part, all restore,
-    and compare which backup. A backup is one file, that takes the place of the last
-    one when it is complete. After a backup within an epoch (`save_freq` a number),
-    `fit` goes on within the epoch: batches that were trained on are drawn from the
-    input and left out.
+    It differs from Keras's in this: every worker writes a part, with its own residual,
+    velocity or local weights, so that nothing of a model's size travels; a manifest
+    with checksums, written when all parts are on their disks, makes a backup of them,
+    and only then is the one before removed. After a backup within an epoch
+    (`save_freq` a number), `fit` goes on within the epoch: batches that were trained on
+    are drawn from the input and left out.
+
+    Where all workers see `backup_dir`, what all have alike is written once, and any
+    number of workers can go on. Where each has a directory of its own, as many go on,
+    each from its own; others if the files of all are put into one.
 
     Callbacks with a memory of their own (`EarlyStopping`, `ReduceLROnPlateau`) begin
     anew, as with Keras's.
 
     Args:
-        backup_dir: a directory on a disk that all workers can read.
+        backup_dir: a directory, local or on a mounted disk, that all workers see or
+            each has for itself.
         save_freq: number of batches between backups, or "epoch".
-        double_checkpoint: whether to keep the backup before the last one too, and
-            restore it if the last one cannot be read.
+        double_checkpoint: whether to keep the backup before the last one too, which
+            all go on from if one cannot read the last one.
         delete_checkpoint: whether to delete the backup when `fit` comes to its end.
 
     Raises:
-        ValueError: for other arguments; on all workers, when training begins, if they
-            find different backups, or none of the files can be read.
+        ValueError: for other arguments; on all workers, when training begins, if there
+            are backups and none that all can read: it names the files.
         RuntimeError: if a worker does not take part within `TF_DGC_TIMEOUT` seconds.
     """
 
@@ -83,9 +88,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: bool = True,
     ):
         super().__init__()
-        if not backup_dir:
+        if not backup_dir or "://" in str(backup_dir):
             raise ValueError(
-                f"`backup_dir` must be a directory. Received: backup_dir={backup_dir!r}"
+                "`backup_dir` must be a local directory. "
+                f"Received: backup_dir={backup_dir!r}"
             )
         is_number = isinstance(save_freq, int) and save_freq > 0
         if isinstance(save_freq, bool) or not (is_number or save_freq == "epoch"):
@@ -93,13 +99,12 @@ class BackupAndRestore(keras.callbacks.Callback):
                 '`save_freq` must be "epoch" or a number of batches, 1 or more. '
                 f"Received: save_freq={save_freq!r}"
             )
-        directory = pathlib.Path(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
-        self._last = directory / "latest.weights.h5"
-        self._before = directory / "previous.weights.h5"
-        self._restored: Backup | None = None
+        self._directory = pathlib.Path(backup_dir)
+        self._backups: Backups | None = None
+        self._restored: Position | None = None
         self._train: Any = None  # the train function, while batches are left out
         self._left_out = 0
         self._epoch = 0
@@ -118,42 +123,32 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "it an `Input`, or call `model.build(input_shape)`. "
                 f"Received: model={model.name!r}"
             )
-        found, unreadable = self._find()
-        meeting.agree(
-            model.distribute_strategy,
-            lambda: {"backup": found[1].name if found else f"none {unreadable}"},
-            "All workers must find the same backup: `backup_dir` must be a directory "
-            "on a disk that all can read. "
-            f"Received: backup_dir={str(self._last.parent)!r}.",
-        )
+        self._backups = Backups(model.distribute_strategy, self._directory)
+        found = self._backups.find()
         if found is not None:
-            self._restore(*found)
-        elif unreadable:
-            raise ValueError(
-                "No backup can be read. Delete them to start anew. "
-                f"Received: {unreadable}"
-            )
+            self._restore(self._backups, found)
 
-    def _find(self) -> tuple[tuple[pathlib.Path, Backup] | None, dict[str, str]]:
-        """Return the last backup that can be read, and what cannot be."""
-        unreadable: dict[str, str] = {}
-        for path in filter(pathlib.Path.exists, (self._last, self._before)):
-            try:
-                return (path, backup.read(path)), unreadable
-            except (OSError, KeyError) as error:
-                unreadable[str(path)] = str(error)
-                warnings.warn(f"{path} cannot be read: {error}", stacklevel=2)
-        return None, unreadable
-
-    def _restore(self, path: pathlib.Path, found: Backup) -> None:
+    def _restore(self, backups: Backups, found: Generation) -> None:
         model = self.model
         if not model.optimizer.built:
             with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
-        model.load_weights(path)
-        _assign(backup.random_streams(model), found.streams)
-        trainer.start_fit_at(model, found.epoch)
-        self._restored = found
+        with backups.reading(found) as (path, position, part):
+            model.load_weights(path)
+            self._restore_own(part)
+        trainer.start_fit_at(model, position.epoch)
+        self._restored = position
+
+    def _restore_own(self, part: parts.Reader) -> None:
+        """Give every local replica its own streams, and its own loss scale."""
+        local = self.model.distribute_strategy.experimental_local_results
+        own = backup.own_variables(self.model)
+        if part.names() != set(own):
+            raise _of_another_model(part.names(), set(own))
+        for name, variable in own.items():
+            values = part.take_own(name)
+            for copy, value in zip(local(variable.value), values, strict=True):
+                copy.assign(value)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave out what of this epoch was trained on before the backup."""
@@ -163,7 +158,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if restored is not None and restored.batches:
             self._leave_out(restored)
 
-    def _leave_out(self, restored: Backup) -> None:
+    def _leave_out(self, restored: Position) -> None:
         """Draw batches that are done, instead of training on them."""
         model = self.model
         train = model.train_function
@@ -216,14 +211,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _back_up(self, epoch: int, batches: int) -> None:
         self._since = 0
-        now = backup.make(self.model, epoch, batches)
-
-        def write(path: pathlib.Path) -> None:
-            backup.write(self.model, now, path)
-            if self.double_checkpoint and self._last.exists():
-                os.replace(self._last, self._before)
-
-        saving.save(self.model, self._last, ".weights.h5", write)
+        now = backup.position(self.model, epoch, batches)
+        keep = 2 if self.double_checkpoint else 1
+        if self._backups is not None:
+            self._backups.write(self.model, now, keep)
 
     # --- the end --------------------------------------------------------------------
 
@@ -232,21 +223,21 @@ class BackupAndRestore(keras.callbacks.Callback):
         trainer.start_fit_at(self.model, None)
         strategy = self.model.distribute_strategy
         meeting.rendezvous(strategy, "finish training")
-        if not self.delete_checkpoint or not meeting.is_chief(strategy):
-            return
-        for path in (self._last, self._before):
-            path.unlink(missing_ok=True)
-        if self._last.parent.exists() and not any(self._last.parent.iterdir()):
-            self._last.parent.rmdir()
+        if self.delete_checkpoint and self._backups is not None:
+            self._backups.delete()
 
 
 def _assign(variables: list[keras.Variable], values: list[Any]) -> None:
     """Assign what a backup of the same model holds."""
     if len(variables) != len(values):
-        raise ValueError(
-            "The backup was made by a model with other random streams or metrics. Go "
-            "on with the same model, or delete the backup to start anew. "
-            f"Received: {len(values)} values for {[v.path for v in variables]}"
-        )
+        raise _of_another_model(len(values), [v.path for v in variables])
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def _of_another_model(values: Any, variables: Any) -> ValueError:
+    return ValueError(
+        "The backup was made by a model with other random streams or metrics. Go "
+        "on with the same model, or delete the backup to start anew. "
+        f"Received: {values} for {variables}"
+    )

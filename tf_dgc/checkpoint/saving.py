@@ -146,6 +146,29 @@ def told_to_all(strategy: tf.distribute.Strategy, path: Path) -> Iterator:
         raise meeting.failure(strategy, what) from error
 
 
+def is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
+    """Whether all workers, each of which calls this, write to the same local path.
+
+    Args:
+        strategy: strategy whose workers call it.
+        filepath: path of a file of this worker, or whatever a user has given for one.
+    """
+    local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
+    path = os.path.realpath(filepath) if local else ""
+    notes = meeting.share_notes(strategy, path, "save")
+    return bool(path) and len(set(notes.values())) == 1 and _is_one_disk(strategy, path)
+
+
+def _is_one_disk(strategy: tf.distribute.Strategy, path: str) -> bool:
+    """Whether all workers see the same directory there: one leaves a file in it."""
+    directory = pathlib.Path(path.partition("{")[0]).parent
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=".tf_dgc_", dir=directory) as mine:
+        notes = meeting.share_notes(strategy, mine.name, "save")
+        seen = all(map(os.path.exists, notes.values()))
+        return "False" not in meeting.share_notes(strategy, str(seen), "save").values()
+
+
 @contextlib.contextmanager
 def checkpoint_directory(
     strategy: tf.distribute.Strategy, directory: Path

@@ -35,17 +35,20 @@ class Copies:
         """The copies of this process, one per local replica."""
         return self._strategy.experimental_local_results(self._variable)
 
-    def gather(self) -> np.ndarray:
+    def gather(self, local: bool = False) -> np.ndarray:
         """Return the values of all replicas, `[num_workers, ...]`; call it on all.
 
         One collective, if there are other processes.
+
+        Args:
+            local: whether to return those of this process only, and contact nobody.
         """
         number = self._strategy.num_replicas_in_sync
         given = self._instead or self.local
         pairs = zip(self._pairs(), given, strict=True)
         values = {replica: value.numpy() for (replica, _), value in pairs}
-        if len(values) == number:
-            return np.stack([values[replica] for replica in range(number)])
+        if local or len(values) == number:
+            return np.stack([values[replica] for replica in sorted(values)])
         return self.gather_from_peers(values)
 
     def gather_from_peers(self, values: dict[int, np.ndarray]) -> np.ndarray:

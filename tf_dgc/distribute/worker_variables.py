@@ -84,10 +84,15 @@ class PerWorkerVariable(keras.Variable):
         """Return the value of every replica of this process; it is not collective."""
         return [copy.numpy() for copy in self._copies.local]
 
-    def gather(self) -> np.ndarray:
-        """Return the values of all workers, `[num_workers, ...]`; call it on all."""
-        self._meet()
-        return self._copies.gather()
+    def gather(self, local: bool = False) -> np.ndarray:
+        """Return the values of all workers, `[num_workers, ...]`; call it on all.
+
+        Args:
+            local: whether to return those of this process only, and contact nobody.
+        """
+        if not local:
+            self._meet()
+        return self._copies.gather(local)
 
     def scatter(self, values: np.ndarray) -> None:
         """Restore what `gather` returned, here or on another number of workers.

@@ -190,7 +190,7 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
         natively = kept.meet(self, variables, self._strategy)
-        with zeros_expected(self._strategy):
+        with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
 
     def _create(self, variables: list[keras.Variable], natively: bool) -> None:

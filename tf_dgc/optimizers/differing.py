@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import checkpoints
+from tf_dgc.checkpoint import parts
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.averaging import Averaging
@@ -112,7 +113,7 @@ class DifferingOptimizer(OptimizerWrapper):
             ValueError: within a round, if Keras is about to save one worker's weights
                 as the model's; and as other optimizers.
         """
-        if checkpoints.closed_last() is not None:
+        if checkpoints.closed_last() is not None and not parts.being_written():
             shown = self._shown is not None and bool(self._shown.hidden)
             validation.check_agreed(self, shown or not self._differs())
         super().save_own_variables(store)

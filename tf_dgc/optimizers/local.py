@@ -173,7 +173,7 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_own_copies(variables)
         validation.check_strategy(self._strategy, "build")
         natively = kept.meet(self, variables, self._strategy)
-        with zeros_expected(self._strategy):
+        with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
 
     def _create(self, variables: list[keras.Variable], natively: bool) -> None:
@@ -263,7 +263,8 @@ class LocalOptimizer(DifferingOptimizer):
     @property
     def variables(self) -> list[keras.Variable]:
         """The optimizer's variables, those of inner and outer optimizer included."""
-        return [*super().variables, *self.outer_optimizer.variables]
+        own = super().variables
+        return [*own, *self.outer_optimizer.variables] if own else []
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the outer optimizer set final values (moving averages)."""

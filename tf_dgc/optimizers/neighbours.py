@@ -58,9 +58,13 @@ class Pull(PerWorkerVariable):
         self._gossip = gossip
         super().__init__(shape, dtype, name, "zero")
 
-    def gather(self) -> np.ndarray:
-        """Return the values of all workers, `[num_workers, n + 1]`, checksums last."""
-        values = super().gather()
+    def gather(self, local: bool = False) -> np.ndarray:
+        """Return the values of all workers, `[num_workers, n + 1]`, checksums last.
+
+        Args:
+            local: whether to return those of this process only, and contact nobody.
+        """
+        values = super().gather(local)
         return np.pad(values, [(0, 0), (0, 1)], constant_values=self._checksum())
 
     def scatter(self, values: np.ndarray) -> None:
@@ -76,9 +80,10 @@ class Pull(PerWorkerVariable):
         if np.ndim(values) != 2:
             super().scatter(values)  # which says so
             return
-        kept, checksums = values[:, :-1], values[:, -1:]
+        kept = values[:, :-1]
+        others = np.any(kept, axis=1) & (values[:, -1] != self._checksum())
         as_many = len(values) == self._strategy.num_replicas_in_sync
-        if as_many and np.any(kept) and np.any(checksums != self._checksum()):
+        if as_many and np.any(others):
             raise ValueError(
                 "What compressing workers know of their neighbours belongs to the "
                 f"graph they gossip by, and {self.path!r} was saved with another. Load "

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import checkpoints, keras_optimizers
-from tf_dgc.checkpoint import keras_saving
+from tf_dgc.checkpoint import keras_saving, parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
@@ -98,7 +98,13 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The optimizer's variables, those of the inner optimizer included."""
+        """The optimizer's variables, those of the inner optimizer included.
+
+        None while a part of a backup is written or read: `LossScaleOptimizer` would
+        add up those of all workers, beside what this optimizer saves itself.
+        """
+        if parts.being_written() or parts.being_read():
+            return []
         own = keras_optimizers.own_variables(self)
         known = {id(v) for v in own}
         return own + [v for v in self.inner_optimizer.variables if id(v) not in known]
@@ -161,18 +167,23 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     def save_own_variables(self, store: Any) -> None:
         """Save the state of all workers; call it on every worker.
 
-        Keras saves the inner optimizer beside it.
+        In a backup, this worker's own goes to its part, and nobody else is asked. Keras
+        saves the inner optimizer beside it.
 
         Raises:
             ValueError: on all workers, if two of them write to the same file.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
-        keras_saving.end_together(self._strategy)
+        part = parts.being_written()
+        if part is None:
+            keras_saving.end_together(self._strategy)
         for i, variable in enumerate(self._saved_variables()):
-            if isinstance(variable, PerWorkerVariable | Copies):
+            if not isinstance(variable, PerWorkerVariable | Copies):
+                store[str(i)] = variable.numpy()
+            elif part is None:
                 store[str(i)] = variable.gather()
             else:
-                store[str(i)] = variable.numpy()
+                store[str(i)] = part.put(variable.gather(local=True))
 
     def _saved_variables(self) -> list[Any]:
         """Return the optimizer's own variables, and the copies of what differs."""
@@ -212,14 +223,19 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 "correction, what is tracked, and the inner optimizer's momentum "
                 "decide which variables there are."
             )
+        part = parts.being_read()
         for i, variable in enumerate(own):
             values = store[str(i)]
+            if part is not None and isinstance(variable, PerWorkerVariable | Copies):
+                values = part.take(values)
             if isinstance(variable, Copies):
                 variable.scatter(values, "mean")
             elif isinstance(variable, PerWorkerVariable):
                 variable.scatter(values)
             else:
                 variable.assign(values)
+        if part is not None:
+            return  # all know that it is the same backup
         checksums = (zlib.crc32(store[key].data) for key in sorted(store.keys()))
         meeting.agree(
             self._strategy,
