@@ -78,7 +78,7 @@ class Reader:
         If there are as many now, those that are not this process's are zeros.
 
         Args:
-            place: what `Writer.put` returned.
+            place: number that `Writer.put` returned, `[1]`.
         """
         name = str(int(np.asarray(place).reshape(-1)[0]))
         asked = self._asking if self._as_many else range(self._saved)
