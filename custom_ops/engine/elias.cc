@@ -51,34 +51,8 @@ int64_t Bits::Behind(int64_t ones, int64_t at) const {
   return std::min(at, count);
 }
 
-int Bits::WidthBeyond(int64_t* at) const {
-  const int64_t begin = *at;
-  while (*at < count && At(*at) == 0) *at += 56;
-  if (*at >= count) {
-    *at = count;
-    return 0;
-  }
-  *at += __builtin_ctzll(At(*at)) + 1;
-  return static_cast<int>(std::min<int64_t>(*at - begin - 1, 30));
-}
-
 void EliasChunk::Reserve() {
   for (BitWriter* writer : {&signs, &unary[0], &unary[1], &low[0], &low[1]}) writer->Reserve();
-}
-
-std::vector<EliasChunk::Entry> EliasChunk::Entries() const {
-  const auto of = [](const BitWriter& w) { return Bits{w.bytes(), (w.count() + 7) / 8 * 8}; };
-  std::vector<Entry> entries;
-  int64_t at[2] = {}, at_low[2] = {}, position = first;
-  const auto next = [&](int what) {
-    return of(low[what]).Number(of(unary[what]).Width(&at[what]), &at_low[what]);
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    if (i > 0) position += next(kDistance);
-    const int32_t magnitude = next(kMagnitude);
-    entries.push_back({position, of(signs).At(i) & 1 ? -magnitude : magnitude});
-  }
-  return entries;
 }
 
 EliasReader::EliasReader(const uint32_t* words, int64_t num_words, int64_t size, int64_t part)
@@ -88,26 +62,28 @@ EliasReader::EliasReader(const uint32_t* words, int64_t num_words, int64_t size,
   magnitudes_ = bits_.Behind(num_, num_);
   const int64_t low = bits_.Behind(num_, magnitudes_);
   low_magnitudes_ = low + (magnitudes_ - num_) - num_;
-  Place place{0, -1, num_, low, magnitudes_};
-  int64_t counted = 0;  // entries whose magnitudes are before place.magnitude
+  EliasNumbers distances(bits_, num_, bits_, low);
   const int64_t num_parts = (size + part - 1) / part;
   places_.reserve(num_parts);
-  while (static_cast<int64_t>(places_.size()) < num_parts) {
-    Place after = place;
-    if (place.entry < num_) {
-      after.position += bits_.Number(bits_.Width(&after.distance), &after.low);
-      ++after.entry;
+  Place place{0, -1, num_, low, magnitudes_};
+  int64_t counted = 0;  // entries whose magnitudes are before place.magnitude
+  const auto add_until = [&](int64_t until) {
+    place.magnitude = bits_.Behind(place.entry - counted, place.magnitude);
+    counted = place.entry;
+    places_.resize(std::min(until, num_parts), place);
+  };
+  int64_t behind = 0;  // the parts that have a place
+  for (; place.entry < num_ && behind < size; ++place.entry) {
+    const int64_t position = place.position + distances.Next();
+    if (position >= behind) {
+      add_until(position / part + 1);
+      behind = part * static_cast<int64_t>(places_.size());
     }
-    const bool ends = place.entry == num_;
-    const int64_t until = ends ? num_parts : std::min(after.position / part + 1, num_parts);
-    if (static_cast<int64_t>(places_.size()) < until) {
-      place.magnitude = bits_.Behind(place.entry - counted, place.magnitude);
-      counted = place.entry;
-      places_.resize(until, place);
-      after.magnitude = place.magnitude;
-    }
-    place = after;
+    place.position = position;
+    place.distance = distances.at();
+    place.low = distances.at_low();
   }
+  add_until(num_parts);
 }
 
 EliasChunk* Output<Elias>::Of(int64_t job) {
@@ -121,9 +97,10 @@ EliasChunk* Output<Elias>::Of(int64_t job) {
 void Output<Elias>::Cut() {
   int64_t room = 32 * (num_words_ - 1), before = -1;
   for (EliasChunk& chunk : chunks_) {
-    const std::vector<EliasChunk::Entry> entries = chunk.Entries();
+    const EliasChunk all = std::move(chunk);
     chunk = EliasChunk();
-    for (const EliasChunk::Entry& entry : entries) {
+    for (EliasCursor next(all); !next.ends(); ++next) {
+      const EliasChunk::Entry& entry = *next;
       room -= 3 + 2 * (Log2(entry.position - before) + Log2(std::abs(entry.level)));
       before = entry.position;
       if (room < 0) break;

@@ -32,15 +32,6 @@ struct Bits {
     return bits >> (at & 7);
   }
 
-  // Reads zeros and a one; returns how many zeros, 30 at most, or 0 if there is no one.
-  int Width(int64_t* at) const {
-    const uint64_t bits = At(*at);
-    if (bits == 0) return WidthBeyond(at);
-    const int width = __builtin_ctzll(bits);
-    *at += width + 1;
-    return width < 30 ? width : 30;
-  }
-
   // Reads the number of `width` low bits behind a one.
   int32_t Number(int width, int64_t* at) const {
     const auto bits = static_cast<uint32_t>(At(*at));
@@ -50,9 +41,43 @@ struct Bits {
 
   // Returns the bit behind the next `ones` ones, or the end.
   int64_t Behind(int64_t ones, int64_t at) const;
+};
+
+// Numbers in two streams: of each as many zeros as it has low bits, and a one; and those bits.
+class EliasNumbers {
+ public:
+  EliasNumbers() = default;
+  EliasNumbers(const Bits& unary, int64_t at, const Bits& low, int64_t at_low)
+      : unary_(unary), low_(low), block_(at), at_(at), at_low_(at_low), ones_(BlockAt(at)) {}
+
+  int64_t at() const { return at_; }
+  int64_t at_low() const { return at_low_; }
+
+  // There are 30 low bits at most; none if there is no one.
+  int32_t Next() {
+    while (ones_ == 0) {
+      if (block_ >= unary_.count) {
+        at_ = unary_.count;
+        return low_.Number(0, &at_low_);
+      }
+      block_ += kBlock;
+      ones_ = BlockAt(block_);
+    }
+    const int64_t one = block_ + __builtin_ctzll(ones_);
+    ones_ &= ones_ - 1;
+    const auto width = static_cast<int>(one - at_ < 30 ? one - at_ : 30);
+    at_ = one + 1;
+    return low_.Number(width, &at_low_);
+  }
 
  private:
-  int WidthBeyond(int64_t* at) const;
+  static constexpr int kBlock = 56;
+  uint64_t BlockAt(int64_t at) const { return unary_.At(at) & ((uint64_t{1} << kBlock) - 1); }
+
+  Bits unary_, low_;
+  int64_t block_ = 0;  // where `ones_` begin
+  int64_t at_ = 0, at_low_ = 0;
+  uint64_t ones_ = 0;  // of the block, those that were not read
 };
 
 // Bits that are written, one after the other.
@@ -104,8 +129,6 @@ class EliasChunk {
       Add({begin + i, levels[i]});
     }
   }
-  // Returns all of them again.
-  std::vector<Entry> Entries() const;
   void Reserve();
   void Add(const Entry& entry) {
     if (count++ == 0) {
@@ -127,6 +150,39 @@ class EliasChunk {
   }
 };
 
+// Reads again, in order, what a chunk was given.
+class EliasCursor {
+ public:
+  explicit EliasCursor(const EliasChunk& chunk) : left_(chunk.count) {
+    const auto of = [](const BitWriter& w) { return Bits{w.bytes(), (w.count() + 7) / 8 * 8}; };
+    signs_ = of(chunk.signs);
+    for (const int what : {0, 1}) {
+      numbers_[what] = EliasNumbers(of(chunk.unary[what]), 0, of(chunk.low[what]), 0);
+    }
+    if (left_ > 0) entry_ = {chunk.first, NextLevel()};
+  }
+
+  bool ends() const { return left_ == 0; }
+  // Of what is there: not at the end.
+  const EliasChunk::Entry& operator*() const { return entry_; }
+  void operator++() {
+    if (--left_ == 0) return;
+    entry_.position += numbers_[EliasChunk::kDistance].Next();
+    entry_.level = NextLevel();
+  }
+
+ private:
+  int32_t NextLevel() {
+    const int32_t magnitude = numbers_[EliasChunk::kMagnitude].Next();
+    return signs_.At(read_++) & 1 ? -magnitude : magnitude;
+  }
+
+  int64_t left_, read_ = 0;
+  Bits signs_;
+  EliasNumbers numbers_[2];
+  EliasChunk::Entry entry_ = {};
+};
+
 // The words of a worker, on their way into levels.
 class EliasReader {
  public:
@@ -137,15 +193,18 @@ class EliasReader {
   // Calls set(i, level) of all entries begin + i, which are of a part, that are not 0.
   template <class Set>
   void ForEach(int64_t begin, int64_t end, Set set) const {
-    Place place = places_[begin / part_];
+    const Place place = places_[begin / part_];
     int64_t low = low_magnitudes_ + (place.magnitude - magnitudes_) - place.entry;
     if (low < 0) low = 0;  // there are fewer ones than entries
-    for (; place.entry < num_; ++place.entry) {
-      place.position += bits_.Number(bits_.Width(&place.distance), &place.low);
-      if (place.position >= end) return;
-      const int32_t magnitude = bits_.Number(bits_.Width(&place.magnitude), &low);
-      const auto negative = static_cast<int32_t>(bits_.At(place.entry) & 1);
-      set(place.position - begin, (magnitude ^ -negative) + negative);
+    EliasNumbers distances(bits_, place.distance, bits_, place.low);
+    EliasNumbers magnitudes(bits_, place.magnitude, bits_, low);
+    int64_t position = place.position;
+    for (int64_t entry = place.entry; entry < num_; ++entry) {
+      position += distances.Next();
+      if (position >= end) return;
+      const int32_t magnitude = magnitudes.Next();
+      const auto negative = static_cast<int32_t>(bits_.At(entry) & 1);
+      set(position - begin, (magnitude ^ -negative) + negative);
     }
   }
 
@@ -189,7 +248,7 @@ class Output<Elias> {
   void Agree();
   void Join(int64_t job) const;
   // Returns what was not left out of a chunk.
-  std::vector<EliasChunk::Entry> Entries(int64_t job) const { return chunks_[job].Entries(); }
+  EliasCursor Entries(int64_t job) const { return EliasCursor(chunks_[job]); }
 
  private:
   // Bits before a chunk of every stream, and the distance of its first entry.

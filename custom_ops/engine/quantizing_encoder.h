@@ -81,14 +81,13 @@ class QuantizingEncoder : public Encoder {
     output_.Join(job);
     if constexpr (kJoins) {
       if (source_.residual == nullptr && !M::kStates) return;
-      const auto entries = output_.Entries(job);
-      auto next = entries.begin();
+      auto next = output_.Entries(job);
       ForEachPartOf(job, [&](int64_t begin, int64_t n) {
         Scratch& scratch = Scratch::Of(part_);
         int32_t* codes = scratch.codes.data();
         std::fill(codes, codes + n, 0);
-        for (; next != entries.end() && next->position < begin + n; ++next) {
-          codes[next->position - begin] = next->level;
+        for (; !next.ends() && (*next).position < begin + n; ++next) {
+          codes[(*next).position - begin] = (*next).level;
         }
         float* values = ValuesOf(begin, &scratch);
         if (source_.residual == nullptr) Load(source_, begin, begin + n, level_, values);

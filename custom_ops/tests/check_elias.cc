@@ -71,7 +71,9 @@ void CheckElias(Random& random) {
   Levels left(size);
   for (int64_t j = 0; j < jobs; ++j) {
     output.Join(j);
-    for (const auto& [position, level] : output.Entries(j)) left[position] = level;
+    for (auto next = output.Entries(j); !next.ends(); ++next) {
+      left[(*next).position] = (*next).level;
+    }
   }
   REQUIRE(left == expected);
   REQUIRE(words == reference);

@@ -20,11 +20,11 @@ PUBLIC = {
     """,
     "tf_dgc.compressors": """
         ATOMO AdaComp BFloat16 ChunkedTopK Compressor CountSketch DIANA DeMo Draw
-        ECQ EFSignSGD Exchange Float16 Gather GlobalTopK LAQ LGC METHODS Natural
+        ECQ EFSignSGD Entries Exchange Float16 Gather GlobalTopK LAQ LGC METHODS Natural
         NoCompression OneBit OneRound PowerSGD QSGD RandomK Result
         RotatedQuantization SBC STC SampledThreshold ScaleCom SignSGD Signum
         StateSpec Sum TernGrad Threshold TopK TwoBit Uniform8Bit VarianceBased
-        base get num_sent tie_offsets top_k
+        base get num_sent tie_offsets top_k whole
     """,
     "tf_dgc.exchanges": """
         Asked Auto Butterfly ByOwners Cost Exchange GTopK Gossip Hierarchical Links

@@ -159,27 +159,66 @@ Message: TypeAlias = Primitive | Either
 Reply: TypeAlias = tf.Tensor | Both
 
 
+class Entries(NamedTuple):
+    """A flat tensor that is 0 but at some positions.
+
+    Attributes:
+        positions: positions of what is not 0, each once, int32 `[m]`; ascending where a
+            method sees tensors together.
+        values: values there, float `[m]`.
+        size: number of entries n of the tensor.
+    """
+
+    positions: tf.Tensor
+    values: tf.Tensor
+    size: int
+
+
+Entrywise: TypeAlias = tf.Tensor | Entries | list[Entries]
+"""A tensor; its entries that are not 0; or several of these, added up in order."""
+
+
 class Result(NamedTuple):
     """What an exchange of one tensor comes to.
 
     Attributes:
         sum: sum of what all workers contributed, `[n]` or of the tensor's shape, in its
-            dtype; equal on all workers.
-        sent: contribution of this worker to it, likewise. With error feedback, the
-            optimizer keeps the rest in `residual`.
+            dtype; equal on all workers. `Entries`, or a list of them to be added up in
+            order, cost as much as there are.
+        sent: contribution of this worker to it, likewise: a tensor or `Entries`. With
+            error feedback, the optimizer keeps the rest in `residual`.
         state: new values of the method's state, by name; None if it has none.
         entries: number of entries that went out, an int or a scalar integer tensor;
             None if all.
         chosen: whether each entry went out, bool, `[n]` or of the tensor's shape, also
-            where its value is coded as 0; None if all did. Methods of the kind
-            "sparsification" say so with `entries`, for factor masking.
+            where its value is coded as 0; None if all did, or the positions of `sent`
+            say it. Methods of the kind "sparsification" say so with `entries`, for
+            factor masking.
     """
 
-    sum: tf.Tensor
-    sent: tf.Tensor
+    sum: Entrywise
+    sent: tf.Tensor | Entries
     state: dict[str, tf.Tensor] | None = None
     entries: int | tf.Tensor | None = None
     chosen: tf.Tensor | None = None
+
+
+def marks(entries: Entries) -> tf.Tensor:
+    """Return whether each entry is at one of the positions, bool `[n]`."""
+    ones = tf.ones_like(entries.positions)
+    return tf.scatter_nd(entries.positions[:, tf.newaxis], ones, [entries.size]) > 0
+
+
+def whole(values: Entrywise) -> tf.Tensor:
+    """Return all entries, as a tensor: `[n]`, or of the shape that it has already."""
+    if isinstance(values, tf.Tensor):
+        return values
+    first, *others = [values] if isinstance(values, Entries) else values
+    total = tf.scatter_nd(first.positions[:, tf.newaxis], first.values, [first.size])
+    for more in others:
+        at = more.positions[:, tf.newaxis]
+        total = tf.tensor_scatter_nd_add(total, at, more.values)
+    return total
 
 
 Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]

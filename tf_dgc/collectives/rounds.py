@@ -14,6 +14,8 @@ import tensorflow as tf
 from tf_dgc.codecs import checks, header
 from tf_dgc.collectives.packs import GatherPack, SumPack, num_bytes
 from tf_dgc.collectives.requests import (
+    Entries,
+    Entrywise,
     Exchange,
     Gather,
     Message,
@@ -21,6 +23,7 @@ from tf_dgc.collectives.requests import (
     Request,
     Result,
     Sum,
+    whole,
 )
 
 
@@ -181,6 +184,18 @@ def _check_stated(part: Part, used: int | tf.Tensor, done: bool) -> None:
 
 def _finite_only(parts: Sequence[Part], results: list[Result]) -> list[Result]:
     """Return the results, to be had only if no sum overflowed."""
-    sums = [r.sum for r in results]
-    labels = [part.label for part in parts]
-    return checks.finite_sums(sums, [part.narrow for part in parts], labels, results)
+    narrow = [part.narrow for part in parts]
+    sums = [_may_overflow(r.sum, n) for r, n in zip(results, narrow, strict=True)]
+    return checks.finite_sums(sums, narrow, [part.label for part in parts], results)
+
+
+def _may_overflow(total: Entrywise, narrow: tf.DType | None) -> tf.Tensor:
+    """Return what is finite if the sum is; of entries without adding them up."""
+    if isinstance(total, tf.Tensor):
+        return total
+    rows = [total] if isinstance(total, Entries) else total
+    if len(rows) == 1:
+        return rows[0].values
+    most = tf.add_n([tf.reduce_max(tf.abs(row.values)) for row in rows])
+    fits = tf.math.is_finite(tf.cast(most, narrow or most.dtype))
+    return tf.cond(fits, lambda: most[tf.newaxis], lambda: whole(rows))

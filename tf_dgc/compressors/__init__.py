@@ -8,10 +8,12 @@ from typing import Any
 
 import keras
 
+from tf_dgc.collectives.requests import Entries as Entries
 from tf_dgc.collectives.requests import Exchange as Exchange
 from tf_dgc.collectives.requests import Gather as Gather
 from tf_dgc.collectives.requests import Result as Result
 from tf_dgc.collectives.requests import Sum as Sum
+from tf_dgc.collectives.requests import whole as whole
 from tf_dgc.compressors import base
 from tf_dgc.compressors.adacomp import AdaComp as AdaComp
 from tf_dgc.compressors.atomo import ATOMO as ATOMO

@@ -7,10 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
-from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.compressors.common.sketch import Sketch
@@ -120,13 +119,10 @@ class CountSketch(Compressor):
         if not self.second_round:
             return self._fetch(sketch, total, state, values, k, offset)
         positions, _ = top_k(sketch.estimates(total), k, offset)
-        where = positions[:, tf.newaxis]
         mine = tf.gather(values, positions)
         exact = yield Sum(mine)
-        sent = tf.scatter_nd(where, mine, [size])
-        total = tf.scatter_nd(where, exact, [size])
-        chosen = sparse.marks(positions, size)
-        return Result(total, sent, entries=k, chosen=chosen)
+        total, sent = Entries(positions, exact, size), Entries(positions, mine, size)
+        return Result(total, sent, entries=k)
 
     def native(self, shape: tuple[int, ...]) -> Native | None:
         """Return the native method; None without a second round."""

@@ -11,7 +11,14 @@ from tf_dgc import schedules
 from tf_dgc.arguments import check_whole
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
-from tf_dgc.collectives.requests import Exchange, Gather, Request, Result, Sum
+from tf_dgc.collectives.requests import (
+    Entries,
+    Exchange,
+    Gather,
+    Request,
+    Result,
+    Sum,
+)
 from tf_dgc.compressors.base import Compressor, Draw, StateSpec
 from tf_dgc.compressors.common import autoencoder
 from tf_dgc.compressors.common.autoencoder import Adam
@@ -131,52 +138,44 @@ class LGC(Compressor):
     ) -> Exchange:
         """Agree on positions, and send by phase."""
         values = tf.reshape(values, [-1])
-        k = num_sent(values.shape[0], self.sparsity)
+        size = values.shape[0]
+        k = num_sent(size, self.sparsity)
         phase = self._phase(draw.step, k)
         where, scale = yield from self._lead(values, k, phase, draw)
         x = tf.gather(values, where)
         unit = _divided(x, scale)
         everyone = yield from _share(x, phase)
-        codes = self._codes(k)
-        model = Adam(*(state[name] for name in Adam._fields)) if codes else None
-        total = yield Sum(
-            tf.switch_case(
-                phase,
-                [lambda: values, lambda: x[:0], lambda: self._encode(model, unit)],
-            )
+        model = Adam(*(state[n] for n in Adam._fields)) if self._codes(k) else None
+        handed_over = tf.switch_case(
+            phase,
+            [lambda: values, lambda: x[:0], lambda: self._encode(model, unit)],
         )
-        num_workers = everyone.shape[0]
+        total = yield Sum(handed_over)
+        number = everyone.shape[0]
 
-        def spread(found: tf.Tensor) -> tf.Tensor:
-            return tf.scatter_nd(where[:, tf.newaxis], found, values.shape)
+        def coded() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            # Cut, or TensorFlow takes their length for known in the other phases too.
+            length = autoencoder.code_length(k) if model else k
+            codes = tf.stack([total[:length] / number, handed_over[:length]])
+            mean, mine = tf.unstack(self._decode(model, codes, k))
+            mine = self._arrived(unit, mine)
+            return where, number * (mean * scale), mine * scale
 
-        def coded() -> tf.Tensor:
-            return spread(self._decode(model, total / num_workers, k) * scale)
-
-        def learned() -> tf.Tensor:
-            return spread(tf.reduce_sum(everyone, axis=0))
-
-        result = tf.switch_case(
+        positions, found, sent = tf.switch_case(
             phase,
             [
-                lambda: tf.reshape(total, values.shape),
-                learned,
-                lambda: num_workers * coded(),
+                lambda: (tf.range(size), total, values),
+                lambda: (where, tf.reduce_sum(everyone, axis=0), x),
+                coded,
             ],
         )
-        sent = tf.switch_case(
-            phase,
-            [
-                lambda: values,
-                lambda: spread(x),
-                lambda: spread(self._arrived(model, unit) * scale),
-            ],
+        result = Result(
+            Entries(positions, found, size),
+            Entries(positions, sent, size),
+            entries=tf.size(positions),
         )
-        dense = tf.equal(phase, _DENSE)
-        entries = tf.where(dense, values.shape[0], k)
-        chosen = tf.logical_or(dense, spread(tf.ones_like(x)) > 0)
         if model is None:
-            return Result(result, sent, None, entries, chosen)
+            return result
         units = _divided(everyone, scale)
         steps = draw.step - self.dense_steps
         model = tf.cond(
@@ -186,7 +185,7 @@ class LGC(Compressor):
             ),
             lambda: model,
         )
-        return Result(result, sent, model._asdict(), entries, chosen)
+        return result._replace(state=model._asdict())
 
     def _phase(self, step: tf.Tensor, k: int) -> tf.Tensor:
         """Return the phase, a scalar int32; what is too short to code never is."""
@@ -226,17 +225,16 @@ class LGC(Compressor):
             return unit
         return autoencoder.encode(model.weights, self.channels, unit[tf.newaxis])[0]
 
-    def _decode(self, model: Adam | None, code: tf.Tensor, k: int) -> tf.Tensor:
+    def _decode(self, model: Adam | None, codes: tf.Tensor, k: int) -> tf.Tensor:
         if model is None:
-            return tf.ensure_shape(code, [k])
-        code = tf.ensure_shape(code, [autoencoder.code_length(k)])[tf.newaxis]
-        return autoencoder.decode(model.weights, self.channels, code, k)[0]
+            return tf.ensure_shape(codes, [None, k])
+        codes = tf.ensure_shape(codes, [None, autoencoder.code_length(k)])
+        return autoencoder.decode(model.weights, self.channels, codes, k)
 
-    def _arrived(self, model: Adam | None, unit: tf.Tensor) -> tf.Tensor:
-        """Return what of a worker's own values counts as sent."""
+    def _arrived(self, unit: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
+        """Return what of its values a worker sent, given what their code stands for."""
         if not self.keep_loss:
             return unit
-        found = self._decode(model, self._encode(model, unit), unit.shape[0])
         worse = tf.norm(unit - found) >= tf.norm(unit)
         return tf.where(worse, unit, found)
 

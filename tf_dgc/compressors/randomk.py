@@ -7,9 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native
-from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
@@ -58,16 +57,12 @@ class RandomK(Compressor):
         size = values.shape[0]
         k = num_sent(size, self.sparsity)
         positions = _draw(size, k, draw)
-        where = positions[:, tf.newaxis]
-        sent = tf.gather_nd(values, where)
+        sent = tf.gather(values, positions)
         if self.unbiased:
             sent *= size / k
         total = yield Sum(sent)
         return Result(
-            tf.scatter_nd(where, total, [size]),
-            tf.scatter_nd(where, sent, [size]),
-            entries=k,
-            chosen=sparse.marks(positions, size),
+            Entries(positions, total, size), Entries(positions, sent, size), entries=k
         )
 
     def native(self, shape: tuple[int, ...]) -> Native:

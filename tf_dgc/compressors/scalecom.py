@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
-from tf_dgc.collectives.requests import Exchange, Result, Sum
+from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum, marks, whole
 from tf_dgc.compressors.base import Compressor, Draw
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
@@ -69,19 +69,15 @@ class ScaleCom(Compressor):
         words = yield Sum(_lead(values, k, draw))
         decoded, checks = elias_fano.decode(words[tf.newaxis], size, k)
         positions = gate(checks, decoded)[0]
-        where = positions[:, tf.newaxis]
         mine = tf.gather(values, positions)
-        total = yield Sum(mine)
-        sent = tf.scatter_nd(where, mine, [size])
-        if self.low_pass < 1:
-            gradient = values - tf.reshape(state["residual"], [-1])
-            sent += (1 - self.low_pass) * (gradient - sent)
-        return Result(
-            tf.scatter_nd(where, total, [size]),
-            sent,
-            entries=k,
-            chosen=sparse.marks(positions, size),
-        )
+        total = Entries(positions, (yield Sum(mine)), size)
+        sent = Entries(positions, mine, size)
+        if self.low_pass == 1:
+            return Result(total, sent, entries=k)
+        gradient = values - tf.reshape(state["residual"], [-1])
+        sent, chosen = whole(sent), marks(sent)
+        sent += (1 - self.low_pass) * (gradient - sent)
+        return Result(total, sent, entries=k, chosen=chosen)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.collectives.requests import Exchange
+from tf_dgc.collectives.requests import Exchange, whole
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
@@ -69,7 +69,7 @@ class STC(Compressor):
         result = yield from sparse.exchange(flat, positions, k, "sign")
         if not self.downstream:
             return result
-        kept = tf.reshape(state["server_residual"], [-1]) + result.sum
+        kept = tf.reshape(state["server_residual"], [-1]) + whole(result.sum)
         update = _ternary(kept, _largest(kept, k, draw))
         left = tf.reshape(kept - update, values.shape)
         return result._replace(sum=update, state={"server_residual": left})

@@ -10,7 +10,15 @@ from tf_dgc.choice import add_up
 from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
-from tf_dgc.collectives.requests import Exchange, Message, Reply, Result
+from tf_dgc.collectives.requests import (
+    Entries,
+    Exchange,
+    Message,
+    Reply,
+    Result,
+    marks,
+    whole,
+)
 from tf_dgc.collectives.rounds import Part
 from tf_dgc.compressors.base import Compressor, Draw
 from tf_dgc.compressors.common.one_round import (
@@ -73,7 +81,7 @@ def _step(inputs: Inputs) -> Step:
     _keep(inputs, velocity, values, merged.results)
     sent = zip(tensors, merged.results, strict=True)
     return Outcome(
-        decode=lambda: ([r.sum for r in merged.results], merged.nonfinite),
+        decode=lambda: ([whole(r.sum) for r in merged.results], merged.nonfinite),
         entries=add_up([t.size if r.entries is None else r.entries for t, r in sent]),
         sent_bytes=merged.sent_bytes,
     )
@@ -176,8 +184,8 @@ def _keep(
 ) -> None:
     """Store what was not sent, velocity where nothing was sent, and the state."""
     memory = inputs.memory
-    kept = [v - tf.reshape(r.sent, [-1]) for v, r in zip(values, results, strict=True)]
-    memory.store_residual(kept)
+    pairs = zip(values, results, strict=True)
+    memory.store_residual([_left(v, r.sent) for v, r in pairs])
     if memory.last_sent:
         memory.last_sent.count_step()
         chosen = [_chosen(r) for r in results]
@@ -192,6 +200,14 @@ def _keep(
     memory.store_states([r.state or {} for r in results])
 
 
+def _left(values: tf.Tensor, sent: tf.Tensor | Entries) -> tf.Tensor:
+    """Return what was not sent, `[n]`: of `Entries` in the memory of the values."""
+    if not isinstance(sent, Entries):
+        return values - tf.reshape(sent, [-1])
+    at = sent.positions[:, tf.newaxis]
+    return tf.tensor_scatter_nd_sub(values, at, sent.values)
+
+
 def _mask(
     inputs: Inputs, tensor: Tensor, velocity: tf.Tensor, result: Result
 ) -> tf.Tensor:
@@ -200,6 +216,12 @@ def _mask(
     partial = compressor.kind == "sparsification" and result.entries is not None
     if not (inputs.factor_masking and partial):
         return velocity
+    sent = result.sent
+    if result.chosen is None and isinstance(sent, Entries):
+        all_sent = tf.equal(result.entries, tensor.size)
+        kept = tf.where(all_sent, tf.gather(velocity, sent.positions), 0)
+        at = sent.positions[:, tf.newaxis]
+        return tf.tensor_scatter_nd_update(velocity, at, kept)
     if result.chosen is None:
         raise ValueError(
             f"{compressor!r} sends some entries and not others, so its "
@@ -212,5 +234,8 @@ def _mask(
 
 def _chosen(result: Result) -> tf.Tensor:
     """Return whether each entry went out, by value where the method does not say."""
-    chosen = tf.not_equal(result.sent, 0) if result.chosen is None else result.chosen
+    chosen, sent = result.chosen, result.sent
+    if chosen is None and isinstance(sent, Entries):
+        return marks(sent)
+    chosen = tf.not_equal(sent, 0) if chosen is None else chosen
     return tf.reshape(chosen, [-1])

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dgc.choice import add_up
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.collectives.requests import Gather, Message
+from tf_dgc.collectives.requests import Gather, Message, whole
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.draws import Draw, draw_ties
 from tf_dgc.steps.composed import run_exchanges
@@ -120,7 +120,7 @@ class Coder:
             replies = reply(asked)
         pairs = list(zip(self._tensors, merged.results, strict=True))
         return Sent(
-            [tf.reshape(r.sum, [t.size]) for t, r in pairs],
+            [tf.reshape(whole(r.sum), [t.size]) for t, r in pairs],
             tf.equal(merged.nonfinite, 0),
             add_up([t.size if r.entries is None else r.entries for t, r in pairs]),
         )

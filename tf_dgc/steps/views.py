@@ -4,13 +4,15 @@ Most methods see each tensor by itself. Those that say `together` see all that a
 exempt, of one dtype, end to end as one flat tensor.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_dgc._internals import tracing
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.collectives.requests import Result
+from tf_dgc.collectives.requests import Entries, Entrywise, Result, marks, whole
 from tf_dgc.compressors.base import Draw
 
 
@@ -69,7 +71,10 @@ class View(NamedTuple):
         """
         if not self.is_flat:
             return [result]
+        if tracing.in_xla_context():  # of how many entries each has is not known
+            result = _dense(result)
         sums, sent, chosen = map(self._split, (result.sum, result.sent, result.chosen))
+        counted = sent if result.chosen is None else chosen
         known = [states[place] for place in self.places]
         state = {
             name: _apart(value, [s[name].shape for s in known])
@@ -81,16 +86,34 @@ class View(NamedTuple):
                 sums[i],
                 sent[i],
                 {name: parts[i] for name, parts in state.items()},
-                None if result.entries is None else _count(chosen[i]),
+                None if result.entries is None else _count(counted[i]),
                 chosen[i],
             )
             for i in range(len(self.tensors))
         ]
 
-    def _split(self, values: tf.Tensor | None) -> list:
+    def _split(self, values: Entrywise | None) -> list:
         if values is None:
             return [None] * len(self.tensors)
+        if isinstance(values, list):
+            return list(map(list, zip(*map(self._split, values), strict=True)))
+        if isinstance(values, Entries):
+            return self._split_entries(values)
         return tf.split(tf.reshape(values, [-1]), self.sizes)
+
+    def _split_entries(self, given: Entries) -> list[Entries]:
+        ends = list(itertools.accumulate(self.sizes))
+        before = tf.searchsorted(given.positions, ends)
+        counts = before - tf.concat([[0], before[:-1]], axis=0)
+        number = len(ends)
+        positions = tf.split(given.positions, counts, num=number)
+        values = tf.split(given.values, counts, num=number)
+        return [
+            Entries(at - (end - size), found, size)
+            for at, found, end, size in zip(
+                positions, values, ends, self.sizes, strict=True
+            )
+        ]
 
 
 def width(tensor: Tensor) -> tuple[tf.DType, tf.DType | None]:
@@ -131,8 +154,21 @@ def _apart(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor
     return [tf.reshape(part, s) for part, s in zip(parts, shapes, strict=True)]
 
 
-def _count(chosen: tf.Tensor | None) -> tf.Tensor | None:
-    """Return how many entries of a tensor went out; None for all."""
-    if chosen is None:
+def _dense(result: Result) -> Result:
+    sent, chosen = result.sent, result.chosen
+    if chosen is None and isinstance(sent, Entries):
+        chosen = marks(sent)
+    return result._replace(sum=whole(result.sum), sent=whole(sent), chosen=chosen)
+
+
+def _count(sent: tf.Tensor | Entries | None) -> tf.Tensor | None:
+    """Return how many entries of a tensor went out; None for all.
+
+    Args:
+        sent: entries that went out; or whether each did, bool `[n]`.
+    """
+    if isinstance(sent, Entries):
+        return tf.size(sent.positions)
+    if sent is None or sent.dtype != tf.bool:
         return None
-    return tf.math.count_nonzero(chosen, dtype=tf.int32)
+    return tf.math.count_nonzero(sent, dtype=tf.int32)

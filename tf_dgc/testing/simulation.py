@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.collectives.requests import Message
+from tf_dgc.collectives.requests import Message, whole
 from tf_dgc.compressors import get
 from tf_dgc.compressors.base import StateSpec
 from tf_dgc.compressors.draws import Draw, draw_ties
@@ -155,8 +155,8 @@ class Simulation:
         ended = run_all(merged, self.messages)
         outcomes = [outcome for outcome, _ in ended]
         return (
-            [[r.sum for r in o.results] for o in outcomes],
-            [[r.sent for r in o.results] for o in outcomes],
+            [[whole(r.sum) for r in o.results] for o in outcomes],
+            [[whole(r.sent) for r in o.results] for o in outcomes],
             [
                 [
                     {**old, **(r.state or {})}

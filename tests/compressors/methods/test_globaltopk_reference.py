@@ -7,7 +7,14 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.compressors import Compressor, Gather, GlobalTopK, Result, StateSpec
+from tf_dgc.compressors import (
+    Compressor,
+    Gather,
+    GlobalTopK,
+    Result,
+    StateSpec,
+    whole,
+)
 from tf_dgc.compressors.common.one_round import from_words, to_words
 from tf_dgc.testing.simulation import Simulation
 
@@ -124,7 +131,7 @@ class Averaging(GlobalTopK):
 
     def exchange(self, values, state, draw):
         result = yield from super().exchange(values, {}, draw)
-        mean = 0.5 * state["mean"] + 0.5 * tf.reduce_sum(result.sum)
+        mean = 0.5 * state["mean"] + 0.5 * tf.reduce_sum(whole(result.sum))
         return result._replace(state={"mean": mean})
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import bitstream, value_types
-from tf_dgc.collectives.requests import Exchange, Result
+from tf_dgc.collectives.requests import Exchange, Result, marks, whole
 from tf_dgc.compressors.base import Draw
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
@@ -156,5 +156,6 @@ def at(values: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
 
 def _cut(result: Result, positions: tf.Tensor, size: int) -> Result:
     count = tf.math.count_nonzero(positions < size, dtype=tf.int32)
-    chosen = sparse.marks(positions, size + positions.shape[0])[:size]
-    return Result(result.sum[:size], result.sent[:size], entries=count, chosen=chosen)
+    total, sent = whole(result.sum)[:size], whole(result.sent)[:size]
+    chosen = marks(result.sent)[:size]
+    return Result(total, sent, entries=count, chosen=chosen)

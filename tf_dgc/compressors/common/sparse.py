@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dgc.codecs import bitstream, elias_fano, value_types
 from tf_dgc.codecs.checks import Check, gate
-from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.collectives.requests import Entries, Exchange, Gather, Result
 from tf_dgc.compressors.base import Native
 
 Decode: TypeAlias = Callable[[tf.Tensor], tuple[tf.Tensor, list[Check]]]
@@ -102,18 +102,10 @@ def exchange_coded(
     where, checks = elias_fano.decode(gathered[:, :split], size, k)
     found, more = decode(gathered[:, split:])
     where, found = gate([*checks, *more, _finite(found)], (where, found))
-    total = tf.zeros([size], found.dtype)
-    for at, part in zip(tf.unstack(where), tf.unstack(found), strict=True):
-        total = tf.tensor_scatter_nd_add(total, at[:, tf.newaxis], part)
+    pairs = zip(tf.unstack(where), tf.unstack(found), strict=True)
+    everyone = [Entries(at, values, size) for at, values in pairs]
     mine = decode(coded[tf.newaxis])[0][0]
-    sent = tf.scatter_nd(positions[:, tf.newaxis], mine, [size])
-    return Result(total, sent, entries=k, chosen=marks(positions, size))
-
-
-def marks(positions: tf.Tensor, size: int) -> tf.Tensor:
-    """Return whether each entry is at one of the positions, bool `[size]`."""
-    ones = tf.ones_like(positions)
-    return tf.scatter_nd(positions[:, tf.newaxis], ones, [size]) > 0
+    return Result(everyone, Entries(positions, mine, size), entries=k)
 
 
 def decoder(value_dtype: str, k: int | tf.Tensor, dtype: tf.DType) -> Decode:
