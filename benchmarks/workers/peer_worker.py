@@ -20,6 +20,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 _DENSE_STEPS = 2  # the least that the PowerSGD hook takes
 _WARMUP_STEPS = 5  # buckets are rebuilt after the first step
+# The hook's later rounds begin when earlier ones end, so that over gloo, which matches by
+# order, workers with several buckets may ask in different orders: one bucket for all.
+_BUCKETS = {"torch-powersgd": 1 << 12}
 
 
 def main(settings):
@@ -49,8 +52,11 @@ def make_steps(settings):
     """Return a function that does a step, one for the gradients only, and the model."""
     torch.manual_seed(settings["rank"])
     inputs, units, classes = peers.PERCEPTRONS[settings["model"]]
-    model = nn.parallel.DistributedDataParallel(_perceptron(inputs, units, classes))
-    _compress(model, settings["mode"])
+    mode = settings["mode"]
+    model = nn.parallel.DistributedDataParallel(
+        _perceptron(inputs, units, classes), bucket_cap_mb=_BUCKETS.get(mode)
+    )
+    _compress(model, mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x = torch.randn(peers.BATCH_SIZE, inputs)
     y = torch.randint(classes, (peers.BATCH_SIZE,))
