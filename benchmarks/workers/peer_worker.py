@@ -20,8 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 _DENSE_STEPS = 2  # the least that the PowerSGD hook takes
 _WARMUP_STEPS = 5  # buckets are rebuilt after the first step
-# The hook's later rounds begin when earlier ones end, so that over gloo, which matches by
-# order, workers with several buckets may ask in different orders: one bucket for all.
+# The hook's later rounds begin when earlier ones end, so that with several buckets
+# workers may ask in different orders, and gloo matches by order: one bucket for all.
 _BUCKETS = {"torch-powersgd": 1 << 12}
 
 
