@@ -61,6 +61,9 @@ _MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
 _METHOD = flags.DEFINE_list(
     "method", [], "Names of methods to compare as well; `tf-dgc methods` lists them."
 )
+_OVERLAP = flags.DEFINE_boolean(
+    "overlap", False, "Exchange during the backward pass, in the methods."
+)
 _PEERS = flags.DEFINE_boolean(
     "peers", False, "PyTorch's too; the model is a perceptron."
 )
@@ -108,6 +111,7 @@ def measure(rate, modes):
         "loop": _LOOP.value,
         "threads": _THREADS.value,
         "options": options,
+        "overlap": _OVERLAP.value,
     }
     fresh = _FRESH.value
     if fresh is None:

@@ -56,9 +56,9 @@ def method(name):
     if name in DGC:
         return _Dgc(DGC[name], warms_up=True), {}
 
-    def make(inner, steps):
+    def make(inner, steps, **options):
         compressor = compressors.METHODS[name](**parameters(name, steps))
-        return tf_dgc.CompressedOptimizer(inner, compressor)
+        return tf_dgc.CompressedOptimizer(inner, compressor, **options)
 
     return make, INNER.get(name, {})
 

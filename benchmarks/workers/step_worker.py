@@ -151,7 +151,8 @@ def _optimizer(settings):
         return sgd
     if settings["mode"] in method_settings.MODES:
         make, _ = method_settings.method(method_settings.MODES[settings["mode"]])
-        return make(sgd, method_settings.NO_PHASES)
+        overlap = settings["overlap"] or None
+        return make(sgd, method_settings.NO_PHASES, overlap=overlap)
     return tf_dgc.DGCOptimizer(sgd, sparsity=0.999, **settings["options"])
 
 
