@@ -55,4 +55,5 @@ def fewer(number):
 def _row(row, mark):
     values = row if type(row) is tuple else (row,)
     marks = () if mark is None else getattr(pytest.mark, mark)
-    return pytest.param(*values, marks=marks, id="-".join(map(str, values)))
+    names = [getattr(value, "__name__", str(value)) for value in values]
+    return pytest.param(*values, marks=marks, id="-".join(names))
