@@ -14,6 +14,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.lockstep import run_together
 from tf_dgc.collectives.requests import Swap
 from tf_dgc.distribute import probes
+from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.exchanges import Auto, Links, Place
 from tf_dgc.optimizers import choosing, probing
 from tf_dgc.steps.plan import plan
@@ -170,6 +171,15 @@ def test_alone_nothing_is_measured(strategies, monkeypatch):
         pair.append(trainer.weights())
     for ours, theirs in zip(*pair, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_machines_are_known_before_buckets_are_chosen(strategies):
+    """By host; these replicas have the same."""
+    ways = exchanges.Hierarchical()
+    asks = compressors.Float16(), LARGE, False, False, True, strategies[3]
+    with strategies[3].scope():
+        chosen = choosing.choose(ways, *asks, Communicator(strategies[3], ways))
+    assert chosen.exchange.groups == [[0, 1, 2]]
 
 
 def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):

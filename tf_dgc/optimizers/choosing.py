@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.cluster import meeting
+from tf_dgc.cluster import meeting, workers
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, Float16, TopK
 from tf_dgc.compressors.common.two_rounds import TwoRounds
@@ -70,6 +70,8 @@ def choose(
     """
     number, chooses = communicator.num_workers, isinstance(ways, Auto)
     settled = Ring() if chooses else ways
+    if number > 1 and not chooses:  # what it costs may depend on who is where
+        settled = ways.settle(workers.hosts(strategy))
     if not (chooses or overlaps) or not meeting.is_multi_worker(strategy):
         return Chosen(settled.name, compressor, settled, {})
     with tf.init_scope():  # the first call may come while a step is being traced
