@@ -4,6 +4,7 @@
     sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json
     python benchmarks/step.py --model resnet50 --loop fit     # and --loop custom
     sudo python benchmarks/step.py --rate 1gbit --method float16,power_sgd --peers
+    sudo python benchmarks/step.py --rate 100mbit --workers 4 --exchange gtopk,auto
 
 Modes take turns within one run, so that all of them meet the same machine:
 
@@ -13,9 +14,10 @@ dgc     DGCOptimizer, 99.9 % of the entries not sent
 dgc-tf  the same without the native operation
 
 `--method` adds a mode for each method, with the settings of `method_settings.py`;
-`no_compression` is the method `none`. `--peers` adds the same model, links and SGD
-with PyTorch's DistributedDataParallel over gloo (`pip install '.[peers]'`): `torch` is
-dense, the others have one of its communication hooks.
+`no_compression` is the method `none`. `--exchange` adds one for each exchange that
+DGC's entries go by. `--peers` adds the same model, links and SGD with PyTorch's
+DistributedDataParallel over gloo (`pip install '.[peers]'`): `torch` is dense, the
+others have one of its communication hooks.
 
 A rate other than loopback puts every worker into a network namespace, behind a link
 of that rate; that needs root. Bytes are counted on the workers' links, protocols
@@ -28,6 +30,8 @@ import sys
 from absl import app, flags
 from common import method_settings, network, peers, reporting, turns
 from common.cluster import WorkerError
+
+from tf_dgc import exchanges
 
 MODES = ["none", "dense", "dgc", "dgc-tf"]
 COLUMNS = [
@@ -61,6 +65,10 @@ _MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
 _METHOD = flags.DEFINE_list(
     "method", [], "Names of methods to compare as well; `tf-dgc methods` lists them."
 )
+_EXCHANGE = flags.DEFINE_list(
+    "exchange", [], "Exchanges, by each of which there is a mode `dgc NAME`."
+)
+_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of DGC's steps.", 0.0, 1.0)
 _OVERLAP = flags.DEFINE_boolean(
     "overlap", False, "Exchange during the backward pass, in the methods."
 )
@@ -110,7 +118,7 @@ def measure(rate, modes):
         "model": _MODEL.value,
         "loop": _LOOP.value,
         "threads": _THREADS.value,
-        "options": options,
+        "options": {"sparsity": _SPARSITY.value, **options},
         "overlap": _OVERLAP.value,
     }
     fresh = _FRESH.value
@@ -138,6 +146,7 @@ def _modes():
     chosen = _chosen("method", methods, _METHOD.value) if _METHOD.value else []
     modes = [mode for mode in _MODES.value if mode not in chosen] + chosen
     modes = _chosen("mode", list(dict.fromkeys([*MODES, *methods])), modes)
+    modes += [f"dgc {exchanges.get(name).name}" for name in _EXCHANGE.value]
     if _PEERS.value and (problem := peers.problem(_MODEL.value, _LOOP.value)):
         raise app.UsageError(f"--peers {problem}")
     return modes + (list(peers.MODES) if _PEERS.value else [])

@@ -71,9 +71,11 @@ class Queue:
         log = self._work / "last_error"
         folders = [f"--work={self._work}", *self._folders]
         with open(log, "w") as errors:
+            command = [*self._command, *spec.arguments(), *folders]
             self._child = subprocess.Popen(
-                [*self._command, *spec.arguments(), *folders], stderr=errors
+                command, stderr=errors, start_new_session=True
             )
+            give_way(self._child.pid)
             if self._stopped:
                 self._child.terminate()
             status = self._child.wait()
@@ -92,6 +94,15 @@ class Queue:
         self._stopped = True
         if self._child and self._child.poll() is None:
             self._child.terminate()
+
+
+def give_way(pid):
+    """Let other sessions go before that of a process.
+
+    Where Linux divides processors by sessions, `nice` counts only within one.
+    """
+    with contextlib.suppress(OSError):
+        pathlib.Path(f"/proc/{pid}/autogroup").write_text("19")
 
 
 def _failure(spec, message):

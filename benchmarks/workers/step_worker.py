@@ -153,7 +153,9 @@ def _optimizer(settings):
         make, _ = method_settings.method(method_settings.MODES[settings["mode"]])
         overlap = settings["overlap"] or None
         return make(sgd, method_settings.NO_PHASES, overlap=overlap)
-    return tf_dgc.DGCOptimizer(sgd, sparsity=0.999, **settings["options"])
+    _, _, exchange = settings["mode"].partition(" ")
+    options = {**settings["options"], "exchange": exchange or "ring"}
+    return tf_dgc.DGCOptimizer(sgd, **options)
 
 
 def _times(run_steps, count):

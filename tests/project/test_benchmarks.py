@@ -273,6 +273,29 @@ def test_exchange(tmp_path):
     assert all(row["model_ms"] > 0 for row in rows)
     assert "The model is off by" in finished.stdout
     assert "1024 (ms)" in finished.stdout
+    assert "What `auto` would choose" in finished.stdout
+
+
+def test_what_auto_would_choose(monkeypatch):
+    """By the model, of what it chooses from; decoding counts on both sides."""
+    monkeypatch.syspath_prepend(STEP.parent)
+    import exchange
+
+    def row(name, model_ms, median_ms, kind="entries"):
+        links = [0, 0, 0, 0, 1e-6, 0, 0]
+        found = {"workers": 4, "kind": kind, "payload": 1000, "links": links}
+        measured = {"median_ms": median_ms, "p90_ms": median_ms + 1}
+        return {**found, "exchange": name, "model_ms": model_ms, **measured}
+
+    rows = [row("ring", 10, 10), row("gtopk", 12, 12), row("oktopk", 16, 11)]
+    rows += [row("twoway", 1, 1), row("star 2", 1, 1)]  # no candidates
+    rows += [row("ring", 5, 9, "sum"), row("star all", 4, 9.5, "sum")]
+    entries, total = exchange.choices(rows)
+    assert (entries["chosen"], entries["best"]) == ("gtopk", "oktopk")
+    assert entries["ratio"] == pytest.approx(13 / 12)
+    assert entries["within"] == "yes"
+    assert (total["chosen"], total["best"]) == ("star all", "ring")
+    assert total["ratio"] == pytest.approx(9.5 / 9)
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import signal
+import subprocess
 import sys
 
 import evidence
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from study import comparison, intervals, papers, plan, plan_page, registry, rows
-from study.queue import Queue
+from study.queue import Queue, give_way
 from study.specs import KEYS, Spec
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -202,6 +203,20 @@ def test_the_queue(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RuntimeError, match="Somebody else runs in"):
             Queue(tmp_path, command, pending=pending).run()
+
+
+def test_other_sessions_go_first():
+    """Also where `nice` counts only within a session."""
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    group = pathlib.Path(f"/proc/{child.pid}/autogroup")
+    try:
+        if not group.exists():
+            pytest.skip("this kernel does not divide processors by sessions")
+        give_way(child.pid)
+        assert group.read_text().split()[1:] == ["nice", "19"]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_pause_status_and_collect(tmp_path, capsys):
