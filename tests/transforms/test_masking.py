@@ -96,11 +96,11 @@ def test_every_sparsifier_says_what_it_sent(name):
 
 
 class Silent(compressors.RandomK):
-    """Does not say which."""
+    """Does not say which: a whole tensor has no positions."""
 
     def exchange(self, values, state, draw):
         result = yield from super().exchange(values, state, draw)
-        return result._replace(chosen=None)
+        return result._replace(sent=compressors.whole(result.sent), chosen=None)
 
 
 def test_a_sparsifier_that_does_not_say_what_it_sent():
