@@ -12,12 +12,14 @@ import sys
 from typing import Any
 
 __all__ = [
+    "Advice",
     "CompressedCrossDeviceOps",
     "CompressedOptimizer",
     "CompressionStats",
     "DGCOptimizer",
     "LocalOptimizer",
     "NovoGrad",
+    "advise",
     "average_statistics",
     "callbacks",
     "compressors",
@@ -60,12 +62,14 @@ def __dir__() -> list[str]:
 # before TensorFlow is loaded, and gets these when it asks for them.
 if not _is_command_line():
     from tf_dgc._everything import (
+        Advice,
         CompressedCrossDeviceOps,
         CompressedOptimizer,
         CompressionStats,
         DGCOptimizer,
         LocalOptimizer,
         NovoGrad,
+        advise,
         average_statistics,
         callbacks,
         compressors,

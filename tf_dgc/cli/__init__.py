@@ -1,9 +1,10 @@
-"""The command line: `tf-dgc run`, `tf-dgc doctor`, `tf-dgc methods`.
+"""The command line: `tf-dgc run`, `doctor`, `methods`, `exchanges` and `advise`.
 
 `main` is the entry; nothing else is loaded before it is needed.
 """
 
 __all__ = [
+    "advise",
     "doctor",
     "listing",
     "main",

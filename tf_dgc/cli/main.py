@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run`, `doctor`, `methods` and `exchanges`."""
+"""The command line: `tf-dgc run`, `doctor`, `methods`, `exchanges` and `advise`."""
 
 import argparse
 import os
@@ -34,6 +34,13 @@ def _exchanges(options: argparse.Namespace) -> int:
     from tf_dgc.cli import listing
 
     return listing.list_exchanges(options.workers)
+
+
+def _advise(options: argparse.Namespace) -> int:
+    _load()
+    from tf_dgc.cli import advise
+
+    return advise.main(options)
 
 
 def _load() -> None:
@@ -86,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_methods(commands)
     _add_exchanges(commands)
+    _add_advise(commands)
     return parser
 
 
@@ -174,6 +182,44 @@ def _add_methods(commands: Any) -> None:
     )
 
 
+def _add_advise(commands: Any) -> None:
+    advise = commands.add_parser(
+        "advise",
+        help="tell which way to train is the fastest for a model on some links",
+        description="Time a step of a model on this machine by several ways to train, "
+        "and print what several workers are predicted to take, each on a machine like "
+        "this one; * is what is advised. docs/advice.md says how well that is known.",
+    )
+    advise.set_defaults(run=_advise)
+    advise.add_argument(
+        "model",
+        help="a .keras file, or a function's name, as keras.applications.ResNet50",
+    )
+    advise.add_argument(
+        "--batch-size", type=_count, default=32, metavar="B", help="of a worker (32)"
+    )
+    advise.add_argument(
+        "--workers",
+        type=_counts,
+        default=[2, 4, 8],
+        metavar="N,...",
+        help="numbers of workers (2,4,8)",
+    )
+    advise.add_argument(
+        "--bandwidth", default="1gbit", help="of a worker's link, both ways (1gbit)"
+    )
+    advise.add_argument(
+        "--latency", default="0.2ms", help="round trip between two workers (0.2ms)"
+    )
+    advise.add_argument(
+        "--methods",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="dgc, 'dgc 0.99', 'local_sgd 16', or methods of `tf-dgc methods`",
+    )
+    advise.add_argument("--json", metavar="PATH", help="file to write the rows to")
+
+
 class _Version(argparse.Action):
     """Reads the version when it is asked for."""
 
@@ -188,6 +234,10 @@ def _count(text: str, least: int = 1) -> int:
             f"must be a whole number, {least} or more; received: {text}"
         )
     return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
 
 
 def _count_or_0(text: str) -> int:

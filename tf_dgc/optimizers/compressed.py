@@ -237,14 +237,16 @@ class CompressedOptimizer(OptimizerWrapper):
     @property
     def num_entries(self) -> int:
         """Entries of all variables; 0 before the optimizer is built."""
-        return sum(t.size for t in self._described())
+        return sum(t.size for t in self.tensors)
 
     @property
     def num_compressed(self) -> int:
         """Variables that are not exempt; 0 before the optimizer is built."""
-        return sum(not t.exempt for t in self._described())
+        return sum(not t.exempt for t in self.tensors)
 
-    def _described(self) -> list[Tensor]:
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Descriptions of all variables; none before the optimizer is built."""
         return self._kept.tensors if self._kept else []
 
     @property

@@ -1,0 +1,142 @@
+"""`tf_dgc.advise`: a model is timed and left as it was, and every way has a row."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc.advice import batches, candidates
+from tf_dgc.cli import main
+
+QUICK = {"batch_size": 2, "seconds": 0.1}
+
+
+def make_model():
+    inputs = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(50, 40)(inputs)
+    x = keras.layers.BatchNormalization()(keras.layers.Flatten()(x))
+    return keras.Model(inputs, keras.layers.Dense(8)(x), name="small")
+
+
+@pytest.mark.parametrize(
+    "methods", [["dgc"], pytest.param(candidates.DEFAULT, marks=pytest.mark.slow)]
+)
+def test_advise(methods):
+    model = make_model()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    before = [np.array(v) for v in model.variables]
+    advice = tf_dgc.advise(model, num_workers=[4, 2], methods=methods, **QUICK)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    assert not model.optimizer.built
+    rows = advice.rows()
+    names = ["dense", *(m for m in methods if m != "dense")]
+    assert [(r["workers"], r["method"]) for r in rows] == [
+        (number, name) for number in (2, 4) for name in names
+    ]
+    assert [r["advised"] for r in rows].count(True) == 2
+    weights = 4 * sum(v.shape.num_elements() for v in model.trainable_variables)
+    assert rows[0]["sent_bytes"] == weights
+    for row in rows:
+        assert row["step_ms"] > row["alone_ms"] > 0
+        assert row["examples_per_second"] == pytest.approx(
+            2 * row["workers"] / row["step_ms"] * 1000
+        )
+    assert len(advice.sentences()) == 2
+    assert advice.sentences()[0].startswith("2 workers: ")
+
+
+def test_slow_links_are_compressed_for_and_others_not():
+    asks = {"methods": ["float16"], "num_workers": 2, **QUICK}
+    slow = tf_dgc.advise(make_model(), bandwidth="10kbit", latency=0, **asks)
+    assert slow.best(2).name == "float16"
+    said = slow.sentences()[0]
+    assert 'tf_dgc.CompressedOptimizer(optimizer, "float16")' in said
+    links = tf_dgc.exchanges.Links(1e-9, 1e-9, 1e-15)
+    fast = tf_dgc.advise(make_model(), links=links, **asks)
+    rows = {r["method"]: r for r in fast.rows()}
+    if rows["float16"]["alone_ms"] > 0.96 * rows["dense"]["alone_ms"]:
+        assert fast.sentences() == ["2 workers: do not compress."]
+
+
+def test_own_data_and_own_optimizer():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(4)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Own()
+    model(tf.ones([2, 3]))
+    sgd = keras.optimizers.SGD(0.1)
+    model.compile(tf_dgc.DGCOptimizer(sgd), "mse")
+    asks = {"num_workers": 1, "methods": ["dgc 0.9"], **QUICK}
+    with pytest.raises(ValueError, match="pass a batch of yours as `data`"):
+        tf_dgc.advise(model, **asks)
+    advice = tf_dgc.advise(model, data=tf.ones([2, 3]), **asks)
+    assert [r["method"] for r in advice.rows()] == ["dense", "dgc 0.9"]
+    assert advice.sentences() == []
+
+
+@pytest.mark.parametrize(
+    ("asks", "message"),
+    [
+        ({"methods": ["zip"]}, r"`methods` must be of .*Received: 'zip'"),
+        ({"methods": ["dgc much"]}, r"Received: 'dgc much'"),
+        ({"num_workers": 0}, "`num_workers` must be a whole number"),
+        ({"batch_size": 0.5}, "`batch_size` must be a whole number"),
+        ({"bandwidth": "fast"}, "`bandwidth` must be above 0"),
+        ({"latency": -1}, "`latency` must be 0 or more"),
+    ],
+)
+def test_what_cannot_be(asks, message):
+    with pytest.raises(ValueError, match=message):
+        tf_dgc.advise(make_model(), **asks)
+
+
+def test_made_up_batches():
+    ids = batches.make(make_model(), 3)
+    assert ids.shape == (3, 6)
+    assert ids.dtype == tf.int32
+    assert 10 < tf.reduce_max(ids) < 50
+    image = keras.Input((4, 4, 3), dtype="float16", name="a")
+    pair = keras.Model({"a": image, "b": keras.Input((2,), name="b")}, image)
+    made = batches.make(pair, 5)
+    assert {k: (v.shape.as_list(), v.dtype.name) for k, v in made.items()} == {
+        "a": ([5, 4, 4, 3], "float16"),
+        "b": ([5, 2], "float32"),
+    }
+    text = keras.Input((None,), dtype="int32", name="text")
+    with pytest.raises(ValueError, match="'text' has axes of any length"):
+        batches.make(keras.Model(text, text), 2)
+
+
+def test_command_line(tmp_path, capsys):
+    path, rows = tmp_path / "model.keras", tmp_path / "rows.json"
+    make_model().save(path)
+    asks = [str(path), "--workers=2,3", "--methods=float16", f"--json={rows}"]
+    assert main.main(["advise", *asks, "--batch-size=2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("small, batches of 2 for each worker:")
+    assert "2 workers: " in said
+    found = json.loads(rows.read_text())
+    assert [(r["workers"], r["method"]) for r in found] == [
+        (n, m) for n in (2, 3) for m in ("dense", "float16")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("keras.applications.NoNet", "name of a function"),
+        ("plain", "name of a function"),
+    ],
+)
+def test_command_line_without_a_model(model, message):
+    with pytest.raises(SystemExit, match=message):
+        main.main(["advise", model])

@@ -1,0 +1,14 @@
+"""Advice: what a step would take by each method, before the first run.
+
+Times a model here, and predicts by the model of `exchange="auto"`. May import
+`optimizers` and what that may.
+"""
+
+__all__ = [
+    "advising",
+    "batches",
+    "candidates",
+    "predicting",
+    "timing",
+    "units",
+]

@@ -1,0 +1,157 @@
+"""Advising: which way to train is the fastest for a model on some links."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_dgc.advice import batches, candidates, predicting, timing, units
+from tf_dgc.advice.predicting import Prediction
+from tf_dgc.arguments import check_whole
+from tf_dgc.exchanges import Links
+from tf_dgc.optimizers import probing
+from tf_dgc.optimizers.compressed import CompressedOptimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What `advise` found.
+
+    Attributes:
+        model: name of the model.
+        batch_size: examples of a worker's step.
+        predictions: a list for each number of workers, with one of each way to train.
+        links: numbers of the links that were taken.
+        turning_points: bandwidths in bits/s from which on nothing is to be compressed,
+            by number of workers; empty where links were measured.
+    """
+
+    model: str
+    batch_size: int
+    predictions: dict[int, list[Prediction]]
+    links: Links
+    turning_points: dict[int, float]
+
+    def best(self, num_workers: int) -> Prediction:
+        """Return what is advised for so many workers."""
+        return predicting.best(self.predictions[num_workers])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per number of workers and way to train."""
+        return [
+            self._row(prediction, found[0])
+            for found in self.predictions.values()
+            for prediction in found
+        ]
+
+    def _row(self, prediction: Prediction, dense: Prediction) -> dict[str, Any]:
+        examples = self.batch_size * prediction.num_workers
+        return {
+            "workers": prediction.num_workers,
+            "method": prediction.name,
+            "exchange": prediction.exchange,
+            "step_ms": 1000 * prediction.seconds,
+            "alone_ms": 1000 * prediction.timed.seconds,
+            "examples_per_second": examples / prediction.seconds,
+            "sent_bytes": round(prediction.sent),
+            "of_dense": prediction.seconds / dense.seconds,
+            "advised": prediction is self.best(prediction.num_workers),
+        }
+
+    def sentences(self) -> list[str]:
+        """Return what to do, a sentence or two per number of workers."""
+        return [self._sentence(number) for number in self.predictions if number > 1]
+
+    def _sentence(self, number: int) -> str:
+        chosen, dense = self.best(number), self.predictions[number][0]
+        if chosen is dense:
+            said = f"{number} workers: do not compress."
+        else:
+            times = dense.seconds / chosen.seconds
+            said = (
+                f"{number} workers: {chosen.name}, {times:.1f} times as fast as dense; "
+                f"{_code(chosen)}."
+            )
+        turn = self.turning_points.get(number)
+        if turn is None:
+            return said
+        if turn == 0:
+            return f"{said} Compressing pays at no bandwidth."
+        if math.isinf(turn):
+            return f"{said} Compressing pays at any bandwidth."
+        return f"{said} Compressing pays below {units.rate_text(turn)}."
+
+
+def advise(
+    model: keras.Model,
+    *,
+    batch_size: int = 32,
+    num_workers: Sequence[int] | int = (2, 4, 8),
+    bandwidth: float | str = "1gbit",
+    latency: float | str = "0.2ms",
+    methods: Sequence[str] = candidates.DEFAULT,
+    data: Any = None,
+    links: Links | None = None,
+    seconds: float = 20.0,
+) -> Advice:
+    """Say which way to train a model is the fastest, before the first run.
+
+    Times a step of the model on this machine by each way, and predicts what several
+    workers take, each on a machine as this one, by the model of `exchange="auto"`. It
+    knows nothing of accuracy.
+
+    Args:
+        model: model, functional or with `data`; compiled or not. It is not changed.
+        batch_size: examples of a worker's step.
+        num_workers: numbers of workers, each 1 or more.
+        bandwidth: rate of a worker's link, both ways at once: bits per second, or as
+            "1gbit".
+        latency: round trip between two workers, as `ping` says: seconds, or "0.2ms".
+        methods: ways to train: "dgc", "dgc 0.99", "local_sgd 16", or names of methods;
+            dense is always among them. Of equally fast ones the first is advised.
+        data: inputs of one worker's step, of `batch_size` examples; None for made-up
+            ones of the model's shapes.
+        links: numbers that were measured, instead of `bandwidth` and `latency`.
+        seconds: seconds to spend on timed steps, tracing apart.
+
+    Returns:
+        An `Advice`.
+
+    Raises:
+        ValueError: for arguments that cannot be, and models that do not say their
+            inputs.
+    """
+    numbers = [num_workers] if isinstance(num_workers, int) else list(num_workers)
+    numbers = [check_whole("num_workers", number) for number in numbers]
+    batch_size = check_whole("batch_size", batch_size)
+    rate, round_trip = units.bits_per_second(bandwidth), units.seconds(latency)
+    wanted = candidates.find(methods)
+    if data is None:
+        data = batches.make(model, batch_size)
+    timed = timing.time_steps(model, data, _inner(model), wanted, seconds)
+    speeds = links[3:6] if links else probing.local_speeds()
+    taken = links or predicting.links_of(rate, round_trip, speeds)
+    of_each = {
+        number: [predicting.predict_step(t, number, taken) for t in timed]
+        for number in sorted(set(numbers))
+    }
+    turns = {}
+    if links is None:
+        asks = round_trip, speeds
+        turns = {n: predicting.turning_point(timed, n, *asks) for n in of_each if n > 1}
+    return Advice(model.name, batch_size, of_each, taken, turns)
+
+
+def _inner(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Return the optimizer of the model that is to be wrapped."""
+    found = getattr(model, "optimizer", None)
+    if isinstance(found, CompressedOptimizer):
+        found = keras.optimizers.get(found.get_config()["inner"])
+    return found or keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def _code(prediction: Prediction) -> str:
+    code = prediction.timed.candidate.code
+    return code if prediction.exchange == "ring" else f'{code[:-1]}, exchange="auto")'

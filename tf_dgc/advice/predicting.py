@@ -1,0 +1,131 @@
+"""Predicting: a step of several workers, from what one takes and from the links."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tf_dgc.advice.candidates import DENSE
+from tf_dgc.advice.timing import Timed
+from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, model, predict
+
+# Beside the links themselves, as two processes on one machine find it: seconds of a
+# collective, of a round, and per byte (docs/advice.md).
+LAUNCH, ROUND, PER_BYTE = 1e-3, 2e-4, 3.4e-9
+_CARRIED = 0.956  # of a link's rate, the rest are heads of packets
+_SAME = 1.05  # times of the fastest: what is that near, is as fast
+_SLOWEST, _FASTEST = 1e4, 1e13  # bit/s between which the turning point is looked for
+
+
+class Prediction(NamedTuple):
+    """A step of so many workers, by one way to train.
+
+    Attributes:
+        timed: way to train, as timed on one worker.
+        num_workers: number of workers.
+        exchange: name of the exchange that is the fastest of those it can have.
+        seconds: seconds of a step, in the mean over the period of local steps.
+        sent: bytes that a worker sends in a step, in the mean.
+    """
+
+    timed: Timed
+    num_workers: int
+    exchange: str
+    seconds: float
+    sent: float
+
+    @property
+    def name(self) -> str:
+        """Name of the way to train."""
+        return self.timed.candidate.name
+
+
+def links_of(
+    bandwidth: float, latency: float, speeds: Sequence[float] = (0.0, 0.0, 0.0)
+) -> Links:
+    """Return the numbers of links that were described, not measured.
+
+    Args:
+        bandwidth: bits per second of each worker's link, both ways at once.
+        latency: seconds of a round trip, as `ping` says.
+        speeds: seconds per byte of merging, decoding and rounding, as
+            `probing.local_speeds` measures them here.
+    """
+    per_byte = 8 / (_CARRIED * bandwidth) + PER_BYTE
+    return Links(LAUNCH, ROUND + latency / 2, per_byte, *speeds)._replace(start=LAUNCH)
+
+
+def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
+    """Return what a step takes so many workers, by the fastest exchange.
+
+    Args:
+        timed: way to train, as timed on one worker.
+        num_workers: number of workers, N.
+        links: numbers of the links.
+    """
+    asked = timed.asked(num_workers)
+    period = timed.candidate.period
+    found = []
+    for exchange in _exchanges(timed, num_workers):
+        seconds = predict(exchange, asked, num_workers, links)
+        seconds -= _counted_twice(exchange, asked, num_workers, links)
+        found.append((timed.seconds + max(0.0, seconds) / period, exchange))
+    seconds, exchange = min(found, key=lambda pair: pair[0])
+    sent = sum(model.cost_of(exchange, a, num_workers).sent for a in asked)
+    sent = sent / period if num_workers > 1 else 0.0
+    return Prediction(timed, num_workers, exchange.name, seconds, sent)
+
+
+def _exchanges(timed: Timed, num_workers: int) -> list[Exchange]:
+    if timed.candidate.name == DENSE:  # stock Keras has no other
+        return [Ring()]
+    merges = timed.candidate.name.partition(" ")[0] == "dgc"
+    return Auto().candidates(num_workers, merges)
+
+
+def _counted_twice(
+    exchange: Exchange, asked: Sequence[Asked], num_workers: int, links: Links
+) -> float:
+    """Return what decoding its own words takes a worker, which its own step has too."""
+    if num_workers == 1:
+        return 0.0
+    return sum(a.num_bytes * links.decoding for a in asked if a.kind != "sum")
+
+
+def best(predictions: Sequence[Prediction]) -> Prediction:
+    """Return the one to be advised: the first of those that are as fast as any.
+
+    Args:
+        predictions: predictions of one number of workers, in the order of preference.
+    """
+    least = min(p.seconds for p in predictions)
+    return next(p for p in predictions if p.seconds <= _SAME * least)
+
+
+def turning_point(
+    timed: Sequence[Timed], num_workers: int, latency: float, speeds: Sequence[float]
+) -> float:
+    """Return the bandwidth from which on nothing is to be compressed, in bits/s.
+
+    0 if that is so at any, infinity if at none.
+
+    Args:
+        timed: ways to train, in the order of preference, the dense one first.
+        num_workers: number of workers, N.
+        latency: seconds of a round trip.
+        speeds: see `links_of`.
+    """
+
+    def pays(bandwidth: float) -> bool:
+        links = links_of(bandwidth, latency, speeds)
+        found = [predict_step(t, num_workers, links) for t in timed]
+        return best(found).name != DENSE
+
+    low, high = _SLOWEST, _FASTEST
+    if not pays(low):
+        return 0.0
+    if pays(high):
+        return math.inf
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low

@@ -1,0 +1,145 @@
+"""Timing: a step of a model on this machine, by each way to train, by turns."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_dgc.advice.candidates import Candidate
+from tf_dgc.exchanges import Asked
+from tf_dgc.optimizers import choosing
+from tf_dgc.optimizers.compressed import CompressedOptimizer
+
+_WARM_UP = 3
+_LEAST = 5
+_TURNS = 3
+
+
+class Timed(NamedTuple):
+    """What a step takes one worker that has nobody to wait for.
+
+    Attributes:
+        candidate: way to train.
+        seconds: seconds of a step: forward and backward pass, compression, decoding of
+            its own words, update.
+        asked: function of a number of workers that returns what the step asks for;
+            nothing if that is known only when it runs.
+    """
+
+    candidate: Candidate
+    seconds: float
+    asked: Callable[[int], list[Asked]]
+
+
+def time_steps(
+    model: keras.Model,
+    data: Any,
+    inner: keras.optimizers.Optimizer,
+    candidates: Sequence[Candidate],
+    budget: float,
+) -> list[Timed]:
+    """Time a step by each candidate; the model is afterwards what it was.
+
+    Steps of each take turns with those of the first, whose times tell how much of the
+    machine there was meanwhile. The loss is the mean square of the outputs.
+
+    Args:
+        model: model whose gradients are formed.
+        data: inputs of one worker's step.
+        inner: optimizer to be wrapped.
+        candidates: ways to train, the dense one first.
+        budget: seconds to spend on the steps of all, without tracing.
+    """
+    first, *others = candidates
+    share = budget / max(1, len(others)) / 2
+    with _kept(model):
+        dense = _Steps(model, data, first.make(_copy(inner)))
+        reference = statistics.median(dense.take(share))
+        found = [Timed(first, reference, dense.asked)]
+        for candidate in others:
+            made = candidate.make(_copy(inner))
+            if candidate.period > 1:  # its steps are those of the first
+                found.append(Timed(candidate, reference, dense.asked))
+                continue
+            steps = _Steps(model, data, made)
+            ratio = _ratio(steps, dense, share)
+            found.append(Timed(candidate, ratio * reference, steps.asked))
+    return found
+
+
+def _ratio(steps: "_Steps", others: "_Steps", share: float) -> float:
+    """Return what steps take by what others take meanwhile, the median of turns."""
+    pairs = []
+    for _ in range(_TURNS):
+        turn = [statistics.median(s.take(share / _TURNS)) for s in (steps, others)]
+        pairs.append(turn[0] / turn[1])
+    return statistics.median(pairs)
+
+
+class _Steps:
+    """Steps of a model by an optimizer of its own."""
+
+    def __init__(
+        self, model: keras.Model, data: Any, optimizer: keras.optimizers.Optimizer
+    ):
+        self._optimizer = optimizer
+        weights = map(tf.convert_to_tensor, model.trainable_variables)
+        self._num_bytes = sum(v.shape.num_elements() * v.dtype.size for v in weights)
+        optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step() -> tf.Tensor:
+            variables = model.trainable_variables
+            with tf.GradientTape() as tape:
+                loss = _loss(model, data)
+            optimizer.apply(tape.gradient(loss, variables), variables)
+            return loss
+
+        self._step = step
+        for _ in range(_WARM_UP):
+            step().numpy()
+
+    def take(self, seconds: float) -> list[float]:
+        """Return the seconds of each of some steps, some five at least."""
+        times: list[float] = []
+        begun = time.perf_counter()
+        while len(times) < _LEAST or time.perf_counter() - begun < seconds:
+            start = time.perf_counter()
+            self._step().numpy()
+            times.append(time.perf_counter() - start)
+        return times
+
+    def asked(self, num_workers: int) -> list[Asked]:
+        """Return what a step asks for with so many workers."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, CompressedOptimizer):
+            return [Asked("sum", float(self._num_bytes))]
+        asks = optimizer.compressor, optimizer.tensors, num_workers
+        # Where it is known only when it runs, as much as in these steps.
+        sent = [Asked("gather", float(optimizer.stats.bytes_per_step))]
+        return choosing.what_is_asked(*asks) or sent
+
+
+def _loss(model: keras.Model, data: Any) -> tf.Tensor:
+    outputs = tf.nest.flatten(model(data, training=True))
+    squares = [tf.reduce_mean(tf.square(tf.cast(o, tf.float32))) for o in outputs]
+    return tf.add_n([*squares, *(tf.cast(loss, tf.float32) for loss in model.losses)])
+
+
+def _copy(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    return type(inner).from_config(inner.get_config())
+
+
+@contextlib.contextmanager
+def _kept(model: keras.Model) -> Iterator[None]:
+    """Give all variables back what they hold now."""
+    values = [tf.identity(v.value) for v in model.variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(model.variables, values, strict=True):
+            variable.assign(value)
