@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
         name: name of it, as `advise(methods=...)` takes it.
         make: function of an inner optimizer that returns the one whose step is timed.
         period: number of steps from one exchange to the next.
-        code: what to write in a script.
+        code: text to write in a script, where the optimizer was.
     """
 
     name: str
