@@ -108,11 +108,6 @@ def test_inner_that_scales_the_loss():
         tf_dgc.DGCOptimizer(O.LossScaleOptimizer(O.SGD(0.1)))
 
 
-def test_gradient_accumulation():
-    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
-        tf_dgc.DGCOptimizer(O.SGD(0.1, gradient_accumulation_steps=4))
-
-
 @pytest.mark.parametrize("size", [-1, 1.5])
 def test_min_compress_size(size):
     with pytest.raises(ValueError, match="min_compress_size"):

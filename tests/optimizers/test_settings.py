@@ -86,7 +86,7 @@ def test_averages_of_the_wrapper_are_the_inner_ones():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("gradient_accumulation_steps", 2, "Use a larger batch"),
+        ("gradient_accumulation_steps", 1, "2 or more"),
         ("clipnorm", -1.0, "finite number above 0"),
         ("clipvalue", math.nan, "finite number above 0"),
         ("ema_momentum", 2.0, r"in \[0, 1\]"),

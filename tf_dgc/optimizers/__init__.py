@@ -4,6 +4,7 @@ May import every room but `launch`, `cli` and `testing`.
 """
 
 __all__ = [
+    "accumulating",
     "adam",
     "agreement",
     "averaging",

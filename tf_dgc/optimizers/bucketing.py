@@ -61,6 +61,11 @@ def hindrance(
         return "`global_clipnorm` is about the norm of all. Use `clipnorm`"
     if took.adam:
         return "the Adam correction takes a sample of all. Use `adam_correction=False`"
+    if took.calls > 1:
+        return (
+            "with `gradient_accumulation_steps` the last of several calls takes the "
+            "step, when all are there. Leave one of both out"
+        )
     if track_staleness:
         return "`track_staleness` counts whole steps. Leave it out"
     return None

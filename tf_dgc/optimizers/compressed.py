@@ -19,6 +19,7 @@ from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import bucketing, inputs, kept, stepping, takeover, validation
+from tf_dgc.optimizers.accumulating import Accumulation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
@@ -149,6 +150,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
         self._kept: kept.Kept | None = None
+        self._accumulation: Accumulation | None = None
+        self._accumulated: list[keras.Variable] = []
         self._of_adam: list[keras.Variable] = []
 
     # --- before the first step ------------------------------------------------------
@@ -205,6 +208,10 @@ class CompressedOptimizer(OptimizerWrapper):
         self.second_moment = made.of_model(made.memory.second_moment)
         self.compressor_state = made.of_method
         self._of_adam = made.of_adam
+        if self._took.calls > 1:
+            calls = self._took.calls
+            self._accumulation = Accumulation(calls, made.tensors, variables)
+            self._accumulated = self._accumulation.variables
 
     # --- in every step --------------------------------------------------------------
 
@@ -225,7 +232,14 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_in_replica()
         grads, variables = inputs.match(self, grads, trainable_variables)
         made = cast(kept.Kept, self._kept)  # by now
-        stepping.take(self, grads, variables, self._took, made, self._strategy)
+
+        def step(given: list) -> None:
+            stepping.take(self, given, variables, self._took, made, self._strategy)
+
+        if self._accumulation:
+            self._accumulation.call(self, grads, variables, step)
+        else:
+            step(grads)
 
     # --- what users read ------------------------------------------------------------
 

@@ -25,12 +25,15 @@ def of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {name: getattr(optimizer, name) for name in NAMES}
 
 
-def check(settings: Mapping[str, Any], steps_alone: bool = False) -> None:
+def check(
+    settings: Mapping[str, Any], steps_alone: bool = False, is_outer: bool = False
+) -> None:
     """Raise `ValueError` for settings that cannot be trained with.
 
     Args:
         settings: values by name, all of `NAMES`.
         steps_alone: whether they are of an optimizer whose steps meet nobody.
+        is_outer: whether they are of one that takes a step per round.
     """
     _check_clipping(settings)
     _check_averages(settings)
@@ -46,13 +49,17 @@ def check(settings: Mapping[str, Any], steps_alone: bool = False) -> None:
             "between workers. Let the outer optimizer average what they agree on: "
             "`outer=keras.optimizers.SGD(1.0, use_ema=True)`. Received: use_ema=True"
         )
-    if settings["gradient_accumulation_steps"] and not steps_alone:
+    number = settings["gradient_accumulation_steps"]
+    if number and not (isinstance(number, int) and number >= 2):
         raise ValueError(
-            "`gradient_accumulation_steps` is not supported: there is an exchange at "
-            "every step, and what is not sent is accumulated. Use a larger batch or "
-            "stronger compression instead, or `LocalOptimizer`, whose inner optimizer "
-            "may accumulate. Received: gradient_accumulation_steps="
-            f"{settings['gradient_accumulation_steps']}"
+            "`gradient_accumulation_steps` must be None or a whole number of calls, 2 "
+            f"or more. Received: gradient_accumulation_steps={number!r}"
+        )
+    if number and is_outer:
+        raise ValueError(
+            "The outer optimizer takes one step per round, so there is nothing to "
+            "accumulate: make the period longer, or let the inner optimizer "
+            f"accumulate. Received: gradient_accumulation_steps={number}"
         )
 
 

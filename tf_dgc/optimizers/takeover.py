@@ -11,6 +11,8 @@ from tf_dgc.optimizers import adam, settings
 from tf_dgc.optimizers.settings import CLIPPING
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 
+_OF_EVERY_CALL = ("loss_scale_factor", "gradient_accumulation_steps")
+
 
 @dataclasses.dataclass(frozen=True)
 class TakeOver:
@@ -37,6 +39,11 @@ class TakeOver:
     def nesterov(self) -> bool:
         """Whether the correction is Nesterov's."""
         return self.taken.get("nesterov", False)
+
+    @property
+    def calls(self) -> int:
+        """Number of calls whose gradients make a step."""
+        return self.taken.get("gradient_accumulation_steps") or 1
 
     @property
     def clipping(self) -> dict[str, float | None]:
@@ -104,7 +111,7 @@ def check_inner(inner: Any, steps_alone: bool = False, what: str = "inner") -> N
             "`type(inner).from_config(inner.get_config())`. "
             f"Received: {what}={inner!r} with {len(inner.variables)} variables"
         )
-    settings.check(settings.of(inner), steps_alone)
+    settings.check(settings.of(inner), steps_alone, is_outer=what == "outer")
     momentum = getattr(inner, "momentum", 0.0)
     if not 0 <= momentum < 1:
         raise ValueError(
@@ -123,7 +130,8 @@ def take_over(
     Momentum moves into the local correction, never into both; only the step of
     `keras.optimizers.SGD` allows it, so a subclass that overrides any part of a step
     keeps its momentum. Clipping and loss scaling act on the local gradient, before the
-    residual; a class that clips in a way of its own does that to the sum.
+    residual; a class that clips in a way of its own does that to the sum. Gradients of
+    several calls are accumulated before all of that.
 
     Args:
         inner: the user's optimizer; it is not changed.
@@ -137,7 +145,7 @@ def take_over(
         ValueError: for methods replaced on the object, which a copy would not have.
     """
     config = keras_optimizers.settings_of(inner)
-    changes: dict[str, Any] = {"loss_scale_factor": None}
+    changes: dict[str, Any] = dict.fromkeys(_OF_EVERY_CALL)
     if not keras_optimizers.clips_by_itself(inner):
         changes.update(dict.fromkeys(CLIPPING))
     if momentum_correction and _applies_as_sgd(inner) and inner.momentum:

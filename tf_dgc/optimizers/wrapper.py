@@ -74,9 +74,15 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
         Raises:
             ValueError: for a value that is refused when an optimizer is made, and for
-                `use_ema` of an optimizer that is built.
+                `use_ema` and accumulation of an optimizer that is built.
         """
         settings.check({**settings.of(self), name: value}, self.steps_alone)
+        if name == "gradient_accumulation_steps" and self.built:
+            raise ValueError(
+                "`gradient_accumulation_steps` cannot be changed any more: what is "
+                "accumulated is made when the optimizer is built. Pass it to the inner "
+                f"optimizer. Received: gradient_accumulation_steps={value!r}"
+            )
         if name == "use_ema" and self.built and bool(value) != bool(self.use_ema):
             raise ValueError(
                 "`use_ema` cannot be changed any more: the averages are made when the "
@@ -108,6 +114,11 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         own = keras_optimizers.own_variables(self)
         known = {id(v) for v in own}
         return own + [v for v in self.inner_optimizer.variables if id(v) not in known]
+
+    @property
+    def iterations(self) -> Any:
+        """Steps of the inner optimizer; where it accumulates, Keras's quotient."""
+        return self.inner_optimizer.iterations
 
     @property
     def learning_rate(self) -> Any:

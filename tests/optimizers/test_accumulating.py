@@ -1,0 +1,201 @@
+"""Gradients of several calls make one step: against Keras's own, and with one call."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import SHAPES, Trainer, initial_weights, make_gradients
+from selection import rows
+
+import tf_dgc
+
+O = keras.optimizers  # noqa: E741
+CALLS = 2  # whose mean is exact, also where graphs multiply by its inverse
+INNER = {
+    "sgd": lambda **more: O.SGD(0.25, momentum=0.5, weight_decay=0.01, **more),
+    "clipped": lambda **more: O.SGD(0.25, global_clipnorm=2.0, **more),
+    "adam": lambda **more: O.Adam(0.125, **more),
+}
+METHODS = {
+    "dense": lambda inner: tf_dgc.DGCOptimizer(inner, 0.0),
+    "dgc": lambda inner: tf_dgc.DGCOptimizer(inner, 0.97),
+    "scheduled": lambda inner: tf_dgc.DGCOptimizer(
+        inner, tf_dgc.schedules.PiecewiseConstantSparsity([2], [0.0, 0.97])
+    ),
+    "qsgd": lambda inner: tf_dgc.CompressedOptimizer(inner, "qsgd"),
+    "power_sgd": lambda inner: tf_dgc.CompressedOptimizer(inner, "power_sgd"),
+}
+
+
+def make_trainer(strategy, method, inner, calls=CALLS):
+    settings = {"gradient_accumulation_steps": calls} if calls > 1 else {}
+    return Trainer(
+        strategy,
+        lambda: METHODS[method](INNER[inner](**settings)),
+        initial_weights("float32"),
+    )
+
+
+def means(steps):
+    """Return the gradients of steps of one call, for steps of `CALLS` calls each."""
+    return [
+        [
+            [sum(of_each) / np.float32(CALLS) for of_each in zip(*worker, strict=True)]
+            for worker in zip(*steps[i : i + CALLS], strict=True)
+        ]
+        for i in range(0, len(steps), CALLS)
+    ]
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_with_everything_sent_it_is_keras_own(strategies, inner):
+    settings = {"gradient_accumulation_steps": CALLS}
+    alone = Trainer(
+        strategies[1], lambda: INNER[inner](**settings), initial_weights("float32")
+    )
+    wrapped = make_trainer(strategies[1], "dense", inner)
+    for gradients in make_gradients(1, 3 * CALLS + 1, "float32"):
+        alone.step(gradients)
+        wrapped.step(gradients)
+        for mine, others in zip(wrapped.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(mine, others, rtol=2e-6, atol=1e-6)
+        assert int(wrapped.optimizer.iterations) == int(alone.optimizer.iterations)
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    rows(
+        itertools.product(METHODS, (1, 2, 3)),
+        [("dgc", 2), ("scheduled", 2), ("power_sgd", 3)],
+    ),
+)
+def test_a_step_is_that_of_the_mean(strategies, method, number):
+    """Bit for bit, and in between nothing moves and nothing is sent."""
+    calls = make_gradients(number, 4 * CALLS, "float32")
+    several = make_trainer(strategies[number], method, "sgd")
+    one = make_trainer(strategies[number], method, "sgd", calls=1)
+    for taken, gradients in enumerate(means(calls)):
+        before = several.weights()
+        for call in calls[taken * CALLS : (taken + 1) * CALLS]:
+            for mine, kept in zip(several.weights(), before, strict=True):
+                np.testing.assert_array_equal(mine, kept)
+            assert several.optimizer.stats.steps == taken
+            several.step(call)
+        one.step(gradients)
+        for mine, others in zip(several.weights(), one.weights(), strict=True):
+            np.testing.assert_array_equal(mine, others)
+    assert several.optimizer.stats == one.optimizer.stats
+
+
+def test_rows_are_added_up():
+    """An embedding's gradients, of which rows come more than once, in other calls."""
+    table = keras.Variable(np.zeros((60, 40), "float32"))
+    whole = keras.Variable(np.zeros((60, 40), "float32"))
+    optimizers = [
+        tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.9)
+        for _ in range(2)
+    ]
+    for at in ([3, 3, 7], [7, 50, 1], [0, 0, 0], [3, 2, 1]):
+        values = np.random.default_rng(at[0]).normal(size=(3, 40)).astype("float32")
+        sparse = tf.IndexedSlices(values, np.array(at), (60, 40))
+        optimizers[0].apply([sparse], [table])
+        optimizers[1].apply([tf.convert_to_tensor(sparse)], [whole])
+    assert np.count_nonzero(table) > 100
+    np.testing.assert_allclose(table, whole, rtol=1e-6)
+
+
+def test_what_is_missing_in_a_step_waits():
+    """A variable without a gradient in the last call keeps what it has, as in Keras."""
+    pair = [keras.Variable(np.zeros(SHAPES[0], "float32")) for _ in range(2)]
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.0)
+    ones = tf.ones(SHAPES[0])
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([ones, ones], pair)
+        optimizer.apply([ones, None], pair)
+        optimizer.apply([ones, ones], pair)
+        optimizer.apply([ones, ones], pair)
+    assert np.all(pair[0].numpy() == -2.0)
+    assert np.all(pair[1].numpy() == -1.5)
+
+
+def test_what_is_not_finite_leaves_nothing_behind(strategies):
+    trainer = make_trainer(strategies[2], "dgc", "sgd")
+    calls = make_gradients(2, 2 * CALLS, "float32")
+    calls[1][0][0].flat[5] = np.nan
+    for call in calls:
+        trainer.step(call)
+    assert trainer.optimizer.stats.nonfinite == 1
+    assert all(np.isfinite(w).all() for w in trainer.weights())
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_goes_on_within_a_step(strategies, workers):
+    """Bit for bit; and of another number of workers with the same total."""
+    calls = make_gradients(2, 2 * CALLS, "float32")
+    first = make_trainer(strategies[2], "dgc", "sgd")
+    for call in calls[: CALLS + 1]:
+        first.step(call)
+    second = make_trainer(strategies[workers], "dgc", "sgd")
+    second.load(first.save())
+    sums = [t.optimizer._accumulation.sums for t in (first, second)]
+    for mine, others in zip(*sums, strict=True):
+        total = others.gather().sum(axis=0)
+        np.testing.assert_allclose(mine.gather().sum(axis=0), total, rtol=1e-5)
+    if workers == 2:
+        for call in calls[CALLS + 1 :]:
+            first.step(call)
+            second.step(call)
+        for mine, others in zip(second.weights(), first.weights(), strict=True):
+            np.testing.assert_array_equal(mine, others)
+
+
+def test_fit_and_a_config():
+    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
+    sgd = O.SGD(0.1, gradient_accumulation_steps=4)
+    model.compile(tf_dgc.DGCOptimizer(sgd, 0.9), "mse")
+    inputs = np.random.default_rng(0).normal(size=(64, 40)).astype("float32")
+    model.fit(inputs, inputs @ np.ones((40, 50), "float32"), 8, verbose=0)
+    assert model.optimizer.stats.steps == int(model.optimizer.iterations) == 2
+    again = tf_dgc.DGCOptimizer.from_config(model.optimizer.get_config())
+    assert again.gradient_accumulation_steps == 4
+    with pytest.raises(ValueError, match="cannot be changed any more"):
+        model.optimizer.gradient_accumulation_steps = 2
+    again.gradient_accumulation_steps = 2
+    assert again.gradient_accumulation_steps == 2
+
+
+def test_what_cannot_go_together():
+    sgd = O.SGD(0.1, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="the last of several calls takes the step"):
+        tf_dgc.CompressedOptimizer(sgd, "float16", overlap=True)
+    with pytest.raises(ValueError, match="The outer optimizer takes one step"):
+        tf_dgc.LocalOptimizer(O.SGD(0.1), 4, outer=sgd)
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(0.1))
+    with pytest.raises(ValueError, match="must be None or a whole number of calls"):
+        optimizer.gradient_accumulation_steps = 1
+    scale = keras.Variable(1.0)
+    scale.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match="Scales of float8 layers"):
+        tf_dgc.DGCOptimizer(sgd).build([keras.Variable([1.0]), scale])
+
+
+def test_under_a_loss_scale(strategies):
+    """An overflow leaves out that call, on all workers."""
+    settings = {"gradient_accumulation_steps": 2}
+    trainer = Trainer(
+        strategies[2],
+        lambda: O.LossScaleOptimizer(
+            tf_dgc.DGCOptimizer(O.SGD(1.0, **settings), 0.9), initial_scale=2.0
+        ),
+        [np.zeros((40, 50), "float32")],
+    )
+    calls = make_gradients(2, 3, "float32", [(40, 50)])
+    broken = [[np.full((40, 50), np.inf, "float32")], calls[1][1]]
+    before = trainer.weights()
+    trainer.step(calls[0])
+    trainer.step(broken)
+    np.testing.assert_array_equal(trainer.weights(), before)
+    trainer.step(calls[2])
+    assert np.count_nonzero(trainer.weights()[0]) >= 200

@@ -1,0 +1,111 @@
+"""Accumulating: the gradients of several calls, whose mean is one step's."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.optimizers import conditions
+
+
+class Accumulation:
+    """Adds up what each worker's calls bring, as Keras's optimizers do.
+
+    Nobody is contacted before the last call of a step. What is not finite is in the
+    sum, so that the step treats it as it treats such a gradient.
+
+    Args:
+        number: number of calls that make a step.
+        tensors: descriptions of the tensors of the model.
+        variables: variables of the model.
+
+    Raises:
+        ValueError: for variables that take their gradient as their new value.
+
+    Attributes:
+        sums: variable of each tensor, of this step's calls so far.
+        calls: variable of how many these are, scalar int64, the same on all workers.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        tensors: Sequence[Tensor],
+        variables: Sequence[keras.Variable],
+    ):
+        special = filter(keras_optimizers.overwrites_with_gradient, variables)
+        if names := [v.path for v in special]:
+            raise ValueError(
+                "Scales of float8 layers take a new value in every call, and "
+                "`gradient_accumulation_steps` has a step of several. Leave one of "
+                f"both out. Received: gradient_accumulation_steps={number}, {names}"
+            )
+        self._number = number
+        self.sums = [
+            PerWorkerVariable(t.shape, t.dtype.name, f"{i}_accumulated")
+            for i, t in enumerate(tensors)
+        ]
+        self.calls = keras.Variable(
+            initializer="zeros",
+            shape=[],
+            dtype="int64",
+            trainable=False,
+            aggregation="only_first_replica",
+            name="accumulated_calls",
+        )
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that is remembered from call to call."""
+        return [*self.sums, self.calls]
+
+    def call(
+        self,
+        optimizer: Any,
+        grads: Sequence[Any],
+        variables: Sequence[keras.Variable],
+        step: Callable[[list[tf.Tensor]], None],
+    ) -> None:
+        """Add gradients, and take the step if it is complete; in replica context.
+
+        Args:
+            optimizer: optimizer that was called.
+            grads: gradients of the variables, none missing.
+            variables: variables of the model.
+            step: function of their means that takes the step.
+        """
+        places = [keras_optimizers.variable_index(optimizer, v) for v in variables]
+        for place, gradient in zip(places, grads, strict=True):
+            _add(self.sums[place], gradient)
+        done = tf.convert_to_tensor(self.calls.value) + 1
+
+        def complete() -> None:
+            dtypes = [tf.as_dtype(v.dtype) for v in variables]
+            step([self._take(*pair) for pair in zip(places, dtypes, strict=True)])
+
+        ends = tf.greater_equal(done, self._number)
+        conditions.call_if(ends, complete)
+        self.calls.assign(tf.where(ends, tf.zeros_like(done), done))
+
+    def _take(self, place: int, dtype: tf.DType) -> tf.Tensor:
+        """Return the mean of a tensor, and begin anew."""
+        kept = self.sums[place]
+        mean = tf.cast(kept.local() / self._number, dtype)
+        with tf.control_dependencies([mean]):
+            kept.assign(tf.zeros(kept.shape, kept.dtype))
+        return mean
+
+
+def _add(kept: PerWorkerVariable, gradient: Any) -> None:
+    """Add a gradient, of which rows may be given alone."""
+    dtype = tf.as_dtype(kept.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        at = tf.cast(gradient.indices, tf.int64)[:, tf.newaxis]
+        values = tf.cast(gradient.values, dtype)
+        kept.assign(tf.tensor_scatter_nd_add(kept.local(), at, values))
+    else:
+        kept.assign(kept.local() + tf.cast(gradient, dtype))
