@@ -68,7 +68,7 @@ _METHOD = flags.DEFINE_list(
 _EXCHANGE = flags.DEFINE_list(
     "exchange", [], "Exchanges, by each of which there is a mode `dgc NAME`."
 )
-_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of DGC's steps.", 0.0, 1.0)
+_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of DGC's steps.", 0.0, 0.999999)
 _OVERLAP = flags.DEFINE_boolean(
     "overlap", False, "Exchange during the backward pass, in the methods."
 )
@@ -146,10 +146,15 @@ def _modes():
     chosen = _chosen("method", methods, _METHOD.value) if _METHOD.value else []
     modes = [mode for mode in _MODES.value if mode not in chosen] + chosen
     modes = _chosen("mode", list(dict.fromkeys([*MODES, *methods])), modes)
-    modes += [f"dgc {exchanges.get(name).name}" for name in _EXCHANGE.value]
+    modes += [f"dgc {name}" for name in _ways()]
     if _PEERS.value and (problem := peers.problem(_MODEL.value, _LOOP.value)):
         raise app.UsageError(f"--peers {problem}")
     return modes + (list(peers.MODES) if _PEERS.value else [])
+
+
+def _ways():
+    known = [name for name in exchanges.names() if not exchanges.get(name).is_near]
+    return _chosen("exchange", known, _EXCHANGE.value) if _EXCHANGE.value else []
 
 
 def _chosen(what, known, given):

@@ -118,6 +118,7 @@ class Saved:
         """Remember arrays by name, and notes that JSON can hold."""
         content = io.BytesIO()
         np.savez(content, notes=json.dumps(notes), **arrays)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(self._path.name + ".new")
         with open(new, "wb") as file:
             file.write(content.getvalue())

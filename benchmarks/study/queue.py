@@ -31,7 +31,7 @@ class Queue:
         self._work = pathlib.Path(work)
         self._command, self._folders = command, folders
         self._pending, self._pause = pending, pause
-        self._child = None
+        self._child = self._lock = None
         self._stopped = False
 
     def run(self):
@@ -48,6 +48,7 @@ class Queue:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise RuntimeError(f"Somebody else runs in {self._work}.") from error
+            self._lock = lock.fileno()
             while todo := self._pending(self._rows()):
                 self._attempt(todo[0])
                 if self._stopped:
@@ -72,8 +73,12 @@ class Queue:
         folders = [f"--work={self._work}", *self._folders]
         with open(log, "w") as errors:
             command = [*self._command, *spec.arguments(), *folders]
+            # With the lock: nobody else begins while a run is left behind.
             self._child = subprocess.Popen(
-                command, stderr=errors, start_new_session=True
+                command,
+                stderr=errors,
+                start_new_session=True,
+                pass_fds=[self._lock],
             )
             give_way(self._child.pid)
             if self._stopped:
@@ -83,7 +88,8 @@ class Queue:
 
     @contextlib.contextmanager
     def _signals(self):
-        numbers = signal.SIGTERM, signal.SIGINT
+        # A run is in a session of its own, and hears of nothing by itself.
+        numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
         before = [signal.signal(number, self._stop) for number in numbers]
         yield
         for number, handler in zip(numbers, before, strict=True):

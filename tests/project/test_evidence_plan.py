@@ -167,13 +167,16 @@ given = dict(argument[2:].split("=") for argument in sys.argv[2:])
 numbers = {{name: int(given[name]) for name in ("workers", "seed", "steps")}}
 spec = Spec(given["task"], given["method"], {{}}, **numbers)
 work = pathlib.Path(given["work"])
+opened = pathlib.Path("/proc/self/fd").iterdir()
+if str(work / "lock") not in map(os.path.realpath, opened):
+    sys.exit("others could begin as well")
 tries = work / f"tries{{spec.seed}}"
 tries.write_text(tries.read_text() + "." if tries.exists() else ".")
 if spec.seed == 1 and len(tries.read_text()) < 3 or spec.seed == 2:
     sys.exit("out of luck")
 if spec.seed == 4:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(os.getppid(), signal.SIGHUP)
     time.sleep(60)
 made = {{**vars(spec), "value": 1.0, "started": rows.now()}}
 rows.append(work / "runs", made)

@@ -118,7 +118,7 @@ def test_a_run_that_is_killed_goes_on(strategies, tmp_path, local):
     trainer = training.Trainer(Largest(None), make, strategies[2])
     expected = trainer.run(3, 8, 2)
     assert [step for step, _, _ in expected] == [2, 4, 6, 8]
-    saved = Killed(tmp_path / "run.npz")
+    saved = Killed(tmp_path / "deep" / "run.npz")
     with pytest.raises(KeyboardInterrupt):
         trainer.run(3, 8, 2, saved)
     spent = trainer.seconds
