@@ -2,8 +2,16 @@
 
 #include <algorithm>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace tf_dgc {
 namespace {
+
+#define TF_DGC_LOOPS "elias_loops.inc"
+#include "every_level.inc"
+#undef TF_DGC_LOOPS
 
 int Log2(int64_t number) { return 63 - __builtin_clzll(number); }
 
@@ -55,17 +63,18 @@ void EliasChunk::Reserve() {
   for (BitWriter* writer : {&signs, &unary[0], &unary[1], &low[0], &low[1]}) writer->Reserve();
 }
 
-EliasReader::EliasReader(const uint32_t* words, int64_t num_words, int64_t size, int64_t part)
+EliasReader::EliasReader(const uint32_t* words, int64_t num_words, int64_t size, int64_t part,
+                         Level level)
     : bits_{reinterpret_cast<const uint8_t*>(words + 1), 32 * (num_words - 1)}, part_(part) {
   num_ = std::max<int64_t>(static_cast<int32_t>(words[0]), 0);
   num_ = std::min({num_, size, bits_.count});
   magnitudes_ = bits_.Behind(num_, num_);
   const int64_t low = bits_.Behind(num_, magnitudes_);
   low_magnitudes_ = low + (magnitudes_ - num_) - num_;
-  EliasNumbers distances(bits_, num_, bits_, low);
+  const auto skip = TF_DGC_OF_LEVEL(level, Skip);
   const int64_t num_parts = (size + part - 1) / part;
   places_.reserve(num_parts);
-  Place place{0, -1, num_, low, magnitudes_};
+  EliasPlace place{0, -1, num_, low, magnitudes_};
   int64_t counted = 0;  // entries whose magnitudes are before place.magnitude
   const auto add_until = [&](int64_t until) {
     place.magnitude = bits_.Behind(place.entry - counted, place.magnitude);
@@ -73,15 +82,16 @@ EliasReader::EliasReader(const uint32_t* words, int64_t num_words, int64_t size,
     places_.resize(std::min(until, num_parts), place);
   };
   int64_t behind = 0;  // the parts that have a place
-  for (; place.entry < num_ && behind < size; ++place.entry) {
-    const int64_t position = place.position + distances.Next();
+  while (place.entry < num_ && behind < size) {
+    skip(bits_, num_, behind, &place);
+    if (place.entry == num_) break;
+    EliasNumbers next(bits_, place.distance, bits_, place.low);
+    const int64_t position = place.position + next.Next();
     if (position >= behind) {
       add_until(position / part + 1);
       behind = part * static_cast<int64_t>(places_.size());
     }
-    place.position = position;
-    place.distance = distances.at();
-    place.low = distances.at_low();
+    place = {place.entry + 1, position, next.at(), next.at_low(), place.magnitude};
   }
   add_until(num_parts);
 }

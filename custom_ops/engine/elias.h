@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "loops.h"
 #include "packing.h"
 
 namespace tf_dgc {
@@ -183,42 +184,63 @@ class EliasCursor {
   EliasChunk::Entry entry_ = {};
 };
 
+// What eight bits of unary parts say.
+struct EliasWindow {
+  // Of each number, in a byte: its highest bit, and where low bits go.
+  uint64_t ones = 0, low = 0;
+  uint8_t count = 0, used = 0, num_low = 0;  // numbers, their unary bits, and low ones
+};
+
+struct EliasWindows {
+  constexpr EliasWindows() : of() {
+    for (int bits = 0; bits < 256; ++bits) {
+      EliasWindow& window = of[bits];
+      for (int bit = 0; bit < 8; ++bit) {
+        if ((bits >> bit & 1) == 0) continue;
+        const int width = bit - window.used;
+        window.ones |= uint64_t{1} << (width + 8 * window.count);
+        window.low |= ((uint64_t{1} << width) - 1) << 8 * window.count;
+        window.count += 1;
+        window.used = static_cast<uint8_t>(bit + 1);
+        window.num_low = static_cast<uint8_t>(window.num_low + width);
+      }
+    }
+  }
+  EliasWindow of[256];
+};
+inline constexpr EliasWindows kEliasWindows;
+
+// An entry: its number, the position before, and where its bits are.
+struct EliasPlace {
+  int64_t entry, position, distance, low, magnitude;
+};
+
 // The words of a worker, on their way into levels.
 class EliasReader {
  public:
   EliasReader() = default;
   // Looks through `num_words` words of a tensor of `size` entries, whose parts have `part`.
-  EliasReader(const uint32_t* words, int64_t num_words, int64_t size, int64_t part);
+  EliasReader(const uint32_t* words, int64_t num_words, int64_t size, int64_t part, Level level);
 
-  // Calls set(i, level) of all entries begin + i, which are of a part, that are not 0.
-  template <class Set>
-  void ForEach(int64_t begin, int64_t end, Set set) const {
-    const Place place = places_[begin / part_];
-    int64_t low = low_magnitudes_ + (place.magnitude - magnitudes_) - place.entry;
-    if (low < 0) low = 0;  // there are fewer ones than entries
-    EliasNumbers distances(bits_, place.distance, bits_, place.low);
-    EliasNumbers magnitudes(bits_, place.magnitude, bits_, low);
-    int64_t position = place.position;
-    for (int64_t entry = place.entry; entry < num_; ++entry) {
-      position += distances.Next();
-      if (position >= end) return;
-      const int32_t magnitude = magnitudes.Next();
-      const auto negative = static_cast<int32_t>(bits_.At(entry) & 1);
-      set(position - begin, (magnitude ^ -negative) + negative);
-    }
+  const Bits& bits() const { return bits_; }
+  // The first entry of a part that begins there, or behind it.
+  const EliasPlace& PlaceOf(int64_t begin) const { return places_[begin / part_]; }
+  // How many are of that part.
+  int64_t CountOf(int64_t begin) const {
+    const size_t next = begin / part_ + 1;
+    return (next < places_.size() ? places_[next].entry : num_) - places_[next - 1].entry;
+  }
+  // Where the low bits of its magnitude are.
+  int64_t LowOf(const EliasPlace& place) const {
+    const int64_t low = low_magnitudes_ + (place.magnitude - magnitudes_) - place.entry;
+    return low < 0 ? 0 : low;  // there may be fewer ones than entries
   }
 
  private:
-  // The first entry of a part or behind it: its number, the position before, and where its
-  // bits are.
-  struct Place {
-    int64_t entry, position, distance, low, magnitude;
-  };
-
   Bits bits_;
   int64_t num_ = 0, part_ = 1;
   int64_t magnitudes_ = 0, low_magnitudes_ = 0;  // the first bits
-  std::vector<Place> places_;
+  std::vector<EliasPlace> places_;
 };
 
 // The packing.
@@ -229,8 +251,8 @@ struct Elias {
   int64_t words;
 
   int64_t Words(int64_t) const { return words; }
-  EliasReader Open(const void* in, int64_t size, int64_t part) const {
-    return EliasReader(static_cast<const uint32_t*>(in), words, size, part);
+  EliasReader Open(const void* in, int64_t size, int64_t part, Level level) const {
+    return EliasReader(static_cast<const uint32_t*>(in), words, size, part, level);
   }
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "inlined.h"
+#include "loops.h"
 
 namespace tf_dgc {
 
@@ -13,7 +14,7 @@ namespace tf_dgc {
 struct Fixed {
   using Sink = void*;          // what codes of a job are packed into
   using Opened = const void*;  // what those of a part are unpacked from
-  Opened Open(const void* in, int64_t, int64_t) const { return in; }
+  Opened Open(const void* in, int64_t, int64_t, Level) const { return in; }
 };
 
 // The lowest bits of all codes first, as one stream, then all second bits, and so on.
@@ -38,6 +39,19 @@ struct Trits : Fixed {
   static constexpr int64_t kAligned = 20;
   int64_t Words(int64_t size) const { return (size + 19) / 20; }
 };
+
+// The five digits of each byte, as the lowest bytes of a word.
+struct TritsOfBytes {
+  constexpr TritsOfBytes() : of() {
+    for (int byte = 0; byte < 256; ++byte) {
+      for (int i = 0, rest = byte; i < 5; ++i, rest /= 3) {
+        of[byte] |= static_cast<uint64_t>(rest % 3) << 8 * i;
+      }
+    }
+  }
+  uint64_t of[256];
+};
+inline constexpr TritsOfBytes kTritsOfBytes;
 
 // Sixteen bits each, of what is summed on the way: no words, as they need not be whole ones.
 struct Halves : Fixed {

@@ -21,6 +21,7 @@
 #include "packing.h"
 #include "parts.h"
 #include "quantizer_base.h"
+#include "sixteen.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -19,7 +19,7 @@ class QuantizingDecoder : public Decoder {
     if (method_.is_absent) return "";
     const int64_t numbers = 4 * kNumberWords<M> * NumUnits(method_, size_);
     opened_[worker] =
-        method_.codes.Open(static_cast<const char*>(words) + numbers, size_, part_);
+        method_.codes.Open(static_cast<const char*>(words) + numbers, size_, part_, level_);
     return "";
   }
 

@@ -6,8 +6,16 @@
 
 #include "elias.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace tf_dgc {
 namespace {
+
+#define TF_DGC_LOOPS "packing_loops.inc"
+#include "every_level.inc"
+#undef TF_DGC_LOOPS
 
 using Levels = std::vector<int32_t>;
 using Words = std::vector<uint32_t>;
@@ -82,15 +90,20 @@ void CheckElias(Random& random) {
   for (int64_t i = Below(random, 8); damaged && i >= 0; --i) {
     words[Below(random, codes.words)] = static_cast<uint32_t>(random());
   }
-  const EliasReader reader = codes.Open(words.data(), size, job);
-  for (int64_t begin = 0; begin < size; begin += job) {
-    const int64_t end = std::min(size, begin + job);
-    Levels part(end - begin);
-    reader.ForEach(begin, end, [&](int64_t i, int32_t level) {
-      REQUIRE(i >= 0 && begin + i < end);
-      part[i] = level;
-    });
-    REQUIRE(damaged || std::equal(part.begin(), part.end(), expected.begin() + begin));
+  for (const Level level : {Level::kBaseline, Level::kAvx2, Level::kAvx512}) {
+    if (level > CurrentLevel()) continue;
+    const EliasReader reader = codes.Open(words.data(), size, job, level);
+    for (int64_t begin = 0; begin < size; begin += job) {
+      const int64_t end = std::min(size, begin + job);
+      Levels part(end - begin), places(end - begin + 8), found(end - begin + 8);
+      const int64_t count = TF_DGC_OF_LEVEL(level, ReadLevels)(reader, begin, end, places.data(),
+                                                               found.data());
+      for (int64_t i = 0; i < count; ++i) {
+        REQUIRE(places[i] >= 0 && begin + places[i] < end);
+        part[places[i]] = found[i];
+      }
+      REQUIRE(damaged || std::equal(part.begin(), part.end(), expected.begin() + begin));
+    }
   }
 }
 
