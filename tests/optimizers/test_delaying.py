@@ -331,7 +331,7 @@ def test_config_round_trip(settings):
         ({"parts": 0}, "`parts` must be a whole number of parts"),
         ({"parts": 2}, "that `parts` divides"),
         ({"parts": 3, "delay": 2}, "at the most, here 1"),
-        ({"parts": 3, "delay": 0}, "pass a `delay`"),
+        ({"parts": 3, "delay": 0}, "so pass a `delay`"),
         ({"period": lambda step: 4, "parts": 2}, "that `parts` divides"),
         ({"parts": 3, "compressor": "global_top_k"}, "cannot take turns"),
         ({"exchange": tf_dgc.exchanges.Gossip("ring")}, "no mean that could come"),

@@ -34,14 +34,14 @@ class Background:
 
     Attributes:
         hook: hook of its collectives; None with one replica.
-        work: function of a number and a list of tensors of a replica, called in
-            replica context, that does what was begun by that number.
+        work: function of a number and tensors of a replica, called in replica context,
+            that does what was begun by that number.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
         self._number = next(_numbers)
-        self.work: Callable[[int, Sequence[tf.Tensor]], None] | None = None
+        self.work: Callable[..., None] = _nothing
         self.hook: CompressedCrossDeviceOps | None = None
         if strategy.num_replicas_in_sync > 1:
             base = cross_device.cross_device_ops(strategy)
@@ -185,7 +185,7 @@ class Background:
         def call(number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
             places = range(0, len(flat), replicas)
             rows = [mirrored.per_replica(flat[i : i + replicas]) for i in places]
-            work = functools.partial(self.work, number)  # type: ignore[arg-type]
+            work = functools.partial(self.work, number)
             self._strategy.run(work, args=tuple(rows))
 
         return tf.function(call, autograph=False)
@@ -205,6 +205,10 @@ class Background:
         if several:
             failures.tell(reason)
         self._error.assign(f"tf_dgc: {reason}".replace("'", "`").replace('"', "`"))
+
+
+def _nothing(*_: Any) -> None:
+    """Do what nobody has asked for."""
 
 
 def _run(lane: weakref.ref, tasks: queue.SimpleQueue) -> None:

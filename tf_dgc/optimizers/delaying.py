@@ -248,7 +248,7 @@ def check(
         most = delay if callable(period) else period
     elif not delay:
         raise ValueError(
-            f"`parts` take turns in the background: pass a `delay`. {given}"
+            f"`parts` take turns in the background, so pass a `delay`. {given}"
         )
     elif callable(period) or period % parts:
         raise ValueError(

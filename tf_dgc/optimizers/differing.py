@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import keras
 
@@ -65,7 +65,8 @@ class DifferingOptimizer(OptimizerWrapper):
         if self._rounds is None or not self._rounds.apart:
             return
         meeting.rendezvous(self._strategy, "come to a consensus")
-        self._strategy.run(lambda: self._ending.consensus(self._rounds))  # type: ignore[union-attr, arg-type]
+        ending, rounds = cast(Averaging, self._ending), self._rounds
+        self._strategy.run(lambda: ending.consensus(rounds))
 
     @contextlib.contextmanager
     def agreed(self, what: str = "look at") -> Iterator[None]:

@@ -155,7 +155,7 @@ class LocalOptimizer(DifferingOptimizer):
         self.exchange = exchange  # by name, if it was given so
         self.delay, self.parts = delay, parts
         self.background = Background(strategy) if delay else None
-        hook = self.background and self.background.hook
+        hook = self.background.hook if self.background else None
         self.communicator = Communicator(strategy, ways, hook)
         self.anchor: list[SharedVariable] = []
         self.public: list[PerWorkerVariable] = []
