@@ -166,7 +166,7 @@ class Background:
 
         Args:
             number: number of it.
-            replicas: how many of them are local.
+            replicas: number of local ones.
             flat: tensors of these, of each value one after the other.
         """
         try:

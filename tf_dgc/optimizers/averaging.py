@@ -34,7 +34,8 @@ class Averaging:
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
         self._optimizer, self._kept = optimizer, kept
         self._strategy = tf.distribute.get_strategy()
-        self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
+        inner = optimizer.inner_optimizer
+        self._inner = InnerState(inner, variables, self._strategy)
         self.anchor = moving.make_anchor(variables)
         self.drift = drift.Drift() if optimizer.track_drift else None
 
@@ -77,6 +78,7 @@ class Averaging:
             self.drift.measure(moved, *known)
             asked += drift.NUM_BYTES
         nonfinite = update(rule, outcome, variables, made.natively)
+        self._inner.copy_weights(anew)
         counting.count_step(
             made.memory.counters,
             entries=outcome.entries,

@@ -97,6 +97,7 @@ class Delaying(Averaging):
         ]
         anew = self._inner.begin_anew_unless_finite(moved, self._kept.natively)
         self._return_if(anew)
+        self._inner.copy_weights(anew)
         for place, away in zip(places, moved, strict=True):
             kept = tf.where(anew, tf.zeros_like(away), away)
             self.moved[place].assign(tf.cast(kept, self.moved[place].dtype))

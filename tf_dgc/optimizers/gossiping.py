@@ -49,7 +49,8 @@ class Gossiping:
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
         self._optimizer, self._kept = optimizer, kept
         self._strategy = tf.distribute.get_strategy()
-        self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
+        inner = optimizer.inner_optimizer
+        self._inner = InnerState(inner, variables, self._strategy)
         self.anchor: list[SharedVariable] = []
         self.drift = drift.Drift() if optimizer.track_drift else None
         self.public: list[PerWorkerVariable] = []
@@ -112,6 +113,7 @@ class Gossiping:
             num_bytes = 4 * them.most * tf.size(words, tf.int64)
             flags = [tf.logical_not(s.finite) for s in (mine, *theirs)]
             nonfinite = add_up([tf.cast(f, tf.int64) for f in flags])
+        self._inner.copy_weights(anew)
         if self.drift:
             by = optimizer.communicator, optimizer.seed, number
             self.drift.measure(self._weights(), *by)
@@ -171,6 +173,7 @@ class Gossiping:
         _assign(self.public, mean)
         _assign(self.pull, [tf.zeros_like(m) for m in mean])
         self._set(mean)
+        self._inner.copy_weights(anew)
         self._count(sum(t.size for t in self._kept.tensors), num_bytes, nonfinite)
         rounds.count_round(anew, alike=True)
 

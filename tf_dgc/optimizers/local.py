@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import compressors, schedules
-from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals import ages, keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -137,6 +137,7 @@ class LocalOptimizer(DifferingOptimizer):
         neighbours.check(ways, compressor, error_feedback, outer, number)
         rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
         keras_optimizers.step_alone(rule)
+        ages.count_age(rule)
         keras_optimizers.leave_out_of_files(rule)
         outer = keras.optimizers.SGD(1.0) if outer is None else outer
         outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
