@@ -8,6 +8,7 @@ nothing of the package.
 """
 
 __all__ = [
+    "ages",
     "checkpoints",
     "creation",
     "groups",

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import cross_device_utils
 from tensorflow.python.ops import collective_ops
 
-from tf_dgc._internals.launching import Counters, collective_key
+from tf_dgc._internals.launching import CollectiveAllReduce, Counters, collective_key
 
 Members = tuple[int, ...]
 
@@ -24,12 +25,14 @@ class GroupLauncher:
         launcher: TensorFlow's `CollectiveReplicaLauncher` of the replica.
         members: indices of the replicas of the group, ascending.
         rank: place of this replica among them.
+        lane: number of what goes on beside the steps; 0 for the steps themselves.
     """
 
-    def __init__(self, launcher: Any, members: Members, rank: int):
+    def __init__(self, launcher: Any, members: Members, rank: int, lane: int = 0):
         self._launcher = launcher
         self._members = members
         self._rank = rank
+        self._lane = lane
         self.counters = Counters()
         self.kinds: set[tuple] = set()
 
@@ -89,7 +92,7 @@ class GroupLauncher:
             result = launch(
                 tensor,
                 len(self._members),
-                group_key(self._members),
+                group_key(self._members, self._lane),
                 self.counters.start(tensor, key),
                 communication_hint=stock._options.implementation.value,
                 timeout=stock._options.timeout_seconds or 0,
@@ -98,9 +101,31 @@ class GroupLauncher:
             return self.counters.finish(result)
 
 
-def group_key(members: Sequence[int]) -> int:
-    """Return the key of a group, the same on all of its members."""
-    return _FIRST_KEY + zlib.crc32(f"group {tuple(members)}".encode()) % _NUM_KEYS
+def group_key(members: Sequence[int], lane: int = 0) -> int:
+    """Return the key of a group in a lane, the same on all of its members."""
+    name = f"group {tuple(members)}" + (f" of lane {lane}" if lane else "")
+    return _FIRST_KEY + zlib.crc32(name.encode()) % _NUM_KEYS
+
+
+def in_lane(collective_ops: Any, lane: int) -> Any:
+    """Return another `CollectiveAllReduce` of the same replicas.
+
+    It has a group key and ordering tokens of its own, so that its collectives and
+    those of others neither meet nor wait for each other.
+
+    Args:
+        collective_ops: TensorFlow's `CollectiveAllReduce` for all replicas.
+        lane: number of the lane, 1 or more, equal on all workers.
+    """
+    keys = cross_device_utils.CollectiveKeys(group_key_start=group_key((), lane))
+    stock = collective_ops
+    return CollectiveAllReduce(
+        stock._devices,
+        stock._group_size,
+        stock._options,
+        keys,
+        stock._canonicalize_devices,
+    )
 
 
 # Above the keys that TensorFlow counts.

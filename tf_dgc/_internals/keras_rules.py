@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tf_dgc._internals.ages import age
 from tf_dgc._internals.keras_optimizers import behaves_as, variable_index
 
 _SLOTS = {
@@ -61,7 +62,7 @@ def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
         rho, momentum = optimizer.rho, optimizer.momentum
         return [rho, 1 - rho, optimizer.epsilon, momentum]
     ops = keras.ops
-    step = ops.cast(optimizer.iterations + 1, "float32")
+    step = ops.cast(age(optimizer) + 1, "float32")
     powers = [
         ops.power(ops.cast(beta, "float32"), step)
         for beta in (optimizer.beta_1, optimizer.beta_2)

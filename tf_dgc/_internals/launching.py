@@ -92,11 +92,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            # Not tf.Variable: the strategy would distribute it.
-            self._counts = resource_variable_ops.ResourceVariable(
-                [0, 0], trainable=False, dtype=tf.int32
-            )
+        self._counts = local_variable([0, 0], tf.int32)
 
     def read(self) -> list[int]:
         """Return both numbers; any thread may call it, at any time."""
@@ -118,6 +114,14 @@ class Counters:
             done = self._counts.assign_add(count, read_value=False)
         with tf.control_dependencies([] if done is None else [done]):
             return tf.identity(value)
+
+
+def local_variable(value: Any, dtype: tf.DType) -> tf.Variable:
+    """Return a variable of this process, which no strategy distributes."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return resource_variable_ops.ResourceVariable(
+            value, trainable=False, dtype=dtype
+        )
 
 
 def _count_collectives(launcher: Any) -> Counters:

@@ -74,7 +74,7 @@ def explain(strategy: tf.distribute.Strategy, message: str) -> str | None:
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?!/device)")
 _PASSED_ON = re.compile(r"remote target \S+ while calling")  # by that worker
 _TOLD = re.compile(
-    r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\n\t \[\["
+    r"tf_dgc: (.*?)(?=\nThe error could be from|\nAdditional GRPC|\]?\n\t \[\["
     r"| \[type\.googleapis\.com|\Z)",
     re.S,
 )

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 Group: TypeAlias = tuple[int, ...] | None
-"""Indices of the workers that meet, ascending; None for all."""
+"""Indices of the workers that meet, ascending; None for all.
+
+Of what goes on beside the steps, a number below 0 comes before them.
+"""
 
 Counts: TypeAlias = Mapping[Group, Sequence[int]]
 """Collectives started and finished, of each group."""
@@ -71,7 +74,14 @@ def behind(mine: Position, other: Position, index: int) -> bool:
 def describe(position: Position) -> str:
     """Return which collectives a worker waits in, as errors say it."""
     return " and ".join(
-        f"collective {position.started(group)}"
-        + ("" if group is None else f" of workers {', '.join(map(str, group))}")
+        f"collective {position.started(group)}" + _members(group)
         for group in position.waits_in
     )
+
+
+def _members(group: Group) -> str:
+    if group is None:
+        return ""
+    if min(group) < 0:
+        return " in the background"
+    return f" of workers {', '.join(map(str, group))}"

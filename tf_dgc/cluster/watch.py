@@ -116,7 +116,7 @@ class Watch:
         frame = _main_frame()
         return Position(
             {g: self._with_others(g, *pair) for g, pair in counts.items()},
-            frame is not None and tracing.is_tracing(frame),
+            any(map(tracing.is_tracing, self._frames_of_others())),
             _place(frame),
         )
 

@@ -4,6 +4,7 @@ May import `collectives`, `checkpoint`, `training` and `cluster`.
 """
 
 __all__ = [
+    "background",
     "communicator",
     "copies",
     "cross_device",

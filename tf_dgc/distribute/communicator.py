@@ -18,7 +18,7 @@ from tf_dgc.collectives.requests import (
     Sum,
 )
 from tf_dgc.distribute import cross_device
-from tf_dgc.distribute.cross_device import Way
+from tf_dgc.distribute.cross_device import CompressedCrossDeviceOps, Way
 from tf_dgc.distribute.divergence import Check
 from tf_dgc.distribute.groups import Asked, alone
 from tf_dgc.exchanges import Exchange, Ring
@@ -35,6 +35,7 @@ class Communicator:
             nothing is sent, and the replies are as if there were a cluster of one.
         exchange: exchange by which sums and gathers of all workers go; None for
             TensorFlow's own collectives.
+        hook: hook by which it answers; None for the strategy's.
 
     Attributes:
         num_workers: number of replicas in sync, N.
@@ -47,12 +48,15 @@ class Communicator:
     drops_entries = False
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, exchange: Exchange | None = None
+        self,
+        strategy: tf.distribute.Strategy,
+        exchange: Exchange | None = None,
+        hook: CompressedCrossDeviceOps | None = None,
     ):
         self.num_workers: int = strategy.num_replicas_in_sync
-        self._hook = (
-            cross_device.cross_device_ops(strategy) if self.num_workers > 1 else None
-        )
+        if hook is None and self.num_workers > 1:
+            hook = cross_device.cross_device_ops(strategy)
+        self._hook = hook
         self._exchange: Exchange | None = None
         if self._hook and exchange:
             self.go_by(exchange.settle(workers.hosts(strategy)))

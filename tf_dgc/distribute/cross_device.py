@@ -48,16 +48,19 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         base: the strategy's own `tf.distribute.CrossDeviceOps`.
         collective_ops: TensorFlow's `CollectiveAllReduce` for the same replicas,
             whose group and instance keys are used.
+        lane: number of its lane; 0 for that of the steps.
     """
 
-    def __init__(self, base: tf.distribute.CrossDeviceOps, collective_ops: Any):
+    def __init__(
+        self, base: tf.distribute.CrossDeviceOps, collective_ops: Any, lane: int = 0
+    ):
         super().__init__()
         self.base = base
-        self._collectives = collective_ops
+        self.collective_ops = collective_ops
         self._launchers = launching.launchers(collective_ops)
         self._count = launching.reuse_collective_keys(collective_ops)
         launching.wrap_launches(collective_ops, pieces.all_reduce, pieces.all_gather)
-        self._groups = Groups(collective_ops)
+        self._groups = Groups(collective_ops, lane)
 
     def count(self) -> dict[Group, list[int]]:
         """Return how many collectives this worker has started and finished.
@@ -125,12 +128,12 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
         Ask when training cannot go on anyway: see `launching.abort_message`.
         """
-        return launching.abort_message(self._collectives, seconds)
+        return launching.abort_message(self.collective_ops, seconds)
 
     @property
     def num_keys(self) -> int:
         """How many keys of collectives are in use; more steps need no more keys."""
-        own = launching.kinds_of_collectives(self._collectives)
+        own = launching.kinds_of_collectives(self.collective_ops)
         return len(own) + self._groups.num_keys
 
     def _communicate(
@@ -227,7 +230,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return answer
 
     def _launch(self, launch: Any, values: Any) -> tuple[tf.Tensor, ...]:
-        with launching.launch_lock(self._collectives):
+        with launching.launch_lock(self.collective_ops):
             if not tf.executing_eagerly() or len(self._launchers) == 1:
                 return tuple(map(launch, self._launchers, values))
             # Eager code would wait in the first one for the others for ever.

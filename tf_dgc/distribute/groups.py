@@ -47,9 +47,11 @@ class Groups:
 
     Args:
         collective_ops: TensorFlow's `CollectiveAllReduce` for all replicas.
+        lane: number of its lane; 0 for that of the steps.
     """
 
-    def __init__(self, collective_ops: Any):
+    def __init__(self, collective_ops: Any, lane: int = 0):
+        self._lane = lane
         self._stock = launching.launchers(collective_ops)
         self._launchers: dict[tuple[int, tuple[int, ...]], GroupLauncher] = {}
 
@@ -94,8 +96,8 @@ class Groups:
         key = replica, asked.members
         if key not in self._launchers:
             rank = asked.members.index(asked.worker)
-            stock = self._stock[replica]
-            self._launchers[key] = groups.GroupLauncher(stock, asked.members, rank)
+            place = self._stock[replica], asked.members, rank
+            self._launchers[key] = groups.GroupLauncher(*place, self._lane)
         return self._launchers[key]
 
 

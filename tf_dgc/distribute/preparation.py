@@ -4,6 +4,7 @@ It acts on one strategy instance; no class or module is changed.
 """
 
 import contextlib
+import functools
 from typing import TypeVar
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ import tensorflow as tf
 from tf_dgc.checkpoint import keras_saving
 from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
 from tf_dgc.cluster.watch import Watch
-from tf_dgc.distribute import loss_scale
+from tf_dgc.distribute import background, loss_scale
 from tf_dgc.distribute.cross_device import SUPPORTED, cross_device_ops
 from tf_dgc.distribute.initial_values import InitialValues, report_failed_variables
 from tf_dgc.training.loops import TrainingLoops
@@ -76,7 +77,7 @@ def prepare(strategy: Strategy) -> Strategy:
 
 def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Let this worker and the others end with the name of one that fails."""
-    watch = Watch(strategy, cross_device_ops(strategy).count)
+    watch = Watch(strategy, functools.partial(background.count, strategy))
     failures.tell_what_ends_this_worker(strategy)
     worker_interrupts.raise_in_time()
     keras_saving.mend_saving(strategy)

@@ -31,12 +31,11 @@ class Averaging:
         drift: measure of how far the workers are apart; None unless it is tracked.
     """
 
-    alike = True  # workers as a round has ended
-
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
         self._optimizer, self._kept = optimizer, kept
         self._strategy = tf.distribute.get_strategy()
-        self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
+        inner = optimizer.inner_optimizer
+        self._inner = InnerState(inner, variables, self._strategy)
         self.anchor = moving.make_anchor(variables)
         self.drift = drift.Drift() if optimizer.track_drift else None
 
@@ -58,24 +57,18 @@ class Averaging:
         variables = keras_optimizers.trainable_variables(self._optimizer)
         moving.cast_anchor(self.anchor, variables, rounds.begins())
 
-    def consensus(self, number: tf.Tensor) -> tf.Tensor:
+    def consensus(self, rounds: Rounds) -> None:
         """Do the same as `end`, which leaves all workers alike."""
-        return self.end(number)
+        self.end(rounds)
 
-    def end(self, number: tf.Tensor) -> tf.Tensor:
-        """Exchange; in replica context.
-
-        Args:
-            number: number of the round, scalar int64.
-
-        Returns:
-            Whether this replica's inner state was reset, scalar bool.
-        """
-        optimizer, made = self._optimizer, self._kept
+    def end(self, rounds: Rounds) -> None:
+        """Exchange, and count the round; in replica context."""
+        optimizer, made, number = self._optimizer, self._kept, rounds.number
         variables = keras_optimizers.trainable_variables(optimizer)
         moved = moving.return_to(self.anchor, variables)
         anew = self._inner.begin_anew_unless_finite(moved, made.natively)
-        step = kinds.begin(moving.collect(optimizer, made, moved, number))
+        everything = range(len(moved))
+        step = kinds.begin(moving.collect(optimizer, made, everything, moved, number))
         asks = number, optimizer.check_every, optimizer.on_divergence
         check = divergence.make_check(self._strategy, variables, *asks)
         outcome, asked = optimizer.communicator.run(step, check)
@@ -85,6 +78,7 @@ class Averaging:
             self.drift.measure(moved, *known)
             asked += drift.NUM_BYTES
         nonfinite = update(rule, outcome, variables, made.natively)
+        self._inner.copy_weights(anew)
         counting.count_step(
             made.memory.counters,
             entries=outcome.entries,
@@ -92,4 +86,4 @@ class Averaging:
             dense_bytes=counting.dense_bytes(variables),
             nonfinite=nonfinite,
         )
-        return anew
+        rounds.count_round(anew, alike=True)

@@ -1,6 +1,7 @@
 """Conditions around all replicas, as one within a replica may not ask for others."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,3 +26,26 @@ def call_if(choice: tf.Tensor, function: Callable, args: tuple = ()) -> None:
 
     context = tf.distribute.get_replica_context()
     context.merge_call(call, args=(choice, args))
+
+
+def call_one(index: tf.Tensor, functions: Sequence[Callable]) -> None:
+    """Call one of some functions in replica context; as `call_if`.
+
+    Args:
+        index: index of it, the same on all replicas, a scalar integer tensor.
+        functions: functions as in `call_if`, without arguments.
+    """
+    if len(functions) == 1:
+        functions[0]()
+        return
+
+    def call(strategy: tf.distribute.Strategy, index: Any) -> None:
+        def by_all(function: Callable) -> tf.Tensor:
+            strategy.extended.call_for_each_replica(function)
+            return tf.constant(True)
+
+        first = strategy.experimental_local_results(index)[0]
+        branches = [functools.partial(by_all, function) for function in functions]
+        tf.switch_case(tf.cast(first, tf.int32), branches)
+
+    tf.distribute.get_replica_context().merge_call(call, args=(index,))

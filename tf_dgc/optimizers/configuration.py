@@ -32,6 +32,8 @@ _LOCAL_SETTINGS = (
     "on_divergence",
     "exchange",
     "track_drift",
+    "delay",
+    "parts",
 )
 _EXCLUDED = "excluded_from_compression"  # not by the constructor
 

@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import keras
 
 from tf_dgc._internals import checkpoints
 from tf_dgc.checkpoint import parts
+from tf_dgc.cluster import meeting
+from tf_dgc.distribute.background import Background
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.averaging import Averaging
@@ -21,6 +23,7 @@ class DifferingOptimizer(OptimizerWrapper):
     """An optimizer between whose exchanges every worker goes a way of its own."""
 
     steps_alone = True
+    background: Background | None = None  # where means are formed, if that is delayed
     loads = 0  # how often a state was loaded, with weights of each worker
 
     _progress: keras.Variable | None = None
@@ -47,6 +50,23 @@ class DifferingOptimizer(OptimizerWrapper):
         """
         found = self._ending.drift if self._ending else None
         return None if found is None else float(found.variable.numpy())
+
+    def consensus(self) -> None:
+        """End the round now: exchange, if workers differ.
+
+        Call it on every worker, outside of steps, for example before saving what is to
+        be used without this optimizer. All then have the same weights.
+
+        Raises:
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds;
+                and within `agreed()`.
+        """
+        self.refuse_while_shown("come to a consensus")
+        if self._rounds is None or not self._rounds.apart:
+            return
+        meeting.rendezvous(self._strategy, "come to a consensus")
+        ending, rounds = cast(Averaging, self._ending), self._rounds
+        self._strategy.run(lambda: ending.consensus(rounds))
 
     @contextlib.contextmanager
     def agreed(self, what: str = "look at") -> Iterator[None]:
@@ -87,7 +107,13 @@ class DifferingOptimizer(OptimizerWrapper):
             )
 
     def weights_were_set(self) -> None:
-        """Begin a round, as all workers have been given the same weights."""
+        """Begin a round, as all workers have been given the same weights.
+
+        What is under way is waited for, and counts for nothing.
+        """
+        if self.background:
+            self.background.finish()
+            self.background.forget()
         if self._rounds is not None:
             self._rounds.begin_anew()
 
@@ -116,6 +142,8 @@ class DifferingOptimizer(OptimizerWrapper):
         if checkpoints.closed_last() is not None and not parts.being_written():
             shown = self._shown is not None and bool(self._shown.hidden)
             validation.check_agreed(self, shown or not self._differs())
+        if self.background:  # what has come is saved, and applied when it is due
+            self.background.finish()
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
@@ -125,6 +153,9 @@ class DifferingOptimizer(OptimizerWrapper):
             RuntimeError: within `agreed()`; and as other optimizers.
         """
         self.refuse_while_shown("load the optimizer's state")
+        if self.background:
+            self.background.finish()
+            self.background.forget()
         super().load_own_variables(store)
         self.loads += 1
 
@@ -137,3 +168,5 @@ class DifferingOptimizer(OptimizerWrapper):
         if checkpoints.is_checkpointing():
             number = self._strategy.num_replicas_in_sync
             validation.check_one_worker(self, number)
+            if self.background:
+                self.background.finish()

@@ -46,12 +46,11 @@ class Gossiping:
         drift: measure of how far the workers are apart; None unless it is tracked.
     """
 
-    alike = False  # workers as a round has ended
-
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
         self._optimizer, self._kept = optimizer, kept
         self._strategy = tf.distribute.get_strategy()
-        self._inner = InnerState(optimizer.inner_optimizer, self._strategy)
+        inner = optimizer.inner_optimizer
+        self._inner = InnerState(inner, variables, self._strategy)
         self.anchor: list[SharedVariable] = []
         self.drift = drift.Drift() if optimizer.track_drift else None
         self.public: list[PerWorkerVariable] = []
@@ -85,16 +84,9 @@ class Gossiping:
 
         tf.cond(rounds.is_first(), copy, lambda: tf.constant(True))
 
-    def end(self, number: tf.Tensor) -> tf.Tensor:
-        """Exchange with the neighbours.
-
-        Args:
-            number: number of the round, scalar int64.
-
-        Returns:
-            Whether this replica's inner state was reset, scalar bool.
-        """
-        optimizer, made = self._optimizer, self._kept
+    def end(self, rounds: Rounds) -> None:
+        """Exchange with the neighbours, and count the round."""
+        optimizer, made, number = self._optimizer, self._kept, rounds.number
         weights = self._weights()
         finite = clipping.all_finite(weights, made.natively)
         made.memory.warn_of(finite, number)
@@ -121,12 +113,13 @@ class Gossiping:
             num_bytes = 4 * them.most * tf.size(words, tf.int64)
             flags = [tf.logical_not(s.finite) for s in (mine, *theirs)]
             nonfinite = add_up([tf.cast(f, tf.int64) for f in flags])
+        self._inner.copy_weights(anew)
         if self.drift:
             by = optimizer.communicator, optimizer.seed, number
             self.drift.measure(self._weights(), *by)
             num_bytes += drift.NUM_BYTES
         self._count(entries, num_bytes, nonfinite)
-        return anew
+        rounds.count_round(anew, alike=False)
 
     def _move(
         self,
@@ -172,16 +165,17 @@ class Gossiping:
         _assign(self.pull, pull)
         self._set(new)
 
-    def consensus(self, number: tf.Tensor) -> tf.Tensor:
+    def consensus(self, rounds: Rounds) -> None:
         """Let all workers have the mean of their weights; otherwise as `end`."""
         weights = self._weights()
         anew = self._inner.begin_anew_unless_finite(weights, self._kept.natively)
-        mean, num_bytes, nonfinite = self._mean(weights, number)
+        mean, num_bytes, nonfinite = self._mean(weights, rounds.number)
         _assign(self.public, mean)
         _assign(self.pull, [tf.zeros_like(m) for m in mean])
         self._set(mean)
+        self._inner.copy_weights(anew)
         self._count(sum(t.size for t in self._kept.tensors), num_bytes, nonfinite)
-        return anew
+        rounds.count_round(anew, alike=True)
 
     def _mean(self, weights: Values, number: tf.Tensor) -> tuple[Values, Any, Any]:
         """Return the mean of all that are finite, the bytes, and how many are not.

@@ -7,16 +7,18 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import compressors, schedules
-from tf_dgc._internals import keras_optimizers
-from tf_dgc.cluster import meeting, tf_config
+from tf_dgc._internals import ages, keras_optimizers
+from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
+from tf_dgc.distribute.background import Background
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import (
+    delaying,
     inputs,
     kept,
     moving,
@@ -27,6 +29,7 @@ from tf_dgc.optimizers import (
 )
 from tf_dgc.optimizers.averaging import Averaging
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
+from tf_dgc.optimizers.delaying import Delaying
 from tf_dgc.optimizers.differing import DifferingOptimizer
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.optimizers.gossiping import Gossiping
@@ -81,6 +84,10 @@ class LocalOptimizer(DifferingOptimizer):
             by which a worker exchanges with its neighbours only, without `outer`.
         track_drift: whether to measure `drift` as a round ends, which takes one more
             collective, of 4 kB.
+        delay: number of steps after a round in which its mean is formed in the
+            background, at most a period; 0 to wait for it. See `Delaying`.
+        parts: number of parts of the model that take turns: each is exchanged every
+            `period` steps, one of them every `period / parts`. With a delay only.
 
     Attributes:
         inner_optimizer: copy of `inner` that takes local steps.
@@ -115,9 +122,12 @@ class LocalOptimizer(DifferingOptimizer):
         on_divergence: str = "raise",
         exchange: Exchange | str = "ring",
         track_drift: bool = False,
+        delay: int = 0,
+        parts: int = 1,
     ):
         period = schedules.get_period(period)
         compressor = compressors.get(compressor)
+        delay, parts = delaying.check(delay, parts, period, compressor, exchange)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
         ways = validation.get_exchange(exchange, compressor, feedback, near=True)
@@ -127,6 +137,7 @@ class LocalOptimizer(DifferingOptimizer):
         neighbours.check(ways, compressor, error_feedback, outer, number)
         rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
         keras_optimizers.step_alone(rule)
+        ages.count_age(rule)
         keras_optimizers.leave_out_of_files(rule)
         outer = keras.optimizers.SGD(1.0) if outer is None else outer
         outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
@@ -143,7 +154,10 @@ class LocalOptimizer(DifferingOptimizer):
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
         self.exchange = exchange  # by name, if it was given so
-        self.communicator = Communicator(strategy, ways)
+        self.delay, self.parts = delay, parts
+        self.background = Background(strategy) if delay else None
+        hook = self.background.hook if self.background else None
+        self.communicator = Communicator(strategy, ways, hook)
         self.anchor: list[SharedVariable] = []
         self.public: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
@@ -187,13 +201,17 @@ class LocalOptimizer(DifferingOptimizer):
         self.residual = list(made.memory.residual)
         self.compressor_state = made.of_method
         kind = Gossiping if made.chosen.exchange.is_near else Averaging
-        self._ending = kind(self, made, variables)
-        self.anchor = self._ending.anchor
-        if isinstance(self._ending, Gossiping):
-            self.public, self._pull = self._ending.public, self._ending.pull
+        ending = self._ending = (Delaying if self.delay else kind)(
+            self, made, variables
+        )
+        self.anchor = ending.anchor
+        if isinstance(ending, Gossiping):
+            self.public, self._pull = ending.public, ending.pull
+        if isinstance(ending, Delaying):
+            self._moved, self._received = ending.moved, ending.received
         self._drift = self._ending.drift and self._ending.drift.variable
         self._shown = Shown(self._strategy, variables)
-        self._rounds = Rounds(self.period, self._strategy)
+        self._rounds = Rounds(delaying.period_of(self), self._strategy)
         self._progress = self._rounds.variable
 
     # --- in every step --------------------------------------------------------------
@@ -216,33 +234,13 @@ class LocalOptimizer(DifferingOptimizer):
         grads, variables = inputs.match(self, grads, trainable_variables)
         made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
-            ends = rounds.ends()
-            cast(Averaging, self._ending).begin(rounds)
+            ends, ending = rounds.ends(), cast(Averaging, self._ending)
+            ending.begin(rounds)
             asks = grads, variables, self.num_workers, made.natively
             rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
-            rounds.end(ends, self._exchange)
-
-    def consensus(self) -> None:
-        """End the round now: exchange, if workers differ.
-
-        Call it on every worker, outside of steps, for example before saving what is to
-        be used without this optimizer. All then have the same weights.
-
-        Raises:
-            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds;
-                and within `agreed()`.
-        """
-        self.refuse_while_shown("come to a consensus")
-        if self._rounds is None or not self._rounds.apart:
-            return
-        meeting.rendezvous(self._strategy, "come to a consensus")
-        self._strategy.run(lambda: self._exchange(consensus=True))
-
-    def _exchange(self, consensus: bool = False) -> None:
-        """End the round; in replica context."""
-        rounds, ending = cast(Rounds, self._rounds), cast(Averaging, self._ending)
-        end = ending.consensus if consensus else ending.end
-        rounds.count_round(end(rounds.number), consensus or ending.alike)
+            if isinstance(ending, Delaying):
+                ending.receive(rounds, ends)
+            rounds.end(ends, lambda: ending.end(rounds))
 
     # --- what users read ------------------------------------------------------------
 

@@ -96,24 +96,29 @@ def step_alone(
 
 
 def collect(
-    optimizer: Any, kept: Kept, moved: Sequence[tf.Tensor], iteration: tf.Tensor
+    optimizer: Any,
+    kept: Kept,
+    places: Sequence[int],
+    moved: Sequence[tf.Tensor],
+    iteration: tf.Tensor,
 ) -> Inputs:
     """Return what goes into an exchange.
 
     Args:
         optimizer: `LocalOptimizer` whose exchange it is.
         kept: variables that the optimizer keeps.
-        moved: distance of this worker from the anchor, of each tensor.
+        places: places of the tensors that are exchanged, ascending.
+        moved: distance of this worker from the anchor, of each of them.
         iteration: number of the round.
     """
     number = optimizer.num_workers
     return Inputs(
         kept.chosen.compressor,
-        kept.tensors,
-        range(len(moved)),
+        [kept.tensors[place] for place in places],
+        places,
         moved,
         [1.0 / number] * len(moved),
-        kept.memory,
+        kept.memory.of(places),
         momentum=0.0,
         nesterov=False,
         factor_masking=False,

@@ -11,7 +11,7 @@ from tf_dgc.choice import Choice
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.optimizers import conditions
 
-_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _APART = range(6)
+_CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _APART, _UNDER_WAY = range(7)
 
 
 class Rounds:
@@ -32,7 +32,7 @@ class Rounds:
         # Of no aggregation: each replica counts by itself.
         self.variable = keras.Variable(
             initializer="zeros",
-            shape=[6],
+            shape=[7],
             dtype="int64",
             trainable=False,
             name="progress",
@@ -51,6 +51,21 @@ class Rounds:
         """Return whether the round begins with this call."""
         return True if self._period == 1 else tf.equal(self._read()[_IN_ROUND], 0)
 
+    def alike(self) -> tf.Tensor:
+        """Return whether all replicas have the same weights, scalar bool."""
+        return tf.equal(self._read()[_APART], 0)
+
+    def is_due(self, delay: int, ends: Choice) -> tf.Tensor:
+        """Return whether what a round ended with is to be waited for, scalar bool.
+
+        Args:
+            delay: number of calls after it, if no round ends before.
+            ends: whether the round ends with this call, which was counted.
+        """
+        numbers = self._read()
+        soon = tf.logical_or(numbers[_IN_ROUND] >= delay, ends)
+        return tf.logical_and(numbers[_UNDER_WAY] > 0, soon)
+
     def ends(self) -> Choice:
         """Return whether the round ends with this call."""
         if self._period == 1:
@@ -64,20 +79,34 @@ class Rounds:
     def count_call(self, done: tf.Tensor) -> None:
         """Count this call, and whether its step was done, scalar bool."""
         left_out = tf.cast(tf.logical_not(done), tf.int64)
-        self.variable.assign(self._read() + tf.stack([1, 1, 0, left_out, 0, 1]))
+        self.variable.assign(self._read() + tf.stack([1, 1, 0, left_out, 0, 1, 0]))
 
-    def count_round(self, anew: tf.Tensor, alike: bool) -> None:
+    def count_round(
+        self, anew: tf.Tensor, alike: bool, under_way: bool = False
+    ) -> None:
         """Count a round that has ended.
 
         Args:
             anew: whether this replica's inner state was reset, scalar bool.
             alike: whether all replicas have the same weights now.
+            under_way: whether what it ended with is still under way.
         """
         now = self._read()
         apart = -now[_APART] if alike else 0
-        reset = tf.cast(anew, tf.int64)
-        ended = tf.stack([0, -now[_IN_ROUND], 1, 0, reset, apart])
+        reset, begun = tf.cast(anew, tf.int64), int(under_way)
+        ended = tf.stack([0, -now[_IN_ROUND], 1, 0, reset, apart, begun])
         self.variable.assign(now + ended)
+
+    def count_arrival(self, alike: bool) -> None:
+        """Count what was under way and has come.
+
+        Args:
+            alike: whether all replicas have the same weights now.
+        """
+        now = self._read()
+        apart = -now[_APART] if alike else 0
+        come = tf.stack([0, 0, 0, 0, 0, apart, -now[_UNDER_WAY]])
+        self.variable.assign(now + come)
 
     def end(self, ends: Choice, exchange: Callable[[], None]) -> None:
         """Call `exchange` in replica context, if the round ends."""
@@ -90,8 +119,8 @@ class Rounds:
 
     def begin_anew(self) -> None:
         """Let the next call begin a round, with the weights that there are then."""
-        kept = np.ones([6], np.int64)
-        kept[[_IN_ROUND, _APART]] = 0
+        kept = np.ones([7], np.int64)
+        kept[[_IN_ROUND, _APART, _UNDER_WAY]] = 0
         for copy in Copies(self._strategy, self.variable.value).local:
             copy.assign(copy.read_value() * kept)
 

@@ -1,0 +1,42 @@
+"""Means that come later, between real workers: who waits, and who is named."""
+
+import pathlib
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).with_name("delayed_worker.py")
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_steps_go_on_while_a_mean_is_formed(starter, tmp_path):
+    finished = starter.run([SCRIPT, tmp_path, "late"], 2, tmp_path)
+    assert finished.codes == [0, 0]
+    one, other = finished.findings
+    # The other one sleeps behind its fifth step, within the second round. What it ends
+    # that round with is waited for by the ninth step, where the third round ends.
+    slept = [seconds > 1.0 for seconds in one["ended"]]
+    assert slept == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+    for found in (one, other):
+        assert sum(found["started"]) == 0  # by steps
+        assert found["rounds"] == 9
+        assert found["restored"]
+        assert found["goes on"]
+    for what in ("anchor", "evaluated", "consensus"):
+        assert one[what] == other[what]
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+@pytest.mark.parametrize("mode", ["fails", "hangs"])
+def test_who_does_not_come_is_named_by_the_other(starter, tmp_path, mode):
+    settings = {"TF_DGC_TIMEOUT": "4"}
+    finished = starter.run([SCRIPT, tmp_path, mode], 2, tmp_path, **settings)
+    assert all(finished.codes)
+    one, other = finished.outputs
+    assert "cannot go on: worker 1" in one
+    if mode == "fails":
+        assert "ended with ValueError: it broke" in one
+        assert "it broke" in other
+    else:
+        assert "which responds but does not come" in one

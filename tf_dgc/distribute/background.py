@@ -1,0 +1,247 @@
+"""The background: what workers exchange while their steps go on.
+
+Nothing of TensorFlow's stays under way between two calls of a function. So a step hands
+what is to be exchanged to a thread, which calls a function of its own; its collectives
+have keys and an order of their own (`in_lane`). A later step waits for it.
+"""
+
+import atexit
+import functools
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc._internals import groups, launching, mirrored
+from tf_dgc._internals.launching import Counters
+from tf_dgc.cluster import failures, meeting, workers
+from tf_dgc.cluster.positions import Group
+from tf_dgc.distribute import cross_device
+from tf_dgc.distribute.cross_device import CompressedCrossDeviceOps
+
+_numbers = itertools.count(1)  # equal on all workers, as optimizers are
+
+
+class Background:
+    """Does one thing after the other, in the same order on all workers.
+
+    Args:
+        strategy: strategy of the workers, prepared.
+
+    Attributes:
+        hook: hook of its collectives; None with one replica.
+        work: function of a number and tensors of a replica, called in replica context,
+            that does what was begun by that number.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy = strategy
+        self._number = next(_numbers)
+        self.work: Callable[..., None] = _nothing
+        self.hook: CompressedCrossDeviceOps | None = None
+        if strategy.num_replicas_in_sync > 1:
+            base = cross_device.cross_device_ops(strategy)
+            self.hook = _in_lane(base, self._number)
+        lanes = vars(strategy).setdefault("_tf_dgc_lanes", weakref.WeakSet())
+        lanes.add(self)
+        self._waits = Counters()  # of steps, for this
+        self._met = False  # whether something else waits for this
+        self._error = launching.local_variable("", tf.string)
+        self._under_way = launching.local_variable(0, tf.int32)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._done = tf.queue.FIFOQueue(-1, [tf.bool], [[]])
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._left = 0  # tasks that have not ended
+        self._thread: threading.Thread | None = None
+
+    # --- within a step --------------------------------------------------------------
+
+    def check(self) -> tf.Operation | None:
+        """Raise, when run, what has ended something in the background."""
+        with tf.device("CPU:0"):
+            text = self._error.read_value()
+            return tf.debugging.Assert(tf.equal(text, ""), [text])
+
+    def begin(self, number: int, values: Sequence[Any]) -> None:
+        """Begin something; call it in cross-replica context.
+
+        Args:
+            number: number of it.
+            values: tensors of each replica that `work` is called with.
+        """
+        self._start()
+        rows = list(map(self._strategy.experimental_local_results, values))
+        put = functools.partial(self._put, number, len(rows[0]))
+        with tf.device("CPU:0"):
+            begun = self._under_way.assign_add(1, read_value=False)
+            with tf.control_dependencies([] if begun is None else [begun]):
+                tf.py_function(put, list(itertools.chain(*rows)), [])
+
+    def wait(self) -> tf.Tensor:
+        """Return something when what was begun has ended; in cross-replica context."""
+
+        def wait() -> tf.Tensor:
+            nothing = tf.constant(True)
+            begun = self._waits.start(nothing, nothing)
+            with tf.control_dependencies([begun]):
+                ended = self._waits.finish(self._done.dequeue())
+            with tf.control_dependencies([ended]):
+                left = self._under_way.assign_sub(1, read_value=False)
+            with tf.control_dependencies([] if left is None else [left]):
+                return tf.identity(ended)
+
+        with tf.device("CPU:0"):
+            ended = tf.cond(
+                self._under_way > 0, wait, functools.partial(tf.constant, True)
+            )
+            with tf.control_dependencies([ended]):
+                checked = self.check()
+            with tf.control_dependencies([] if checked is None else [checked]):
+                return tf.identity(ended)
+
+    # --- outside of steps -----------------------------------------------------------
+
+    def finish(self) -> None:
+        """Wait until all that was begun has ended, also if no step ever waits for it.
+
+        Raises:
+            RuntimeError: if that ended with an error.
+        """
+        self._met = True
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._left == 0)
+        finally:
+            self._met = False
+        text = self._error.read_value().numpy().decode()
+        if text:
+            raise RuntimeError(text)
+
+    def forget(self) -> None:
+        """Let no step wait for what was begun, and has ended."""
+        for _ in range(int(self._done.size())):
+            self._done.dequeue()
+        self._under_way.assign(0)
+
+    def count(self) -> dict[Group, list[int]]:
+        """Return how many collectives were started and finished, by group.
+
+        What nobody waits for counts as finished.
+        """
+        if self.hook is None:
+            return {}
+        started, finished = self._waits.read()
+        waits = self._met or started > finished
+        everyone = tuple(range(len(workers.everyone(self._strategy))))
+        return {
+            (-self._number, *(group or everyone)): [begun, done if waits else begun]
+            for group, (begun, done) in self.hook.count().items()
+        }
+
+    # --- the thread -----------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            known = weakref.ref(self), self._tasks
+            name = "tf_dgc in the background"
+            self._thread = threading.Thread(
+                target=_run, args=known, name=name, daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, self._tasks.put, None).atexit = False
+            atexit.register(_end, weakref.ref(self))
+
+    def _put(self, number: int, replicas: int, *flat: tf.Tensor) -> None:
+        with self._changed:
+            self._left += 1
+        self._tasks.put((number, replicas, flat))
+
+    def do(self, number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
+        """Do one thing, and say that it has ended; in the thread.
+
+        Args:
+            number: number of it.
+            replicas: number of local ones.
+            flat: tensors of these, of each value one after the other.
+        """
+        try:
+            if not self._error.read_value().numpy():
+                with self._strategy.scope():
+                    self._function(number, replicas, flat)
+        except BaseException as error:
+            self._fail(error)
+        self._done.enqueue(True)
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+
+    @functools.cached_property
+    def _function(self) -> Callable:
+        def call(number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
+            places = range(0, len(flat), replicas)
+            rows = [mirrored.per_replica(flat[i : i + replicas]) for i in places]
+            work = functools.partial(self.work, number)
+            self._strategy.run(work, args=tuple(rows))
+
+        return tf.function(call, autograph=False)
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the next step fail, and the other workers."""
+        several = meeting.is_multi_worker(self._strategy)
+        reason = None
+        if several and isinstance(error, tf.errors.OpError):
+            reason = failures.find_reason(self._strategy, str(error.message))
+        if reason is None:
+            kind, text = type(error).__name__, getattr(error, "message", error)
+            reason = f"an exchange in the background ended with {kind}: {text}"
+            if several:
+                name = workers.full_name(self._strategy, workers.me(self._strategy))
+                reason = f"in {name} {reason}"
+        if several:
+            failures.tell(reason)
+        self._error.assign(f"tf_dgc: {reason}".replace("'", "`").replace('"', "`"))
+
+
+def _nothing(*_: Any) -> None:
+    """Do what nobody has asked for."""
+
+
+def _run(lane: weakref.ref, tasks: queue.SimpleQueue) -> None:
+    while (task := tasks.get()) is not None:
+        owner = lane()
+        if owner is None:
+            return
+        owner.do(*task)
+        del owner, task
+
+
+def _end(lane: weakref.ref) -> None:
+    """Let what was begun end before this process does: the others wait for it."""
+    owner = lane()
+    if owner is not None and not failures.told.is_set():
+        try:
+            owner.finish()
+        except RuntimeError:
+            return
+
+
+def _in_lane(base: CompressedCrossDeviceOps, number: int) -> CompressedCrossDeviceOps:
+    stock = groups.in_lane(base.collective_ops, number)
+    return CompressedCrossDeviceOps(base.base, stock, number)
+
+
+def count(strategy: tf.distribute.Strategy) -> dict[Group, list[int]]:
+    """Return how many collectives this worker has started and finished, by group.
+
+    Args:
+        strategy: strategy of several workers, prepared.
+    """
+    found = dict(cross_device.cross_device_ops(strategy).count())
+    for lane in list(getattr(strategy, "_tf_dgc_lanes", ())):
+        found.update(lane.count())
+    return found
