@@ -1,0 +1,238 @@
+"""What exchanging every H steps costs in accuracy, and how soon a target is reached.
+
+    python benchmarks/periods.py --data_dir ~/tensorflow_datasets --json rows.jsonl
+
+Trains the tasks of `convergence.py` on workers of this process: dense, by DGC and DeMo
+in every step, and by local SGD, DiLoCo and SparseLoCo with an exchange every H steps.
+`dense` is the task's SGD with momentum, which local SGD takes on each worker too;
+DiLoCo and SparseLoCo have AdamW inside, to which `dense adamw` is the control. Rates
+decay by a cosine; that of an AdamW is the best of three by a seed that does not count,
+for the presets at H = 32, and the same for all H.
+
+A row is appended to `--json` when a run ends, seed after seed, so the same command goes
+on where it was killed; `--from_json` reports without training. `to dense` is of the
+loss; `steps to target` is when a run was first as good as the dense one at its end, but
+for 0.01 of accuracy or 0.1 of loss, blank if any seed was not.
+"""
+
+import functools
+import os
+import pathlib
+import statistics
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+from absl import app, flags, logging
+from common import method_settings, pieces, reporting, tasks, training
+
+import tf_dgc
+
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
+_TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
+_METHODS = flags.DEFINE_list("methods", [], "Names of methods; empty for all.")
+_PERIODS = flags.DEFINE_list("periods", ["1", "8", "32", "128"], "Steps of a round.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 1024, "Steps of a run.", lower_bound=16)
+_WORKERS = flags.DEFINE_integer("workers", 4, "Workers.", lower_bound=2)
+_JSON = flags.DEFINE_string("json", None, "A file for all runs, a line each.")
+_FROM_JSON = flags.DEFINE_list(
+    "from_json", [], "Files of earlier runs, to be reported without training."
+)
+_MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
+
+POINTS = 32  # of a curve
+RATES = (1e-3, 3e-3, 1e-2)
+"""Learning rates of an AdamW, one of which is chosen."""
+PERIOD_OF_RATES, SEED_OF_RATES = 32, 100
+"""With which it is chosen; no run of that seed counts."""
+KEYS = ["task", "method", "period", "rate", "steps", "workers", "seed"]
+
+PRESETS = {
+    "local_sgd": tf_dgc.local_sgd,
+    "diloco": tf_dgc.diloco,
+    "sparse_loco": tf_dgc.sparse_loco,
+}
+EVERY_STEP = ("dense", "dense adamw", "dgc", "demo")
+WITH_ADAMW = ("dense adamw", "diloco", "sparse_loco")
+
+COLUMNS = [
+    ("method", "method", ""),
+    ("period", "H", "d"),
+    ("rate", "rate", ".2g"),
+    ("value", "reached", ".4f"),
+    ("spread", "+-", ".4f"),
+    ("loss", "loss", ".4f"),
+    ("to_dense", "to dense", "+.1%"),
+    ("bytes_per_step", "bytes/step", ",.0f"),
+    ("steps_to_target", "steps to target", ",.0f"),
+    ("runs", "runs", "d"),
+]
+
+
+class Comparison:
+    """All runs of a task.
+
+    Args:
+        task: a `tasks.Task`.
+        strategy: of `training.make_strategy`.
+        done: a `pieces.Pieces`.
+    """
+
+    def __init__(self, task, strategy, done):
+        self._task, self._strategy, self._done = task, strategy, done
+        # One for all seeds, as tracing takes as long as a run.
+        self._trainer = functools.cache(self._make_trainer)
+
+    def run(self, method, period, seed):
+        """Train with a method and its rate, which is chosen first."""
+        self._row(method, period, self._rate(method), seed)
+
+    def _rate(self, method):
+        if method not in WITH_ADAMW:
+            rate = self._task.learning_rate
+            _, settings = method_settings.method("demo")
+            return rate * settings["rate"] if method == "demo" else rate
+        period = 1 if method in EVERY_STEP else PERIOD_OF_RATES
+        return pieces.best_rate(
+            RATES,
+            lambda rate: self._row(method, period, rate, SEED_OF_RATES)["loss"],
+            more=0,
+        )
+
+    def _row(self, method, period, rate, seed):
+        key = {
+            "task": self._task.name,
+            "method": method,
+            "period": period,
+            "rate": rate,
+            "steps": _STEPS.value,
+            "workers": self._strategy.num_replicas_in_sync,
+            "seed": seed,
+        }
+        return self._done.row(key, lambda _: self._measure(method, period, rate, seed))
+
+    def _measure(self, method, period, rate, seed):
+        logging.info("%s: %s, H = %d, %g", self._task.name, method, period, rate)
+        trainer = self._trainer(method, period, rate)
+        curve = trainer.run(seed, _STEPS.value, max(1, _STEPS.value // POINTS))
+        _, sent, value = curve[-1]
+        if sent is None:  # the stock optimizer, which counts nothing
+            sent = 4 * trainer.num_parameters * _STEPS.value
+        return {
+            "metric": self._task.metric,
+            "value": value,
+            "loss": trainer.look(self._task.test_loss),
+            "bytes": sent,
+            "curve": curve,
+            "seconds": trainer.seconds,
+        }
+
+    def _make_trainer(self, method, period, rate):
+        steps, clipnorm = _STEPS.value, self._task.clipnorm
+        decay = keras.optimizers.schedules.CosineDecay(rate, steps)
+
+        def make_optimizer():
+            momentum = 0.0 if method == "demo" else 0.9
+            inner = keras.optimizers.SGD(decay, momentum, global_clipnorm=clipnorm)
+            if method in WITH_ADAMW:
+                inner = keras.optimizers.AdamW(decay, global_clipnorm=clipnorm)
+            if method in PRESETS:
+                return PRESETS[method](inner, period)
+            if method.startswith("dense"):
+                return inner
+            return method_settings.method(method)[0](inner, steps)
+
+        return training.Trainer(self._task, make_optimizer, self._strategy)
+
+
+def train():
+    """Run what is not done, and return all rows of the file."""
+    strategy = training.make_strategy(_WORKERS.value)  # before data are read
+    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    given = [tasks.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
+    comparisons = [Comparison(task, strategy, done) for task in given]
+    for seed in range(_SEEDS.value):
+        for comparison in comparisons:
+            for method, period in _runs():
+                comparison.run(method, period, seed)
+    return done.rows
+
+
+def _runs():
+    known = [*EVERY_STEP, *PRESETS]
+    chosen = _METHODS.value or known
+    if unknown := [name for name in chosen if name not in known]:
+        raise app.UsageError(f"Methods are {', '.join(known)}. Received: {unknown}")
+    periods = [int(period) for period in _PERIODS.value]
+    if any(period < 1 or _STEPS.value % period for period in periods):
+        raise app.UsageError(
+            f"Runs of {_STEPS.value} steps are to end with a round. "
+            f"Received: --periods={periods}"
+        )
+    return [(name, h) for name in chosen for h in (periods if name in PRESETS else [1])]
+
+
+def summaries(rows, task):
+    """Return a row per method and period: medians over seeds.
+
+    Args:
+        rows: of a task, all with as many steps and workers.
+        task: class of the task, by which targets are judged.
+    """
+    counted = [row for row in rows if row["seed"] != SEED_OF_RATES]
+    dense = {row["seed"]: row for row in counted if row["method"] == "dense"}
+    groups = {}
+    for row in counted:
+        if row["seed"] in dense:
+            groups.setdefault((row["method"], row["period"]), []).append(row)
+    return [_summary(runs, dense, task) for runs in groups.values()]
+
+
+def _summary(runs, dense, task):
+    values = [row["value"] for row in runs]
+    targets = {seed: row["value"] for seed, row in dense.items()}
+    reached = [_steps_to(row["curve"], targets[row["seed"]], task) for row in runs]
+    loss = statistics.mean(row["loss"] for row in runs)
+    control = statistics.mean(dense[row["seed"]]["loss"] for row in runs)
+    return {
+        **runs[0],
+        "value": statistics.median(values),
+        "spread": (max(values) - min(values)) / 2,
+        "loss": loss,
+        "to_dense": loss / control - 1,
+        "bytes_per_step": statistics.median(r["bytes"] / r["steps"] for r in runs),
+        "steps_to_target": None if None in reached else statistics.median(reached),
+        "runs": len(runs),
+    }
+
+
+def _steps_to(curve, dense_value, task):
+    """Return at which step a curve was first as good, or None."""
+    good = [step for step, _, value in curve if task.reached(task, value, dense_value)]
+    return min(good, default=None)
+
+
+def main(_):
+    """Run what the flags ask for, and report."""
+    tf.get_logger().setLevel("ERROR")
+    rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    tables = []
+    for setting in dict.fromkeys((r["task"], r["steps"], r["workers"]) for r in rows):
+        name, steps, workers = setting
+        chosen = [r for r in rows if (r["task"], r["steps"], r["workers"]) == setting]
+        shown = summaries(chosen, tasks.TASKS[name])
+        if not shown:  # only rates have been tried
+            continue
+        title = f"{name}: {shown[0]['metric']} after {steps} steps, {workers} workers"
+        reporting.report(shown, COLUMNS, title, origin={})
+        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
+        tables += [reporting.setting(shown, {})]
+    if _MARKDOWN.value:
+        pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)
