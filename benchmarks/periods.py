@@ -18,7 +18,6 @@ for 0.01 of accuracy or 0.1 of loss, blank if any seed was not.
 import functools
 import os
 import pathlib
-import statistics
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -26,9 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from absl import app, flags, logging
-from common import method_settings, pieces, reporting, tasks, training
-
-import tf_dgc
+from common import method_settings, pieces, presets, reporting, targets, tasks, training
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
@@ -46,15 +43,10 @@ _MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 POINTS = 32  # of a curve
 RATES = (1e-3, 3e-3, 1e-2)
 """Learning rates of an AdamW, one of which is chosen."""
-PERIOD_OF_RATES, SEED_OF_RATES = 32, 100
+PERIOD_OF_RATES, SEED_OF_RATES = 32, targets.SEED_OF_RATES
 """With which it is chosen; no run of that seed counts."""
 KEYS = ["task", "method", "period", "rate", "steps", "workers", "seed"]
 
-PRESETS = {
-    "local_sgd": tf_dgc.local_sgd,
-    "diloco": tf_dgc.diloco,
-    "sparse_loco": tf_dgc.sparse_loco,
-}
 EVERY_STEP = ("dense", "dense adamw", "dgc", "demo")
 WITH_ADAMW = ("dense adamw", "diloco", "sparse_loco")
 
@@ -139,8 +131,8 @@ class Comparison:
             inner = keras.optimizers.SGD(decay, momentum, global_clipnorm=clipnorm)
             if method in WITH_ADAMW:
                 inner = keras.optimizers.AdamW(decay, global_clipnorm=clipnorm)
-            if method in PRESETS:
-                return PRESETS[method](inner, period)
+            if method in presets.LOCAL:
+                return presets.LOCAL[method](inner, period)
             if method.startswith("dense"):
                 return inner
             return method_settings.method(method)[0](inner, steps)
@@ -162,7 +154,7 @@ def train():
 
 
 def _runs():
-    known = [*EVERY_STEP, *PRESETS]
+    known = [*EVERY_STEP, *presets.LOCAL]
     chosen = _METHODS.value or known
     if unknown := [name for name in chosen if name not in known]:
         raise app.UsageError(f"Methods are {', '.join(known)}. Received: {unknown}")
@@ -172,47 +164,11 @@ def _runs():
             f"Runs of {_STEPS.value} steps are to end with a round. "
             f"Received: --periods={periods}"
         )
-    return [(name, h) for name in chosen for h in (periods if name in PRESETS else [1])]
-
-
-def summaries(rows, task):
-    """Return a row per method and period: medians over seeds.
-
-    Args:
-        rows: of a task, all with as many steps and workers.
-        task: class of the task, by which targets are judged.
-    """
-    counted = [row for row in rows if row["seed"] != SEED_OF_RATES]
-    dense = {row["seed"]: row for row in counted if row["method"] == "dense"}
-    groups = {}
-    for row in counted:
-        if row["seed"] in dense:
-            groups.setdefault((row["method"], row["period"]), []).append(row)
-    return [_summary(runs, dense, task) for runs in groups.values()]
-
-
-def _summary(runs, dense, task):
-    values = [row["value"] for row in runs]
-    targets = {seed: row["value"] for seed, row in dense.items()}
-    reached = [_steps_to(row["curve"], targets[row["seed"]], task) for row in runs]
-    loss = statistics.mean(row["loss"] for row in runs)
-    control = statistics.mean(dense[row["seed"]]["loss"] for row in runs)
-    return {
-        **runs[0],
-        "value": statistics.median(values),
-        "spread": (max(values) - min(values)) / 2,
-        "loss": loss,
-        "to_dense": loss / control - 1,
-        "bytes_per_step": statistics.median(r["bytes"] / r["steps"] for r in runs),
-        "steps_to_target": None if None in reached else statistics.median(reached),
-        "runs": len(runs),
-    }
-
-
-def _steps_to(curve, dense_value, task):
-    """Return at which step a curve was first as good, or None."""
-    good = [step for step, _, value in curve if task.reached(task, value, dense_value)]
-    return min(good, default=None)
+    return [
+        (name, h)
+        for name in chosen
+        for h in (periods if name in presets.LOCAL else [1])
+    ]
 
 
 def main(_):
@@ -220,13 +176,10 @@ def main(_):
     tf.get_logger().setLevel("ERROR")
     rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
     tables = []
-    for setting in dict.fromkeys((r["task"], r["steps"], r["workers"]) for r in rows):
-        name, steps, workers = setting
-        chosen = [r for r in rows if (r["task"], r["steps"], r["workers"]) == setting]
-        shown = summaries(chosen, tasks.TASKS[name])
-        if not shown:  # only rates have been tried
-            continue
-        title = f"{name}: {shown[0]['metric']} after {steps} steps, {workers} workers"
+    for shown in targets.summaries(rows):
+        first = shown[0]
+        title = f"{first['task']}: {first['metric']} after {first['steps']} steps, "
+        title += f"{first['workers']} workers"
         reporting.report(shown, COLUMNS, title, origin={})
         tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
         tables += [reporting.setting(shown, {})]
