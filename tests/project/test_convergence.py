@@ -111,7 +111,7 @@ def test_periods(tmp_path):
     flags = "--methods=dense,local_sgd,sparse_loco", "--periods=1,8", "--seeds=2"
     rows, output = run("periods", tmp_path, *flags, "--steps=16", "--workers=2")
     tried = [row for row in rows if row["seed"] == 100]
-    assert [row["method"] for row in tried] == ["sparse_loco"] * 3
+    assert [row["method"] for row in tried] == ["dense adamw"] * 3
     counted = [row for row in rows if row["seed"] != 100]
     found = {(r["method"], r["period"], r["seed"]): r for r in counted}
     assert len(found) == len(counted) == 2 * 5
