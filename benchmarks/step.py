@@ -24,11 +24,10 @@ of that rate; that needs root. Bytes are counted on the workers' links, protocol
 included; on loopback they are all that this machine sent to itself.
 """
 
-import signal
 import sys
 
 from absl import app, flags
-from common import method_settings, network, peers, reporting, turns
+from common import method_settings, network, peers, reporting, signals, turns
 from common.cluster import WorkerError
 
 from tf_dgc import exchanges
@@ -96,7 +95,7 @@ def main(_):
     """Measure all modes at all rates, and report."""
     modes = _modes()
     rates = _chosen("rate", network.RATES, _RATE.value)
-    _end_orderly()
+    signals.end_orderly()
     try:
         rows = [row for rate in rates for row in measure(rate, modes)]
     except (PermissionError, network.NetworkError, WorkerError) as error:
@@ -166,19 +165,6 @@ def _chosen(what, known, given):
             f"Give each {what} once, of {', '.join(known)}. Received: {given}"
         )
     return given
-
-
-def _end_orderly():
-    """Let the first signal end workers and networks, and nothing disturb that."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(*_):
-        for s in signals:
-            signal.signal(s, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for s in signals:
-        signal.signal(s, interrupt)
 
 
 def _say(message):

@@ -5,7 +5,7 @@ import numpy as np
 
 from common.peers import PERCEPTRONS
 
-BATCH_SIZES = {"resnet50": 8}
+BATCH_SIZES = {"resnet50": 8, "large": 4}
 
 
 def mlp():
@@ -16,6 +16,16 @@ def mlp():
 def tiny():
     """Return a perceptron that trains in a millisecond, to try the benchmark itself."""
     return _mlp(*PERCEPTRONS["tiny"])
+
+
+def medium():
+    """Return a perceptron of 1.01 million parameters."""
+    return _mlp(*PERCEPTRONS["medium"])
+
+
+def large():
+    """Return a perceptron of 50.28 million parameters."""
+    return _mlp(*PERCEPTRONS["large"])
 
 
 def cnn():
@@ -49,7 +59,10 @@ def resnet50():
     )
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "tiny": tiny, "resnet50": resnet50}
+MODELS = {
+    **{"tiny": tiny, "medium": medium, "mlp": mlp, "large": large},
+    **{"cnn": cnn, "resnet50": resnet50},
+}
 
 
 def data(model, seed, batch_size):

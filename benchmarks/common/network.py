@@ -12,9 +12,11 @@ from tf_dgc.launch import loopback
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
 # Of what passes at once: small against a step, and not below a segment of 64 kB.
 _BURSTS = {"10gbit": "512kb", "1gbit": "512kb", "100mbit": "100kb"}
+_BURST = "16kb"  # of rates below, whose segments are cut before they pass
 
 _FIRST_PORT = 20100
-_TRANSFER = pathlib.Path(__file__).parents[1] / "workers" / "transfer.py"
+_WORKERS = pathlib.Path(__file__).parents[1] / "workers"
+TRANSFER, RELAY = _WORKERS / "transfer.py", _WORKERS / "relay.py"
 _LOOPBACK = pathlib.Path("/sys/class/net/lo/statistics")
 
 
@@ -124,7 +126,7 @@ class Namespaces:
         """Return one address and port per worker of a cluster, given by its number."""
         first = _FIRST_PORT + cluster * self._inside
         places = [divmod(rank, self._inside) for rank in range(self._num_workers)]
-        return [f"{_ip(machine)}:{first + place}" for machine, place in places]
+        return [f"{address(machine)}:{first + place}" for machine, place in places]
 
     def command(self, rank, command):
         """Return the command that runs `command` where that worker belongs."""
@@ -143,16 +145,16 @@ class Namespaces:
 
     def sent_by_each(self, what="bytes"):
         """Return likewise what each machine's link carried, by machine."""
-        links = json.loads(_run("ip", "-n", self._hub, "-s", "-j", "link"))
+        links = json.loads(run("ip", "-n", self._hub, "-s", "-j", "link"))
         found = {link["ifname"]: link["stats64"]["rx"][what] for link in links}
         return [found[f"port{rank}"] for rank in range(len(self._machines))]
 
     def limit(self, measure=True):
         """Apply the rate; and measure what the links carry then."""
         for namespace, device in self._ends():
-            _run(
+            run(
                 *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"),
-                *("tbf", "rate", self._rate, "burst", _BURSTS[self._rate]),
+                *("tbf", "rate", self._rate, "burst", _BURSTS.get(self._rate, _BURST)),
                 *("latency", "100ms"),
             )
         if measure:
@@ -163,23 +165,23 @@ class Namespaces:
     def unlimit(self):
         """Lift the limit."""
         for namespace, device in self._ends():
-            _run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+            run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
 
     def _create(self):
         for namespace in (self._hub, *self._machines):
-            _run("ip", "netns", "add", namespace)
-            _run("ip", "-n", namespace, "link", "set", "lo", "up")
-        _run("ip", "-n", self._hub, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", self._hub, "link", "set", "bridge", "up")
+            run("ip", "netns", "add", namespace)
+            run("ip", "-n", namespace, "link", "set", "lo", "up")
+        run("ip", "-n", self._hub, "link", "add", "bridge", "type", "bridge")
+        run("ip", "-n", self._hub, "link", "set", "bridge", "up")
         for i, worker in enumerate(self._machines):
-            _run(
+            run(
                 *("ip", "link", "add", f"port{i}", "netns", self._hub),
                 *("type", "veth", "peer", "name", "eth0", "netns", worker),
             )
             hub, end = ["ip", "-n", self._hub], ["ip", "-n", worker]
-            _run(*hub, "link", "set", f"port{i}", "master", "bridge", "up")
-            _run(*end, "address", "add", f"{_ip(i)}/24", "dev", "eth0")
-            _run(*end, "link", "set", "eth0", "up")
+            run(*hub, "link", "set", f"port{i}", "master", "bridge", "up")
+            run(*end, "address", "add", f"{address(i)}/24", "dev", "eth0")
+            run(*end, "link", "set", "eth0", "up")
 
     def _delete(self):
         for namespace in (*self._machines, self._hub):
@@ -195,13 +197,14 @@ class Namespaces:
             yield worker, "eth0"
             yield self._hub, f"port{i}"
 
-    def _transfer(self, rank):
+    def _transfer(self, rank, seconds=1.0):
         """Return what the link from one worker to the next carries, in Mbit/s."""
         to = (rank + 1) % len(self._machines)
         ends = [(to, "receive"), (rank, "send")]
+        command = [sys.executable, str(TRANSFER)]
         receiver, sender = (
             subprocess.Popen(
-                self._within(i, [sys.executable, str(_TRANSFER), what, _ip(to)]),
+                self._within(i, [*command, what, address(to), str(seconds)]),
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -219,11 +222,17 @@ class Namespaces:
         return float(output) / 1e6
 
 
-def _ip(rank):
+def address(rank):
+    """Return the address of a machine."""
     return f"10.77.0.{rank + 1}"
 
 
-def _run(*command):
+def run(*command):
+    """Return what a command prints.
+
+    Raises:
+        NetworkError: if it fails, with what it says.
+    """
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise NetworkError(f"{' '.join(command)} failed: {finished.stderr.strip()}")

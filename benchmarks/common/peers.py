@@ -13,7 +13,12 @@ MODES = {
 RANK = 4  # of the hook, and the default of `tf_dgc.compressors.PowerSGD`
 
 BATCH_SIZE = 16  # per worker
-PERCEPTRONS = {"mlp": (1024, 4096, 1000), "tiny": (64, 256, 10)}
+PERCEPTRONS = {
+    "mlp": (1024, 4096, 1000),
+    "tiny": (64, 256, 10),
+    "medium": (256, 880, 10),
+    "large": (1024, 6592, 10),
+}
 """Inputs, units of two hidden layers, and classes."""
 
 

@@ -45,6 +45,15 @@ class Task:
         """
         return self._loss(targets, model(inputs, training=True))
 
+    def test_loss(self, predict):
+        """Return the mean cross-entropy of the test set, in nats."""
+        inputs, targets = self.examples()
+        return float(self._loss(targets, predict(inputs)))
+
+    def examples(self):
+        """Return inputs and targets of the test set."""
+        return self.test
+
     def reached(self, value, dense_value):
         """Return whether a run is as good as the dense one, but for the tolerance."""
         sign = 1 if self.higher_is_better else -1
@@ -130,9 +139,12 @@ class Shakespeare(Task):
 
     def evaluate(self, predict):
         """Return the mean cross-entropy of a character, in nats."""
+        return self.test_loss(predict)
+
+    def examples(self):
+        """Return pieces of the text, and the same one character later."""
         starts = np.arange(0, len(self.test) - self.length - 1, self.length)
-        inputs, targets = self._pieces(self.test, starts)
-        return float(self._loss(targets, predict(inputs)))
+        return self._pieces(self.test, starts)
 
     def _pieces(self, text, starts):
         at = starts[:, np.newaxis] + np.arange(self.length)

@@ -1,5 +1,6 @@
 """Train a task with an optimizer on N workers of one process, again and again."""
 
+import contextlib
 import statistics
 import time
 
@@ -68,7 +69,7 @@ class Trainer:
             start = time.perf_counter()
             self.step(random)
             if step % evaluate_every == 0 or step == steps:
-                value = self.task.evaluate(self._predict)
+                value = self.look(self.task.evaluate)
                 points.append((step, self._bytes(), value))
             self.seconds += time.perf_counter() - start
             if saved and saved.is_due():
@@ -80,6 +81,12 @@ class Trainer:
         batches = [self.task.batch(random) for _ in range(self.num_workers)]
         inputs, targets = zip(*batches, strict=True)
         self._step(self._distribute(inputs), self._distribute(targets)).numpy()
+
+    def look(self, measure):
+        """Return what a function of `predict` finds, by weights that all agree on."""
+        agreed = getattr(self.optimizer, "agreed", contextlib.nullcontext)
+        with agreed():
+            return measure(self._predict)
 
     @property
     def num_workers(self):

@@ -1,52 +1,60 @@
-"""Measures what a link carries: one plain TCP connection, for a moment.
+"""Measures what a link carries: one plain TCP connection, for a moment; or its delay.
 
-python transfer.py receive ADDRESS
-python transfer.py send ADDRESS
+    python transfer.py receive ADDRESS SECONDS
+    python transfer.py send ADDRESS SECONDS
+    python transfer.py ping ADDRESS
 
-The receiver prints bits per second.
+The receiver prints bits per second, and `ping` the seconds of a round trip.
 """
 
+import contextlib
 import socket
+import statistics
 import sys
 import time
 
 _PORT = 20000
-_SECONDS = 1.0
-_LEFT_OUT = 2**21  # a shaper lets its burst pass at full speed
+_LEFT_OUT = 0.5  # of the bytes: slow start, and the burst of a shaper
+_PINGS = 7
 _CHUNK = 2**20
 _PATIENCE = 10.0
 
 
-def send(address):
-    """Send for a second; wait for a receiver that is not there yet."""
+def send(address, seconds):
+    """Send for some seconds; wait for a receiver that is not there yet."""
     with _connect(address) as connection:
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             connection.sendall(bytes(_CHUNK))
 
 
 def receive(address):
     """Return the rate at which one connection's bytes arrived, in bits per second."""
-    buffer = bytearray(_CHUNK)
+    buffer, arrived, received = bytearray(_CHUNK), [], 0
     with socket.create_server((address, _PORT)) as server:
         server.settimeout(_PATIENCE)
         connection, _ = server.accept()
     with connection:
         connection.settimeout(_PATIENCE)
-        received = 0
-        while received < _LEFT_OUT:
-            received += _more(connection, buffer)
-        start, received = time.monotonic(), 0
         while more := connection.recv_into(buffer):
             received += more
-        return 8 * received / (time.monotonic() - start)
-
-
-def _more(connection, buffer):
-    count = connection.recv_into(buffer)
-    if not count:
+            arrived.append((time.monotonic(), received))
+    if not arrived:
         raise ConnectionError("The connection ended too early to measure its rate")
-    return count
+    start, first = next(a for a in arrived if a[1] >= _LEFT_OUT * received)
+    end, last = arrived[-1]
+    return 8 * (last - first) / (end - start)
+
+
+def ping(address):
+    """Return how long it takes to hear that nobody listens there, in seconds."""
+    times = []
+    for _ in range(_PINGS):
+        start = time.monotonic()
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection((address, _PORT), timeout=_PATIENCE).close()
+        times.append(time.monotonic() - start)
+    return statistics.median(times)
 
 
 def _connect(address):
@@ -61,7 +69,8 @@ def _connect(address):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "receive":
-        print(receive(sys.argv[2]))
+    what, address, *seconds = sys.argv[1:]
+    if what == "send":
+        send(address, float(seconds[0]))
     else:
-        send(sys.argv[2])
+        print(receive(address) if what == "receive" else ping(address))

@@ -103,3 +103,23 @@ def test_inner_optimizers(tmp_path):
     assert dense["value"] > 0.3  # chance is 1/16
     assert f"{dense['value']:.4f}" in output
     assert f"{compressed['value'] - dense['value']:+.4f}" in output
+
+
+@pytest.mark.slow
+def test_periods(tmp_path):
+    """With a period of 1 local SGD is the dense run; its bytes fall with the period."""
+    flags = "--methods=dense,local_sgd,sparse_loco", "--periods=1,8", "--seeds=2"
+    rows, output = run("periods", tmp_path, *flags, "--steps=16", "--workers=2")
+    tried = [row for row in rows if row["seed"] == 100]
+    assert [row["method"] for row in tried] == ["dense adamw"] * 3
+    counted = [row for row in rows if row["seed"] != 100]
+    found = {(r["method"], r["period"], r["seed"]): r for r in counted}
+    assert len(found) == len(counted) == 2 * 5
+    for seed in (0, 1):
+        dense = found["dense", 1, seed]
+        same, local = (found["local_sgd", period, seed] for period in (1, 8))
+        assert same["loss"] == pytest.approx(dense["loss"], rel=1e-4)
+        assert local["loss"] != pytest.approx(dense["loss"], rel=1e-3)
+        assert local["bytes"] * 8 == same["bytes"]
+        assert found["sparse_loco", 8, seed]["bytes"] < local["bytes"]
+    assert "largest: accuracy after 16 steps, 2 workers" in output

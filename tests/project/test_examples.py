@@ -130,3 +130,16 @@ def test_mnist_says_how_to_get_the_data(tmp_path):
     code, _, output = launch(tmp_path, "mnist.py", f"--data_dir={tmp_path}", workers=1)
     assert code != 0
     assert "examples/mnist.py --download" in output
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_two_sites(tmp_path):
+    flags = "--period=10", "--batch_size=16", f"--directory={tmp_path / 'backups'}"
+    code, _, output = launch(tmp_path, "two_sites.py", *flags, "--rounds=12")
+    assert code == 0
+    assert "12 rounds of 10 steps" in output
+    accuracy, sites = re.findall(r"accuracy (\S+)% at (\d) sites", output)[0]
+    assert float(accuracy) > 60
+    assert sites == "2"
+    assert int(re.findall(r"per round, 1/(\d+)", output)[0]) > 20

@@ -1,0 +1,188 @@
+"""What exchanging every H steps costs in accuracy, and how soon a target is reached.
+
+    python benchmarks/periods.py --data_dir ~/tensorflow_datasets --json rows.jsonl
+
+Trains the tasks of `convergence.py` on workers of this process: dense, by DGC and DeMo
+in every step, and by local SGD, DiLoCo and SparseLoCo with an exchange every H steps.
+`dense` is the task's SGD with momentum, which local SGD takes on each worker too;
+DiLoCo and SparseLoCo have AdamW inside, to which `dense adamw` is the control. Rates
+decay by a cosine; that of AdamW is the best of three for the control, by a seed that
+does not count, and the same for both presets and all H.
+
+A row is appended to `--json` when a run ends, seed after seed, so the same command goes
+on where it was killed; `--from_json` reports without training. `to dense` is of the
+loss; `steps to target` is when a run was first as good as the dense one at its end, but
+for 0.01 of accuracy or 0.1 of loss, blank if any seed was not.
+"""
+
+import functools
+import os
+import pathlib
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+from absl import app, flags, logging
+from common import method_settings, pieces, presets, reporting, targets, tasks, training
+
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
+_TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
+_METHODS = flags.DEFINE_list("methods", [], "Names of methods; empty for all.")
+_PERIODS = flags.DEFINE_list("periods", ["1", "8", "32", "128"], "Steps of a round.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 384, "Steps of a run.", lower_bound=16)
+_WORKERS = flags.DEFINE_integer("workers", 2, "Workers.", lower_bound=2)
+_JSON = flags.DEFINE_string("json", None, "A file for all runs, a line each.")
+_FROM_JSON = flags.DEFINE_list(
+    "from_json", [], "Files of earlier runs, to be reported without training."
+)
+_MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
+
+POINTS = 12  # of a curve
+RATES = (1e-3, 3e-3, 1e-2)
+"""Learning rates of an AdamW, one of which is chosen."""
+KEYS = ["task", "method", "period", "rate", "steps", "workers", "seed"]
+
+_CONTROL = "dense adamw"
+EVERY_STEP = ("dense", _CONTROL, "dgc", "demo")
+WITH_ADAMW = (_CONTROL, "diloco", "sparse_loco")
+
+COLUMNS = [
+    ("method", "method", ""),
+    ("period", "H", "d"),
+    ("rate", "rate", ".2g"),
+    ("value", "reached", ".4f"),
+    ("spread", "+-", ".4f"),
+    ("loss", "loss", ".4f"),
+    ("to_dense", "to dense", "+.1%"),
+    ("bytes_per_step", "bytes/step", ",.0f"),
+    ("steps_to_target", "steps to target", ",.0f"),
+    ("runs", "runs", "d"),
+]
+
+
+class Comparison:
+    """All runs of a task.
+
+    Args:
+        task: a `tasks.Task`.
+        strategy: of `training.make_strategy`.
+        done: a `pieces.Pieces`.
+    """
+
+    def __init__(self, task, strategy, done):
+        self._task, self._strategy, self._done = task, strategy, done
+        # One for all seeds, as tracing takes as long as a run.
+        self._trainer = functools.cache(self._make_trainer)
+
+    def run(self, method, period, seed):
+        """Train with a method and its rate, which is chosen first."""
+        self._row(method, period, self._rate(method), seed)
+
+    def _rate(self, method):
+        if method not in WITH_ADAMW:
+            rate = self._task.learning_rate
+            _, settings = method_settings.method("demo")
+            return rate * settings["rate"] if method == "demo" else rate
+        seed = targets.SEED_OF_RATES
+        return pieces.best_rate(
+            RATES, lambda rate: self._row(_CONTROL, 1, rate, seed)["loss"], more=0
+        )
+
+    def _row(self, method, period, rate, seed):
+        key = {
+            "task": self._task.name,
+            "method": method,
+            "period": period,
+            "rate": rate,
+            "steps": _STEPS.value,
+            "workers": self._strategy.num_replicas_in_sync,
+            "seed": seed,
+        }
+        return self._done.row(key, lambda _: self._measure(method, period, rate, seed))
+
+    def _measure(self, method, period, rate, seed):
+        logging.info("%s: %s, H = %d, %g", self._task.name, method, period, rate)
+        trainer = self._trainer(method, period, rate)
+        curve = trainer.run(seed, _STEPS.value, max(1, _STEPS.value // POINTS))
+        _, sent, value = curve[-1]
+        if sent is None:  # the stock optimizer, which counts nothing
+            sent = 4 * trainer.num_parameters * _STEPS.value
+        return {
+            "metric": self._task.metric,
+            "value": value,
+            "loss": trainer.look(self._task.test_loss),
+            "bytes": sent,
+            "curve": curve,
+            "seconds": trainer.seconds,
+        }
+
+    def _make_trainer(self, method, period, rate):
+        steps, clipnorm = _STEPS.value, self._task.clipnorm
+        decay = keras.optimizers.schedules.CosineDecay(rate, steps)
+
+        def make_optimizer():
+            momentum = 0.0 if method == "demo" else 0.9
+            inner = keras.optimizers.SGD(decay, momentum, global_clipnorm=clipnorm)
+            if method in WITH_ADAMW:
+                inner = keras.optimizers.AdamW(decay, global_clipnorm=clipnorm)
+            if method in presets.LOCAL:
+                return presets.LOCAL[method](inner, period)
+            if method.startswith("dense"):
+                return inner
+            return method_settings.method(method)[0](inner, steps)
+
+        return training.Trainer(self._task, make_optimizer, self._strategy)
+
+
+def train():
+    """Run what is not done, and return all rows of the file."""
+    strategy = training.make_strategy(_WORKERS.value)  # before data are read
+    done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
+    given = [tasks.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
+    comparisons = [Comparison(task, strategy, done) for task in given]
+    for seed in range(_SEEDS.value):
+        for comparison in comparisons:
+            for method, period in _runs():
+                comparison.run(method, period, seed)
+    return done.rows
+
+
+def _runs():
+    known = [*EVERY_STEP, *presets.LOCAL]
+    chosen = _METHODS.value or known
+    if unknown := [name for name in chosen if name not in known]:
+        raise app.UsageError(f"Methods are {', '.join(known)}. Received: {unknown}")
+    periods = [int(period) for period in _PERIODS.value]
+    if any(period < 1 or _STEPS.value % period for period in periods):
+        raise app.UsageError(
+            f"Runs of {_STEPS.value} steps are to end with a round. "
+            f"Received: --periods={periods}"
+        )
+    return [
+        (name, h)
+        for name in chosen
+        for h in (periods if name in presets.LOCAL else [1])
+    ]
+
+
+def main(_):
+    """Run what the flags ask for, and report."""
+    tf.get_logger().setLevel("ERROR")
+    rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
+    tables = []
+    for shown in targets.summaries(rows):
+        first = shown[0]
+        title = f"{first['task']}: {first['metric']} after {first['steps']} steps, "
+        title += f"{first['workers']} workers"
+        reporting.report(shown, COLUMNS, title, origin={})
+        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
+        tables += [reporting.setting(shown, {})]
+    if _MARKDOWN.value:
+        pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

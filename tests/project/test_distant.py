@@ -1,0 +1,155 @@
+"""Packets of `benchmarks/distant.py` take as long as they are to; its figures."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import programs
+import pytest
+from common import distance, far_runs, targets
+from workers import relay
+
+DISTANT = pathlib.Path(__file__).parents[2] / "benchmarks" / "distant.py"
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/net/tun"),
+    reason="namespaces and TAP devices need root",
+)
+
+
+def frame(to, source, number=0):
+    return bytes(10) + bytes([to] * 6) + bytes([source] * 6) + bytes([number])
+
+
+def test_the_relay_holds_frames_in_their_order():
+    switch = relay.Switch([7, 8])
+    switch.delay = 0.1
+    frames = [frame(2, 1, number) for number in range(3)]
+    for number, each in enumerate(frames):
+        switch.take(7, each, 0.05 * number)
+    assert switch.wait(0.0) == pytest.approx(0.1)
+    assert list(switch.due(0.099)) == []
+    assert list(switch.due(0.16)) == [(8, frames[0]), (8, frames[1])]
+    assert switch.wait(0.16) == pytest.approx(0.04)
+    switch.delay = 0.0  # what comes later overtakes nothing
+    switch.take(7, frames[0], 0.17)
+    assert list(switch.due(0.18)) == []
+    assert list(switch.due(0.2)) == [(8, frames[2]), (8, frames[0])]
+    assert switch.wait(0.2) is None
+
+
+def test_the_relay_learns_who_is_where():
+    switch = relay.Switch([7, 8, 9])
+    first, answer, then = frame(2, 1), frame(1, 2), frame(2, 1)
+    switch.take(7, first, 0.0)
+    assert list(switch.due(0.0)) == [(8, first), (9, first)]
+    switch.take(9, answer, 0.0)
+    switch.take(7, then, 0.0)
+    assert list(switch.due(0.0)) == [(7, answer), (9, then)]
+    switch.take(7, frame(1, 3), 0.0)  # both are behind the same port
+    assert list(switch.due(0.0)) == []
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_way_has_its_rate_and_delay():
+    with distance.connect(3) as net:
+        near = net.ping()
+        net.place("10mbit", 60)
+        found, again = net.measure(), net.measure()
+        net.gather()
+        assert net.ping() < 0.03
+    assert near < 0.03
+    assert found is again
+    assert 60 <= found["ping_ms"] < 90
+    assert 7 < found["mbit"] < 10.5
+    listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
+    assert f"dgc{os.getpid()}" not in listed.stdout
+    assert net.relay.poll() == 0
+
+
+def row(mode, period, step_ms, alone_ms):
+    return {
+        **{"mode": mode, "period": period, "rate": "10mbit", "delay_ms": 20.0},
+        **{"step_ms": step_ms, "alone_ms": alone_ms},
+    }
+
+
+def test_what_follows_from_rows():
+    rows = [row("none", 1, 11.0, 10.0), row("dgc", 1, 40.0, None)]
+    rows += [row("sparse_loco", 4, 15.0, 12.0)]
+    none, dgc, local = far_runs.compared(rows)
+    assert none["of_none"] == 1.1
+    assert "computing" not in none
+    assert (dgc["computing"], dgc["exchange_ms"], dgc["of_none"]) == (0.25, 30, 4)
+    assert dgc["steps_per_second"] == 25
+    assert (local["computing"], local["exchange_ms"]) == (0.8, 12)
+
+
+def a_run(method, period, seed, curve):
+    return {
+        **{
+            "task": "mnist",
+            "steps": 8,
+            "workers": 4,
+            "bytes": 80,
+            "metric": "accuracy",
+        },
+        **{"method": method, "period": period, "seed": seed, "curve": curve},
+        **{"value": curve[-1][2], "loss": 1 - curve[-1][2], "metric": "accuracy"},
+    }
+
+
+def test_seconds_to_the_target():
+    """Of local steps every period's, with the exchange that was measured for one."""
+    dense = [a_run("dense", 1, s, [(4, None, 0.5), (8, None, 0.9)]) for s in (0, 1)]
+    local = [a_run("sparse_loco", 8, s, [(4, 1, 0.895), (8, 2, 0.9)]) for s in (0, 1)]
+    never = [a_run("sparse_loco", 2, s, [(8, 2, 0.5 + 0.4 * s)]) for s in (0, 1)]
+    tried = [a_run("dense", 1, targets.SEED_OF_RATES, [(8, None, 0.99)])]
+    runs = [*dense, *local, *never, *tried]
+    (shown,) = targets.summaries(runs)
+    assert [(r["method"], r["period"], r["runs"]) for r in shown] == [
+        *[("dense", 1, 2), ("sparse_loco", 8, 2), ("sparse_loco", 2, 2)]
+    ]
+    assert [r["steps_to_target"] for r in shown] == [8, 4, None]
+    assert shown[2]["to_dense"] == pytest.approx(0.3 / 0.1 - 1)
+    rows = [row("none", 1, 10.0, 10.0), row("dense", 1, 100.0, None)]
+    rows += [row("sparse_loco", 4, 15.0, 10.0)]
+    found = targets.seconds(far_runs.compared(rows), runs)
+    assert [(r["mode"], r["period"], r["mnist"]) for r in found] == [
+        ("dense", 1, pytest.approx(8 * 0.1)),
+        ("sparse_loco", 8, pytest.approx(4 * (0.010 + 0.020 / 8))),
+        ("sparse_loco", 2, None),
+    ]
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.workers
+def test_distant(tmp_path):
+    """Local steps send in one step of four, and compute meanwhile."""
+    path = tmp_path / "rows.jsonl"
+    flags = ["--model=tiny", "--modes=none,sparse_loco", "--period=4", "--seconds=1"]
+    flags += ["--rates=100mbit", "--delays=40", "--step_seconds=0.05"]
+    command = [sys.executable, DISTANT, *flags, f"--json={path}"]
+    finished = programs.run(command)
+    assert finished.returncode == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["mode"] for r in rows] == ["none", "sparse_loco"]
+    none, local = rows
+    assert none["step_ms"] > 49
+    assert local["step_ms"] > none["alone_ms"] + 10  # a round trip in four steps
+    assert local["left_out"] == 0
+    assert 0 < local["sent"] < local["bytes_per_exchange"]
+    assert all(r["ping_ms"] >= 40 for r in rows)
+    assert "a step slept to 0.05 s" in finished.stdout
+    again = programs.run(command)  # what is there is not measured again
+    assert again.returncode == 0
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="is about users other than root")
+def test_distance_needs_root():
+    with pytest.raises(PermissionError, match="which needs root"):
+        distance.connect(2)
