@@ -54,6 +54,9 @@ CASES = {
         *(compressors.EFSignSGD, 2, lambda: SGD(0.125, 0.9), CORRECTED)
     ),
     "ef_sign_sgd, adam": Case(compressors.EFSignSGD, 2, keras.optimizers.Adam),
+    "ef_sign_sgd, amsgrad": Case(
+        compressors.EFSignSGD, 1, lambda: keras.optimizers.Adam(amsgrad=True)
+    ),
     "stc, adam": Case(compressors.STC, 1, keras.optimizers.AdamW),
     "count_sketch, adam": Case(
         lambda: compressors.CountSketch(0.9, 3, 0.05), 1, keras.optimizers.Adam

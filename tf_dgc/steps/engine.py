@@ -35,7 +35,8 @@ def begin(inputs: Inputs) -> Step | None:
         native.warn_of_xla()
         return None
     if not engine_on_gpu.is_wanted():
-        return _step(inputs, known)
+        divides = native.knows(inputs.divisors)
+        return _step(inputs if divides else engine_on_gpu.simplify(inputs), known)
     if not engine_on_gpu.suits(inputs, known):
         return None
     return _step(engine_on_gpu.simplify(inputs), known, updates=False)
