@@ -224,7 +224,7 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
     ),
 )
 def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
-    """Dense gradients, divided before, and sums back: here by the CPU's operations."""
+    """Dense gradients, and sums back: here by the CPU's operations."""
     case = CASES[name]
     strategy = strategies[case.workers]
     paths = {"composed": make_path(strategy, case, [composed.begin])}

@@ -59,7 +59,8 @@ class CompressedOptimizer(OptimizerWrapper):
             instead of the gradient (Lin et al., section 3.2); needs error feedback.
         factor_masking: whether to clear that velocity where entries were sent (section
             3.3), with methods that send some entries and not others. None: that of an
-            `SGD`, not that of an Adam, which loses more by it than it wins.
+            `SGD`, not that of an Adam, which loses more by it than it wins. A `Nadam`
+            is never masked: it looks ahead before it accumulates.
         adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
             by its second moment before the exchange, and accumulates its momentum as
             momentum correction does, wherever there is error feedback. Else its rule is

@@ -116,7 +116,7 @@ def _halves(words: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 def _compress(step: LocalStep) -> tf.Tensor:
-    if is_on_gpu(step.residual or []) or not knows(step.divisors):
+    if not knows(step.divisors):
         step = _divided(step)
     gradients = _for_device(step)
     values = list(map(entries, gradients))
@@ -164,7 +164,7 @@ def row_operands(gradients: Sequence[Gradient]) -> dict[str, Any]:
 
 
 def knows(divisors: Sequence[Divisor | None]) -> bool:
-    """Whether the native operations can do these divisions; on CPUs alone."""
+    """Whether the native operations can do these divisions."""
     return all(d is None or d.is_plain for d in divisors)
 
 
@@ -182,8 +182,6 @@ def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
 
 def _divided(step: LocalStep) -> LocalStep:
     """Return the step with its divisions done, for kernels that do not know them."""
-    if not step.divisors:
-        return step
     given, scales = divide(step.plan.layout, step.gradients, step.scales, step.divisors)
     return step._replace(gradients=given, scales=scales, divisors=())
 
