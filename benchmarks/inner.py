@@ -25,6 +25,7 @@ from absl import app, flags, logging
 from common import method_settings, pieces, reporting, tasks, training
 
 import tf_dgc
+from tf_dgc.optimizers import unsuited
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _OPTIMIZERS = flags.DEFINE_list("optimizers", [], "Names of them; empty for all.")
@@ -152,7 +153,11 @@ class Comparison:
 
         def make_optimizer():
             inner = make(optimizers.schedules.CosineDecay(rate, steps))
-            return inner if method == "dense" else METHODS[method](inner, steps)
+            if method == "dense":
+                return inner
+            # What is warned of is wanted here, and Adams are corrected.
+            corrects = unsuited.reason(inner) is None
+            return METHODS[method](inner, steps, adam_correction=corrects)
 
         keras.backend.clear_session()
         return training.Trainer(self._task, make_optimizer, self._strategy)

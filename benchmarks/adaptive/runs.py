@@ -5,6 +5,8 @@ from typing import NamedTuple
 import tf_dgc
 from adaptive import onebit
 from adaptive.ef21 import EF21
+from adaptive.lamb import FrozenLamb
+from adaptive.micro import MicroTopK, WindowAdam
 from adaptive.waiting import WaitingAdam
 
 ALMOST_NONE = 1e-9
@@ -51,10 +53,10 @@ def _local(sparsity=None):
     return make
 
 
-def _one_bit(dense_steps, whole=False):
+def _one_bit(dense_steps, whole=False, kind=onebit.FrozenAdam):
     def make(inner, steps):
         dense = dense_steps(steps)
-        rule = onebit.FrozenAdam(dense, **_settings(inner))
+        rule = kind(dense, **_settings(inner))
         method = onebit.OneBitMomentum(dense, inner.beta_1, whole)
         return tf_dgc.CompressedOptimizer(rule, method)
 
@@ -64,6 +66,12 @@ def _one_bit(dense_steps, whole=False):
 def _ef21(sparsity):
     return lambda inner, steps: tf_dgc.CompressedOptimizer(
         inner, EF21(schedule(sparsity, steps))
+    )
+
+
+def _micro(sparsity):
+    return lambda inner, steps: tf_dgc.CompressedOptimizer(
+        WindowAdam(**_settings(inner)), MicroTopK(schedule(sparsity, steps))
     )
 
 
@@ -110,11 +118,17 @@ RUNS = {
     "1-bit adam whole": Run(_one_bit(_in_first_fifth, True), "1-bit adam whole"),
     "0/1 adam": Run(_one_bit(onebit.growing_intervals), "0/1 adam whole"),
     "0/1 adam whole": Run(_one_bit(onebit.growing_intervals, True), "0/1 adam whole"),
+    "1-bit lamb": Run(_one_bit(_in_first_fifth, kind=FrozenLamb), "1-bit lamb whole"),
+    "1-bit lamb whole": Run(
+        _one_bit(_in_first_fifth, True, FrozenLamb), "1-bit lamb whole"
+    ),
     "local adam 99 %": Run(_local(0.99), "local adam whole"),
     "local adam 99.9 %": Run(_local(0.999), "local adam whole"),
     "local adam ef_sign_sgd": Run(_local(), "local adam whole"),
     "local adam whole": Run(_local(ALMOST_NONE), "local adam whole"),
     "ef21 99 %": Run(_ef21(0.99)),
+    "microadam 99 %": Run(_micro(0.99), "microadam whole"),
+    "microadam whole": Run(_micro(ALMOST_NONE), "microadam whole"),
     "waiting adam 99 %": Run(_waiting(0.99, True)),
     "waiting adam 99 % equal": Run(_waiting(0.99, False)),
 }

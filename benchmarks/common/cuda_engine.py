@@ -27,6 +27,8 @@ class Tensor(ctypes.Structure):
         ("gradient", _POINTER),
         ("velocity", _POINTER),
         ("residual", _POINTER),
+        ("moment", _POINTER),
+        ("divisor", _POINTER),
     )
 
 

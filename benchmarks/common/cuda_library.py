@@ -44,6 +44,8 @@ class Tensor(ctypes.Structure):
         ("gradient_type", _I32),
         ("value_type", _I32),
         ("largest", ctypes.c_float),
+        ("moment", _POINTER),
+        ("divisor", _POINTER),
     )
 
 

@@ -89,8 +89,8 @@ class _Dgc:
         self._options = options
         self._warms_up = warms_up
 
-    def __call__(self, inner, steps):
+    def __call__(self, inner, steps, **options):
         sparsity = 0.999
         if self._warms_up and steps >= 5:
             sparsity = tf_dgc.schedules.WarmupSparsity(steps // 5, sparsity)
-        return tf_dgc.DGCOptimizer(inner, sparsity, **self._options)
+        return tf_dgc.DGCOptimizer(inner, sparsity, **{**self._options, **options})

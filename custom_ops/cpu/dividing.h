@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "formats.h"
 #include "loops.h"
 
 namespace tf_dgc {
@@ -21,10 +22,10 @@ struct Divisor {
   double largest = 0;      // bound of what comes out
 };
 
-// The same, in the accumulators' type.
+// The same, in the accumulators' type; on GPUs too.
 template <class A>
 struct Dividing {
-  explicit Dividing(const Divisor& d)
+  TF_DGC_EVERYWHERE explicit Dividing(const Divisor& d)
       : moment(static_cast<A*>(d.moment)),
         factor(static_cast<A>(d.factor)),
         rest(static_cast<A>(d.rest)),
@@ -33,7 +34,7 @@ struct Dividing {
         largest(static_cast<A>(d.largest)) {}
 
   // Lets a gradient enter its moment, and returns what is accumulated instead.
-  inline __attribute__((always_inline)) A Quotient(A gradient, A* of_entry) const {
+  TF_DGC_EVERYWHERE inline __attribute__((always_inline)) A Quotient(A gradient, A* of_entry) const {
     constexpr A kMost = std::numeric_limits<A>::max();
     const A square = factor * (gradient * gradient);
     const A bounded = square < kMost ? square : kMost;

@@ -18,7 +18,7 @@ extern "C" {
 /* Values: float32 is 0, bfloat16 2, float16 3, sign 4, exempt 5, mxint8 6, mxfp4 7,
  * exempt as bfloat16 8, exempt as mxint8 9 (tf_dgc::ValueType). */
 
-/* One tensor of a step. The three arrays are on the device. */
+/* One tensor of a step. The arrays are on the device. */
 typedef struct {
   int64_t size;
   int64_t k;             /* entries to send; all of an exempt tensor */
@@ -28,6 +28,8 @@ typedef struct {
   int32_t gradient_type;
   int32_t value_type;
   float largest;         /* what is sent of an entry at most; see tf_dgc::Tensor */
+  float* moment;         /* [size], what the gradient is divided by the root of, or NULL */
+  const double* divisor; /* [5], the numbers of tf_dgc::Divisor; a factor of 0: not divided */
 } TfDgcTensor;
 
 typedef struct {
@@ -96,6 +98,8 @@ typedef struct {
   const void* gradient;    /* [size], any alignment of its type */
   float* velocity;         /* [size]; not read if there is no momentum */
   float* residual;         /* [size]; NULL if nothing is kept back */
+  float* moment;           /* as in TfDgcTensor; needs a residual */
+  const double* divisor;
 } TfDgcCoded;
 
 /* Numbers that are summed on the way, behind a flag, which is 1 if a gradient was left out. */

@@ -9,7 +9,7 @@ namespace gpu {
 
 // Tensors travel to the device as parameters of a kernel, which may be 4 KiB in all. Unlike
 // a copy from host memory that waits for nothing and can be captured into a graph.
-constexpr int kUpload = 40;
+constexpr int kUpload = 34;
 
 struct Upload {
   Source sources[kUpload];
@@ -32,8 +32,12 @@ struct SampleMemory {
 template <class G>
 TF_DGC_DEVICE float Accumulated(const Tables& t, const Source& source, float scale,
                                 int64_t position) {
-  const float gradient =
-      scale * ToFloat(static_cast<const G*>(source.gradient)[position]);
+  float gradient = scale * ToFloat(static_cast<const G*>(source.gradient)[position]);
+  const Dividing<float> by = DividingOf(source.moment, source.divisor);
+  if (by.moment != nullptr) {
+    float moment = by.moment[position];
+    gradient = by.Quotient(scale != scale ? 0.0f : gradient, &moment);
+  }
   float u = t.rule == Rule::kNone ? 0.0f : source.velocity[position];
   float v = source.residual[position];
   if (t.rule == Rule::kNone) Accumulate<Rule::kNone>(gradient, t.momentum, &u, &v);

@@ -3,6 +3,7 @@
 #define TF_DGC_CUDA_ENTRIES_CUH_
 
 #include "device.cuh"
+#include "dividing.h"
 #include "formats.h"
 #include "loops.h"
 
@@ -57,6 +58,27 @@ TF_DGC_DEVICE void Store(float* to, int64_t at, int64_t size, bool aligned, cons
       if (at + e < size) to[at + e] = from[e];
     }
   }
+}
+
+// What a gradient is divided by; without a moment where it is not.
+TF_DGC_DEVICE Dividing<float> DividingOf(float* moment, const double* numbers) {
+  if (moment == nullptr || numbers[0] == 0) return Dividing<float>(Divisor{});
+  return Dividing<float>(
+      Divisor{moment, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]});
+}
+
+// A gradient that is to be divided: one that is left out is zero.
+TF_DGC_DEVICE float Taken(float gradient, float scale) {
+  return scale != scale ? 0.0f : scale * gradient;
+}
+
+// Lets four gradients enter their moments, and makes quotients of them.
+TF_DGC_DEVICE void DivideFour(const Dividing<float>& by, int64_t at, int64_t size, bool aligned,
+                              float scale, float* g) {
+  float moments[4];
+  Load(by.moment, at, size, aligned, moments);
+  for (int e = 0; e < 4; ++e) g[e] = by.Quotient(Taken(g[e], scale), &moments[e]);
+  Store(by.moment, at, size, aligned, moments);
 }
 
 // Adds a gradient (Lin et al., ICLR 2018, equation 4; see Rule).

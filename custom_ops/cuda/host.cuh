@@ -36,6 +36,9 @@ const char* Check(const TfDgcTensor* tensors, int32_t num_tensors) {
 
 const char* CheckGradients(const TfDgcTensor* tensors, int32_t num_tensors) {
   for (int32_t i = 0; i < num_tensors; ++i) {
+    if (tensors[i].moment != nullptr && tensors[i].divisor == nullptr) {
+      return "a moment needs a divisor";
+    }
     switch (static_cast<GradientType>(tensors[i].gradient_type)) {
       case GradientType::kFloat32:
       case GradientType::kBFloat16:

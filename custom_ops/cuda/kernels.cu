@@ -38,6 +38,8 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
     source.gradient = tensor.gradient;
     source.velocity = tensor.velocity;
     source.residual = tensor.residual;
+    source.moment = tensor.moment;
+    source.divisor = tensor.divisor;
     source.gradient_type = static_cast<int8_t>(tensor.gradient_type);
     source.largest = tensor.largest;
     source.first_entry = entries;

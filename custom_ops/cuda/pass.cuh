@@ -1,4 +1,4 @@
-// The pass over memory: correction, accumulation and the collection of candidates.
+// The pass over memory: division, correction, accumulation and the collection of candidates.
 #ifndef TF_DGC_CUDA_PASS_CUH_
 #define TF_DGC_CUDA_PASS_CUH_
 
@@ -60,7 +60,7 @@ TF_DGC_DEVICE void PassTile(const Tables& t, const Source& source, int tensor, i
   const G* gradient = static_cast<const G*>(source.gradient);
   const int64_t size = source.size;
   const int64_t first = (tile - source.first_tile) * kTile + 4 * ThreadIndex();
-  const float scale = static_cast<float>(t.scales[tensor]);
+  float scale = static_cast<float>(t.scales[tensor]);
   const int32_t threshold = t.choices[tensor].threshold;
   const bool whole = IsAligned<G>(gradient);
   const bool whole_u = IsAligned<float>(source.velocity);
@@ -76,6 +76,16 @@ TF_DGC_UNROLL
   }
   uint32_t bits = 0;
   bool left_out = false;
+  const Dividing<float> by = DividingOf(source.moment, source.divisor);
+  if (by.moment != nullptr) {
+    left_out = scale != scale;
+    const bool whole_s = IsAligned<float>(by.moment);
+TF_DGC_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      DivideFour(by, first + row * kRow, size, whole_s, scale, g[row]);
+    }
+    scale = 1;
+  }
 TF_DGC_UNROLL
   for (int row = 0; row < kRows; ++row) {
     const int64_t at = first + row * kRow;

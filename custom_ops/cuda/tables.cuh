@@ -52,6 +52,8 @@ struct Source {
   const void* gradient;
   float* velocity;
   float* residual;
+  float* moment;          // null if the gradient is not divided
+  const double* divisor;
   int64_t first_entry;  // entries that tensors before this one send
   int64_t words;        // where its words start in the buffer
   int64_t candidates;   // where its list starts

@@ -48,6 +48,8 @@ struct Sending : Tiled {
   const void* gradient;
   float* velocity;
   float* residual;  // null if nothing is kept back
+  float* moment;    // null if the gradient is not divided
+  const double* divisor;
   char* numbers;    // of its units
   char* codes;
   uint32_t* buffer;  // where they are; null for a vector

@@ -24,8 +24,8 @@ class SendersOf : public Senders {
     const M method(setup);
     const int64_t numbers = 4 * kNumberWords<M> * NumUnits(method, setup.size);
     const Tiled tiled{static_cast<int32_t>(setup.size), TileOf(method, setup.size), 0, number};
-    records_.Add({tiled, method, tensor.gradient, tensor.velocity, tensor.residual, spot.At(0),
-                  spot.At(numbers),
+    records_.Add({tiled, method, tensor.gradient, tensor.velocity, tensor.residual,
+                  tensor.moment, tensor.divisor, spot.At(0), spot.At(numbers),
                   spot.gathered ? reinterpret_cast<uint32_t*>(spot.base) : nullptr, nullptr,
                   nullptr, JobOf(method, kQuantizerPart), tensor.index, WayOf(method, setup.size),
                   static_cast<int8_t>(tensor.gradient_type)});

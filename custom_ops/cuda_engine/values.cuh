@@ -25,16 +25,22 @@ template <class G, class S>
 TF_DGC_DEVICE bool AccumulateTile(const Step& step, const S& s, const Tile& tile, bool wait,
                                   float* values) {
   const G* gradient = static_cast<const G*>(s.gradient);
-  const float scale = static_cast<float>(step.scales[s.tensor]);
+  float scale = static_cast<float>(step.scales[s.tensor]);
+  const Dividing<float> by = DividingOf(s.moment, s.divisor);
+  const bool divides = by.moment != nullptr;
+  const float given = scale;
+  if (divides) scale = 1;
   const bool whole = IsAligned<G>(gradient);
+  const bool whole_s = IsAligned<float>(by.moment);
   const bool whole_u = IsAligned<float>(s.velocity);
   const bool whole_v = IsAligned<float>(s.residual);
   const int64_t end = tile.begin + tile.n;
-  bool left_out = false;
+  bool left_out = divides && given != given;
   for (int i = 4 * ThreadIndex(); i < tile.n; i += 4 * kThreads) {
     const int64_t at = tile.begin + i;
     float g[4], u[4] = {}, v[4];
     Load(gradient, at, end, whole, g);
+    if (divides) DivideFour(by, at, end, whole_s, given, g);
     if (step.rule != Rule::kNone) Load(s.velocity, at, end, whole_u, u);
     Load(s.residual, at, end, whole_v, v);
     for (int e = 0; e < 4; ++e) {

@@ -29,9 +29,20 @@ class CompressKernel : public CpuKernel<CompressBase> {
   ~CompressKernel() override { TakeFromTensorFlow(); }
 
  private:
+  absl::Status FindDivisors(OpKernelContext* context, CompressInputs* inputs) const {
+    for (size_t j = 0; j < divided_.size(); ++j) {
+      const Layout& layout = inputs->layout[divided_[j]];
+      const auto type = layout.wide ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
+      TF_RETURN_IF_ERROR(inputs->divisors.Find(context, static_cast<int>(j), type, layout.size,
+                                               CopyOnHost, &inputs->tensors[divided_[j]].divisor));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Run(OpKernelContext* context) override {
     CompressInputs inputs;
     TF_RETURN_IF_ERROR(Collect(context, CopyOnHost, &inputs));
+    TF_RETURN_IF_ERROR(FindDivisors(context, &inputs));
     const int64_t num = num_tensors();
     for (int64_t i = 0; i < num; ++i) {
       Tensor& tensor = inputs.tensors[i];

@@ -26,15 +26,26 @@ class LockedDivisors {
     return moments_.Lock(context, moments);
   }
 
-  // Returns the divisor of the j-th tensor that is divided, of a size and accumulators' type.
+  // Returns the divisor of the j-th tensor that is divided, of a size and accumulators' type;
+  // on CPUs.
   template <class Copy>
   absl::Status Find(tensorflow::OpKernelContext* context, int j, tensorflow::DataType type,
                     int64_t size, Copy copy, Divisor* found) {
-    const double* given = numbers_->flat<double>().data() + j * kNumbers;
+    const double* given = numbers(j);
     *found = {nullptr, given[0], given[1], given[2], given[3], given[4]};
     if (found->factor == 0) return absl::OkStatus();
-    return moments_.Writable(context, j, type, size, "second moment", copy, &found->moment);
+    return FindMoment(context, j, type, size, copy, &found->moment);
   }
+
+  // Returns the moment alone.
+  template <class Copy>
+  absl::Status FindMoment(tensorflow::OpKernelContext* context, int j, tensorflow::DataType type,
+                          int64_t size, Copy copy, void** moment) {
+    return moments_.Writable(context, j, type, size, "second moment", copy, moment);
+  }
+
+  // The five numbers of the j-th tensor that is divided, where the operation has them.
+  const double* numbers(int j) const { return numbers_->flat<double>().data() + j * kNumbers; }
 
  private:
   static constexpr int64_t kNumbers = 5;

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "divisors.h"
 #include "gpu_stream.h"
 #include "method_kernel.h"
 
@@ -45,14 +46,13 @@ class CodedKernel : public MethodAttributes<Base> {
 class EncodeKernel : public CodedKernel<OpKernel> {
  public:
   explicit EncodeKernel(OpKernelConstruction* context) : CodedKernel(context) {
-    std::vector<int64_t> divided, sparse;
+    std::vector<int64_t> sparse;
     OP_REQUIRES_OK(context, context->GetAttr("T", &types_));
     OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
-    OP_REQUIRES_OK(context, context->GetAttr("divided", &divided));
+    OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
     OP_REQUIRES_OK(context, context->GetAttr("sparse", &sparse));
-    OP_REQUIRES(context, divided.empty() && sparse.empty(),
-                absl::UnimplementedError(
-                    "Divisors and sparse gradients have no CUDA kernel in tf_dgc."));
+    OP_REQUIRES(context, sparse.empty(),
+                absl::UnimplementedError("Sparse gradients have no CUDA kernel in tf_dgc."));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -67,6 +67,8 @@ class EncodeKernel : public CodedKernel<OpKernel> {
     TF_RETURN_IF_ERROR(Gradients(context, &tensors));
     TF_RETURN_IF_ERROR(Memory(context, "velocity", &TfDgcCoded::velocity, &velocity, &tensors));
     TF_RETURN_IF_ERROR(Memory(context, "residual", &TfDgcCoded::residual, &residual, &tensors));
+    LockedDivisors divisors;
+    TF_RETURN_IF_ERROR(Divisors(context, &divisors, &tensors));
     const int num = static_cast<int>(tensors.size());
     Values *finite, *words, workspace;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &finite));
@@ -136,6 +138,24 @@ class EncodeKernel : public CodedKernel<OpKernel> {
     return absl::OkStatus();
   }
 
+  // Moments, which stay locked, and where their numbers are on the device.
+  absl::Status Divisors(OpKernelContext* context, LockedDivisors* locked,
+                        std::vector<TfDgcCoded>* tensors) const {
+    TF_RETURN_IF_ERROR(locked->Lock(context, divided_));
+    for (size_t j = 0; j < divided_.size(); ++j) {
+      const int64_t i = divided_[j];
+      if (i < 0 || i >= int64_t(tensors->size()) || (*tensors)[i].residual == nullptr) {
+        return absl::InvalidArgumentError("There is no such gradient to be divided, or to wait.");
+      }
+      void* moment = nullptr;
+      TF_RETURN_IF_ERROR(locked->FindMoment(context, static_cast<int>(j), tensorflow::DT_FLOAT,
+                                            sizes_[i], Copier{StreamOf(context)}, &moment));
+      (*tensors)[i].moment = static_cast<float*>(moment);
+      (*tensors)[i].divisor = locked->numbers(static_cast<int>(j));
+    }
+    return absl::OkStatus();
+  }
+
   // What is known without the device, and vectors.
   absl::Status Outputs(OpKernelContext* context, const std::vector<TfDgcCoded>& tensors,
                        std::vector<TfDgcVector>* vectors) const {
@@ -154,6 +174,7 @@ class EncodeKernel : public CodedKernel<OpKernel> {
   }
 
   tensorflow::DataTypeVector types_;
+  std::vector<int64_t> divided_;
   bool nesterov_;
 };
 
@@ -212,7 +233,6 @@ REGISTER_KERNEL_BUILDER(Name("TfDgcEncode")
                             .HostMemory("states")
                             .HostMemory("rows")
                             .HostMemory("moments")
-                            .HostMemory("divisors")
                             .HostMemory("momentum")
                             .HostMemory("numbers")
                             .HostMemory("worker")

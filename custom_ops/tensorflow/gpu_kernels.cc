@@ -25,7 +25,7 @@ absl::Status RefuseFloat64(const std::vector<Layout>& layout) {
 
 TfDgcTensor Describe(const Layout& layout) {
   return {layout.size, layout.k, nullptr, nullptr, nullptr, 0,
-          static_cast<int32_t>(layout.value_type), 0};
+          static_cast<int32_t>(layout.value_type), 0, nullptr, nullptr};
 }
 
 class CompressKernel : public CompressBase {
@@ -47,9 +47,6 @@ class CompressKernel : public CompressBase {
       if (tensor.rows.sparse) {
         return absl::UnimplementedError("Sparse gradients have no CUDA kernel in tf_dgc.");
       }
-      if (tensor.divisor.moment != nullptr) {
-        return absl::UnimplementedError("Divisors have no CUDA kernel in tf_dgc.");
-      }
       TfDgcTensor described = Describe(tensor.layout);
       described.gradient = tensor.gradient;
       described.velocity = static_cast<float*>(tensor.velocity);
@@ -57,6 +54,15 @@ class CompressKernel : public CompressBase {
       described.gradient_type = static_cast<int32_t>(tensor.gradient_type);
       described.largest = static_cast<float>(tensor.largest);
       tensors.push_back(described);
+    }
+    for (size_t j = 0; j < divided_.size(); ++j) {
+      TfDgcTensor& described = tensors[divided_[j]];
+      void* moment = nullptr;
+      TF_RETURN_IF_ERROR(inputs.divisors.FindMoment(context, static_cast<int>(j),
+                                                    tensorflow::DT_FLOAT, described.size,
+                                                    Copier{stream}, &moment));
+      described.moment = static_cast<float*>(moment);
+      described.divisor = inputs.divisors.numbers(static_cast<int>(j));
     }
     const int num = static_cast<int>(tensors.size());
     Values workspace;
@@ -195,8 +201,7 @@ REGISTER_KERNEL_BUILDER(Name("TfDgcCompress")
                             .HostMemory("momentum")
                             .HostMemory("counts")
                             .HostMemory("rows")
-                            .HostMemory("moments")
-                            .HostMemory("divisors"),
+                            .HostMemory("moments"),
                         CompressKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcSum")
                             .Device(tensorflow::DEVICE_GPU)

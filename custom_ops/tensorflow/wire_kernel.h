@@ -112,7 +112,8 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
   }
 
  protected:
-  // `copy` copies memory of the operation's device, see LockedVariables.
+  // `copy` copies memory of the operation's device, see LockedVariables. Divisors are only
+  // locked: their numbers are on that device.
   template <class Copy>
   absl::Status Collect(tensorflow::OpKernelContext* context, Copy copy, CompressInputs* inputs) {
     tensorflow::OpInputList gradients, velocity, residual;
@@ -159,24 +160,16 @@ class CompressBase : public WireKernel<tensorflow::OpKernel> {
                                                    &tensor.residual));
       inputs->tensors.push_back(tensor);
     }
-    return CollectDivisors(context, copy, inputs);
+    return LockDivisors(context, inputs);
   }
 
-  template <class Copy>
-  absl::Status CollectDivisors(tensorflow::OpKernelContext* context, Copy copy,
-                               CompressInputs* inputs) {
-    TF_RETURN_IF_ERROR(inputs->divisors.Lock(context, divided_));
-    for (size_t j = 0; j < divided_.size(); ++j) {
-      const int64_t i = divided_[j];
+  absl::Status LockDivisors(tensorflow::OpKernelContext* context, CompressInputs* inputs) const {
+    for (const int64_t i : divided_) {
       if (i < 0 || i >= static_cast<int64_t>(inputs->tensors.size())) {
         return absl::InvalidArgumentError("There is no such gradient to be divided.");
       }
-      const Layout& layout = inputs->layout[i];
-      const auto type = layout.wide ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
-      TF_RETURN_IF_ERROR(inputs->divisors.Find(context, static_cast<int>(j), type, layout.size,
-                                               copy, &inputs->tensors[i].divisor));
     }
-    return absl::OkStatus();
+    return inputs->divisors.Lock(context, divided_);
   }
 
   bool nesterov_;

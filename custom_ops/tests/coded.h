@@ -25,6 +25,12 @@ inline std::vector<Coded> CodedOf(const TfDgcCoded* tensors, int num, const TfDg
   return coded;
 }
 
+// What the five numbers say; without a moment where nothing is divided.
+inline Divisor DivisorOf(float* moment, const double* numbers) {
+  if (moment == nullptr || numbers[0] == 0) return {};
+  return {moment, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+}
+
 inline std::vector<Source> SourcesOf(const TfDgcCoded* tensors, int num,
                                      const TfDgcCoding& coding, const double* scales) {
   std::vector<Source> sources;
@@ -33,6 +39,7 @@ inline std::vector<Source> SourcesOf(const TfDgcCoded* tensors, int num,
     sources.push_back({t.size, static_cast<GradientType>(t.gradient_type), t.gradient,
                        static_cast<float>(scales[i]), static_cast<Rule>(coding.rule),
                        coding.momentum, t.velocity, t.residual, {}});
+    sources.back().divisor = DivisorOf(t.moment, t.divisor);
   }
   return sources;
 }

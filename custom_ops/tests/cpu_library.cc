@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "api.h"
+#include "coded.h"
 #include "compress.h"
 #include "denormals.h"
 #include "pool.h"
@@ -31,6 +32,7 @@ extern "C" void tf_dgc_cpu_compress(const TfDgcTensor* tensors, int32_t num_tens
     const TfDgcTensor& t = tensors[i];
     described.push_back({LayoutOf(t), static_cast<GradientType>(t.gradient_type), t.gradient,
                          t.velocity, t.residual, scales[i], offsets[i], t.largest});
+    described.back().divisor = DivisorOf(t.moment, t.divisor);
   }
   std::vector<Hint> hints(num_tensors);
   Compress(described,

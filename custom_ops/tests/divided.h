@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "denormals.h"
 #include "dividing.h"
@@ -15,6 +16,13 @@ namespace tf_dgc {
 inline Divisor DrawDivisor(Random& random, void* moment) {
   const double epsilon = Below(random, 2) ? 1e-7 : 0;
   return {moment, std::pow(2.0, Below(random, 5)), 0.001, epsilon, 0.05, 30};
+}
+
+// The five numbers of one, in half of the cases: with a factor of 0 in some, else none.
+inline std::vector<double> DrawNumbers(Random& random) {
+  if (Below(random, 2)) return {};
+  const Divisor d = DrawDivisor(random, nullptr);
+  return {Below(random, 4) ? d.factor : 0, d.rest, d.epsilon, d.share, d.largest};
 }
 
 // Lets a gradient enter its moment; returns the quotient.

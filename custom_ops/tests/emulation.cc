@@ -4,7 +4,9 @@
 #include <string>
 
 #include "api.h"
+#include "coded.h"
 #include "compress.h"
+#include "divided.h"
 #include "emulation_engine.h"
 #include "pool.h"
 #include "random.h"
@@ -36,6 +38,8 @@ struct Case {
   Array<float> velocity;
   Array<float> residual;
   float largest;
+  Array<float> moment;
+  std::vector<double> divisor;  // none if nothing is divided
 };
 
 Case MakeCase(Random& random) {
@@ -57,7 +61,9 @@ Case MakeCase(Random& random) {
           unaligned,
           Array<float>(size, unaligned),
           Array<float>(size, unaligned),
-          Below(random, 3) == 0 ? 0.5f : INFINITY};
+          Below(random, 3) == 0 ? 0.5f : INFINITY,
+          Array<float>(size, unaligned),
+          DrawNumbers(random)};
 }
 
 // A gradient's bytes.
@@ -82,7 +88,8 @@ std::vector<TfDgcTensor> Describe(const std::vector<Case>& cases,
     const Case& c = cases[i];
     tensors.push_back({c.layout.size, c.layout.k, gradients[i].data(), c.velocity.data(),
                        c.residual.data(), static_cast<int32_t>(c.type),
-                       static_cast<int32_t>(c.layout.value_type), c.largest});
+                       static_cast<int32_t>(c.layout.value_type), c.largest,
+                       c.divisor.empty() ? nullptr : c.moment.data(), c.divisor.data()});
   }
   return tensors;
 }
@@ -119,6 +126,8 @@ std::vector<std::vector<uint32_t>> CheckSteps(Random& random, std::vector<Case> 
       offsets.push_back(Below(random, c.layout.size));
       tensors.push_back({c.layout, c.type, gradients.back().data(), c.velocity.data(),
                          c.residual.data(), scales.back(), offsets.back(), c.largest});
+      tensors.back().divisor =
+          DivisorOf(c.divisor.empty() ? nullptr : c.moment.data(), c.divisor.data());
     }
     std::vector<uint32_t> words(BufferWords(layout));
     Compress(tensors, settings, pool, hints, words.data());
@@ -137,6 +146,7 @@ std::vector<std::vector<uint32_t>> CheckSteps(Random& random, std::vector<Case> 
     for (size_t i = 0; i < cases.size(); ++i) {
       REQUIRE(cases[i].residual == expected[i].residual);
       REQUIRE(cases[i].velocity == expected[i].velocity);
+      REQUIRE(cases[i].moment == expected[i].moment);
       // What is expected of the next step is no part of the result: devices take other limits.
       // Of the same candidates a CPU's threshold is exact, a device's the least of a bucket.
       const bool alike = layout[i].size > 8192 && layout[i].k < layout[i].size / 64;
@@ -192,7 +202,7 @@ Result DecodeOnGpu(const std::vector<Layout>& layout, const std::vector<uint32_t
   for (const Layout& tensor : layout) {
     result.targets.emplace_back(tensor.size, 0.5f);
     tensors.push_back({tensor.size, tensor.k, nullptr, nullptr, nullptr, 0,
-                       static_cast<int32_t>(tensor.value_type), 0});
+                       static_cast<int32_t>(tensor.value_type), 0, nullptr, nullptr});
   }
   for (auto& target : result.targets) data.push_back(target.data());
   const int count = tensors.size();

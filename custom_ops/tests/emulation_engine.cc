@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coded.h"
+#include "divided.h"
 #include "pool.h"
 
 namespace tf_dgc {
@@ -27,6 +28,8 @@ struct Case {
   bool keeps;
   std::vector<float> gradient, velocity, residual;
   std::vector<uint16_t> narrow;
+  std::vector<float> moment;
+  std::vector<double> divisor;  // none if nothing is divided
 };
 
 Row MakeRow(Random& random) {
@@ -53,7 +56,7 @@ Row MakeRow(Random& random) {
 Case MakeCase(Random& random, int index, bool keeps) {
   const int64_t sizes[] = {0, 1, 31, 32, 33, 1024, 4095, 4096, 4097, 9000, 70001};
   Case c{MakeRow(random), sizes[Below(random, 11)], 1, index, 0, GradientType::kFloat32, keeps,
-         {}, {}, {}, {}};
+         {}, {}, {}, {}, {}, {}};
   if (c.row.name == std::string("one_bit")) c.size = std::max<int64_t>(1, c.size);
   const int64_t columns[] = {1, 3, 5, 100, 300, 3000};
   for (const int64_t count : columns) {
@@ -67,6 +70,8 @@ Case MakeCase(Random& random, int index, bool keeps) {
   const GradientType types[] = {GradientType::kFloat32, GradientType::kBFloat16,
                                 GradientType::kFloat16};
   c.type = types[Below(random, 3)];
+  if (keeps) c.divisor = DrawNumbers(random);
+  c.moment.assign(c.size, 0.0f);
   return c;
 }
 
@@ -98,7 +103,8 @@ struct Worker {
                            static_cast<int32_t>(c.row.parameters.size()), VectorOf(c.row),
                            c.size, c.columns, c.index, static_cast<int32_t>(c.type), gradient,
                            moves ? c.velocity.data() : nullptr,
-                           c.keeps ? c.residual.data() : nullptr});
+                           c.keeps ? c.residual.data() : nullptr,
+                           c.divisor.empty() ? nullptr : c.moment.data(), c.divisor.data()});
     }
     return described;
   }
@@ -164,6 +170,7 @@ void CheckStep(Random& random, const TfDgcCoding& coding, Worker* cpu, Worker* g
   for (int i = 0; i < count; ++i) {
     REQUIRE(Same(cpu->cases[i].residual, gpu->cases[i].residual));
     REQUIRE(Same(cpu->cases[i].velocity, gpu->cases[i].velocity));
+    REQUIRE(Same(cpu->cases[i].moment, gpu->cases[i].moment));
   }
 }
 

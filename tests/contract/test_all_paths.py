@@ -102,7 +102,15 @@ CASES = {
         apart=True,
         paths=("tensorflow", "native"),
     ),
-    "amsgrad": Case(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
+    "amsgrad": Case(
+        *(2, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True)),
+        settings={"adam_correction": False},
+    ),
+    "amsgrad, corrected": Case(
+        *(1, lambda: AdamW(0.125, weight_decay=DECAY, amsgrad=True), FROM_DENSE)
+    ),
+    "adamax, corrected": Case(1, lambda: keras.optimizers.Adamax(0.125)),
+    "nadam, corrected": Case(1, lambda: keras.optimizers.Nadam(0.125), FROM_DENSE),
     "momentum after the sum": Case(
         *(1, lambda: SGD(0.125, momentum=0.9, nesterov=True, weight_decay=DECAY)),
         settings={"momentum_correction": False},

@@ -54,6 +54,9 @@ CASES = {
         *(compressors.EFSignSGD, 2, lambda: SGD(0.125, 0.9), CORRECTED)
     ),
     "ef_sign_sgd, adam": Case(compressors.EFSignSGD, 2, keras.optimizers.Adam),
+    "ef_sign_sgd, amsgrad": Case(
+        compressors.EFSignSGD, 1, lambda: keras.optimizers.Adam(amsgrad=True)
+    ),
     "stc, adam": Case(compressors.STC, 1, keras.optimizers.AdamW),
     "count_sketch, adam": Case(
         lambda: compressors.CountSketch(0.9, 3, 0.05), 1, keras.optimizers.Adam
@@ -221,7 +224,7 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
     ),
 )
 def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
-    """Dense gradients, divided before, and sums back: here by the CPU's operations."""
+    """Dense gradients, and sums back: here by the CPU's operations."""
     case = CASES[name]
     strategy = strategies[case.workers]
     paths = {"composed": make_path(strategy, case, [composed.begin])}

@@ -25,7 +25,8 @@ class Case:
         keeps: whether there is a residual.
         scale: what the gradient is multiplied by.
         shift: entries by which the arrays are out of alignment on the device.
-        velocity, residual: [size] float32, changed by a step.
+        divisor: [5] what the gradient is divided by, as of `tf_dgc::Divisor`; or None.
+        velocity, residual, moment: [size] float32, changed by a step.
     """
 
     method: str
@@ -36,8 +37,10 @@ class Case:
     keeps: bool = True
     scale: float = 1.0
     shift: int = 0
+    divisor: np.ndarray = None
     velocity: np.ndarray = None
     residual: np.ndarray = None
+    moment: np.ndarray = None
 
     def __post_init__(self):
         random = np.random.default_rng(self.size)
@@ -45,6 +48,8 @@ class Case:
             self.velocity = random.standard_normal(self.size, np.float32)
         if self.residual is None:
             self.residual = random.standard_normal(self.size, np.float32)
+        if self.moment is None:
+            self.moment = np.zeros(self.size, np.float32)
 
     @property
     def size(self):
@@ -54,7 +59,7 @@ class Case:
     def gradient_type(self):
         return type_name(self.gradient)
 
-    def describe(self, index, gradient, velocity, residual):
+    def describe(self, index, gradient, velocity, residual, moment=None, divisor=None):
         """Return what the libraries are told; arguments are addresses."""
         return {
             "method": self.method,
@@ -67,6 +72,8 @@ class Case:
             "gradient": gradient,
             "velocity": velocity,
             "residual": residual if self.keeps else None,
+            "moment": None if self.divisor is None else moment,
+            "divisor": divisor,
         }
 
 
@@ -92,13 +99,20 @@ class Worker:
         self.gradients = [memory.array(c.gradient, c.shift) for c in cases]
         self.velocity = [memory.array(c.velocity, c.shift) for c in cases]
         self.residual = [memory.array(c.residual, c.shift) for c in cases]
+        self.moment = [memory.array(c.moment, c.shift) for c in cases]
+        none = np.full(5, np.nan)
+        self.divisor = [
+            memory.array(np.array(none if c.divisor is None else c.divisor, np.float64))
+            for c in cases
+        ]
         self.scales = memory.array(np.array([c.scale for c in cases]))
         self.iteration = memory.array(np.array([0], np.int64))
         self.all_taken = memory.poisoned(1)
         self.coding = cuda_engine.Coding(
             cuda_library.RULES[rule], 0.75, FINGERPRINT, worker, 12345
         )
-        arrays = zip(cases, self.gradients, self.velocity, self.residual, strict=True)
+        own = self.velocity, self.residual, self.moment, self.divisor
+        arrays = zip(cases, self.gradients, *own, strict=True)
         self.tensors = cuda_engine.tensors(
             [
                 c.describe(i, *(array.pointer for array in of_case))
@@ -139,7 +153,7 @@ class Worker:
             mine, theirs = self.numbers[kind].read(), other.numbers[kind].read()
             same(mine, theirs, f"numbers as {kind}")
         for i in range(len(self.cases)):
-            for what in ("residual", "velocity"):
+            for what in ("residual", "velocity", "moment"):
                 mine, theirs = getattr(self, what)[i], getattr(other, what)[i]
                 same(_bits(mine), _bits(theirs), f"{what} {i}")
 

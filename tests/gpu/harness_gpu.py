@@ -24,6 +24,8 @@ class Step:
         self.gradients = [array(c.gradient, c.shift) for c in cases]
         self.velocity = [array(c.velocity, c.shift) for c in cases]
         self.residual = [array(c.residual, c.shift) for c in cases]
+        self.moment = [array(c.moment, c.shift) for c in cases]
+        self.divisor = [array(_numbers(c)) for c in cases]
         self.scales = array(np.array([c.scale for c in cases]))
         self.offsets = array(np.array([c.offset for c in cases], np.int32))
         self.hints = array(np.zeros([len(cases), 3], np.int32))
@@ -43,6 +45,8 @@ class Step:
                     "gradient_type": cuda_library.GRADIENT_TYPES[c.gradient_type],
                     "value_type": cuda_library.VALUE_TYPES[c.value_type],
                     "largest": c.largest,
+                    "moment": None if c.divisor is None else self.moment[i].pointer,
+                    "divisor": self.divisor[i].pointer,
                 }
                 for i, c in enumerate(cases)
             ]
@@ -53,7 +57,9 @@ class Step:
         self.words = self._device.poisoned(4 * num_words, np.uint32)
 
     def write(self, cases):
-        """Bring the cases' gradients, scales and offsets onto the device."""
+        """Bring the cases' gradients, scales, offsets and divisors onto the device."""
+        for array, c in zip(self.divisor, cases, strict=True):
+            array.write(_numbers(c))
         for array, c in zip(self.gradients, cases, strict=True):
             array.write(c.gradient)
         self.scales.write([c.scale for c in cases])
@@ -74,6 +80,7 @@ class Step:
         same(self.words.read(), words, "words")
         for i, c in enumerate(cases):
             same(self.residual[i].read(), c.residual, f"residual {i}")
+            same(self.moment[i].read(), c.moment, f"moment {i}")
             if self.rule.name != "none":
                 same(self.velocity[i].read(), c.velocity, f"velocity {i}")
 
@@ -114,6 +121,7 @@ class Runner:
         if self.cpu is None:
             return
         found = np.empty_like(words)
+        divisors = list(map(_numbers, by_cpu))
         tensors = cuda_library.tensors(
             [
                 {
@@ -125,8 +133,10 @@ class Runner:
                     "gradient_type": cuda_library.GRADIENT_TYPES[c.gradient_type],
                     "value_type": cuda_library.VALUE_TYPES[c.value_type],
                     "largest": c.largest,
+                    "moment": None if c.divisor is None else c.moment.ctypes.data,
+                    "divisor": numbers.ctypes.data,
                 }
-                for c in by_cpu
+                for c, numbers in zip(by_cpu, divisors, strict=True)
             ]
         )
         scales = np.array([c.scale for c in by_cpu])
@@ -137,6 +147,7 @@ class Runner:
         for mine, theirs in zip(cases, by_cpu, strict=True):
             same(mine.residual, theirs.residual, "the CPU operation's residual")
             same(mine.velocity, theirs.velocity, "the CPU operation's velocity")
+            same(mine.moment, theirs.moment, "the CPU operation's moment")
 
     def decode(self, layout, buffers, descend):
         """Return status and targets, [size] float32 each, that were 0.5 before.
@@ -179,6 +190,12 @@ class Runner:
             rate.ctypes.data if descend else None,
         )
         return nonfinite, wrong, targets
+
+
+def _numbers(case):
+    """Return a divisor's numbers; of no divisor, some that are not read."""
+    none = np.full(5, np.nan)
+    return none if case.divisor is None else np.asarray(case.divisor, np.float64)
 
 
 def describe_layout(layout):

@@ -30,6 +30,8 @@ class Case:
         offset: where ties are broken from.
         shift: entries by which the arrays are out of alignment on the device.
         largest: what is sent of an entry at most.
+        divisor: [5] what the gradient is divided by, as of `tf_dgc::Divisor`; or None.
+        moment: [size] float32, whose root that is; changed by a step.
     """
 
     gradient: np.ndarray
@@ -41,12 +43,16 @@ class Case:
     offset: int = 0
     shift: int = 0
     largest: float = np.inf
+    divisor: np.ndarray = None
+    moment: np.ndarray = None
 
     def __post_init__(self):
         if self.velocity is None:
             self.velocity = np.zeros(self.size, np.float32)
         if self.residual is None:
             self.residual = np.zeros(self.size, np.float32)
+        if self.moment is None:
+            self.moment = np.zeros(self.size, np.float32)
 
     @property
     def size(self):
@@ -59,7 +65,10 @@ class Case:
     def copy(self):
         """Return a case whose state is its own."""
         return dataclasses.replace(
-            self, velocity=self.velocity.copy(), residual=self.residual.copy()
+            self,
+            velocity=self.velocity.copy(),
+            residual=self.residual.copy(),
+            moment=self.moment.copy(),
         )
 
 
@@ -128,13 +137,33 @@ def _accumulate(cases, rule):
     """Correct and accumulate; return whether no entry would have overflowed."""
     finite = True
     for case in cases:
-        u, v = _add(case, rule, np.float32(case.scale) * widen(case.gradient))
+        gradient, taken = _divide(case)
+        u, v = _add(case, rule, gradient)
         fits = np.isfinite(v)
         u0, v0 = _add(case, rule, np.zeros(case.size, np.float32))
         v0 = np.where(np.isfinite(v0), v0, case.residual)
         case.velocity, case.residual = np.where(fits, u, u0), np.where(fits, v, v0)
-        finite = finite and bool(fits.all())
+        finite = finite and taken and bool(fits.all())
     return finite
+
+
+def _divide(case):
+    """Return what is accumulated, and whether the gradient was not left out before."""
+    scale = np.float32(case.scale)
+    gradient = scale * widen(case.gradient)
+    if case.divisor is None or not case.divisor[0]:
+        return gradient, True
+    if np.isnan(scale):
+        gradient = np.zeros(case.size, np.float32)
+    factor, rest, epsilon, share, largest = np.float32(case.divisor)
+    most = np.finfo(np.float32).max
+    square = factor * (gradient * gradient)
+    square = np.where(square < most, square, most)
+    case.moment = case.moment + rest * (square - case.moment)
+    root = np.sqrt(case.moment) + epsilon
+    quotient = np.where(root == 0, np.float32(0), share * gradient / root)
+    below = np.where(quotient < largest, quotient, largest)
+    return np.where(below > -largest, below, -largest), not np.isnan(scale)
 
 
 def _add(case, rule, gradient):

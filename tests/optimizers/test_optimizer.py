@@ -174,7 +174,9 @@ def test_learning_rate_is_applied_when_sent():
 def test_fit_learns(strategies, inner, num_workers):
     with strategies[num_workers].scope():
         model = make_model()
-        model.compile(tf_dgc.DGCOptimizer(inner(), 0.9), "mse", metrics=["mae"])
+        corrects = not isinstance(inner(), O.RMSprop)
+        optimizer = tf_dgc.DGCOptimizer(inner(), 0.9, adam_correction=corrects)
+        model.compile(optimizer, "mse", metrics=["mae"])
     x, y = make_data(250)  # an uneven last batch
     before = model.evaluate(x, y, verbose=0)[0]
     history = model.fit(

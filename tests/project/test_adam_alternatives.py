@@ -8,6 +8,7 @@ from adaptive.ef21 import EF21
 from adaptive.waiting import WaitingAdam
 from harness import Trainer, initial_weights, make_gradients
 from local_reference import AdamW, LocalRun
+from lossy import largest, signs
 
 import tf_dgc
 from tf_dgc.testing.simulation import Simulation
@@ -15,17 +16,6 @@ from tf_dgc.testing.simulation import Simulation
 RATE, DECAY, STEPS = 0.125, 0.05, 8
 SHAPES = [(40, 30), (5,)]  # the second is exempt
 ZERO_ONE = [0, 1, 3, 6]
-
-
-def signs(values):
-    """Return signs with the mean magnitude."""
-    return np.where(values < 0, -1.0, 1.0) * np.float32(np.mean(np.abs(values)))
-
-
-def largest(values, number):
-    """Return the largest entries, all else zero."""
-    least = np.sort(np.abs(values), axis=None)[-number]
-    return np.where(np.abs(values) >= least, values, 0)
 
 
 class OneBitAdam:

@@ -13,11 +13,13 @@ from tf_dgc.steps import engine_on_gpu, native
 def take(monkeypatch):
     """Return a function that says whether kernels are taken."""
 
-    def answer(methods, problem="", on_gpu=(True, True)):
+    def answer(methods, problem="", on_gpu=(True, True, True)):
         state = SimpleNamespace(cuda_problem=problem, cuda_methods=["whole", "two_bit"])
         monkeypatch.setattr(loader, "native", lambda: state)
         monkeypatch.setattr(native, "is_on_gpu", lambda variables: variables[0])
-        memory = SimpleNamespace(velocity=on_gpu[:1], residual=on_gpu[1:])
+        memory = SimpleNamespace(
+            velocity=on_gpu[:1], residual=on_gpu[1:2], second_moment=on_gpu[2:]
+        )
         inputs = SimpleNamespace(memory=memory)
         return engine_on_gpu.suits(inputs, [Native(name) for name in methods])
 
@@ -33,3 +35,4 @@ def test_kernels_are_taken_where_all_has_some(take):
 def test_kernels_are_not_taken_where_they_cannot_run(take):
     assert not take(["two_bit"], problem="they were not built")
     assert not take(["two_bit"], on_gpu=(True, False))
+    assert not take(["two_bit"], on_gpu=(True, True, False))

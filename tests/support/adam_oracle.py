@@ -7,6 +7,8 @@ from oracle import Oracle, clip
 class AdamOracle(Oracle):
     """Weights, Adam's slots, and what every worker keeps."""
 
+    num_moments = 1
+
     def __init__(
         self,
         *args,
@@ -23,9 +25,13 @@ class AdamOracle(Oracle):
         self.begun = False
         self.positions = positions  # of the step's sample, `[tensor][entry]`
         self.seen = [np.zeros(2) for _ in self.weights]
-        self.slots = [(np.zeros_like(w), np.zeros_like(w)) for w in self.weights]
+        self.slots = [self._zeros(1 + self.num_moments, w) for w in self.weights]
         for worker in self.workers:
-            worker.moment = [np.zeros_like(w) for w in self.weights]
+            worker.moments = [self._zeros(self.num_moments, w) for w in self.weights]
+
+    @staticmethod
+    def _zeros(number, like):
+        return [np.zeros_like(like) for _ in range(number)]
 
     def step(self, gradients):
         """Apply one step; `gradients[worker][tensor]`."""
@@ -45,33 +51,39 @@ class AdamOracle(Oracle):
         self.iteration += 1
 
     def _by_rule(self, i, gradient):
-        m, v = self.slots[i]
+        m, *moments = self.slots[i]
         m += (1 - self.momentum) * (gradient - m)
-        v += (1 - self.beta_2) * (gradient**2 - v)
-        return self._rate() * m / self._root(v)
+        return self._rate() * m / self._follow(moments, gradient, 1.0)
 
     def _by_sum(self, i, gradients, k):
         total, sample, squares = 0.0, 0.0, 0.0
         factor = self._factor(i)
         at = self.positions(self.iteration)[i]
-        m, v = self.slots[i]
+        m, *moments = self.slots[i]
         for worker, gradient in zip(self.workers, gradients, strict=True):
-            s, velocity, residual = (
-                kept[i] for kept in (worker.moment, worker.velocity, worker.residual)
-            )
+            own = worker.moments[i]
             if not self.begun:
-                s[...] = v
-            s += (1 - self.beta_2) * (factor * gradient**2 - s)
+                own[:] = [moment.copy() for moment in moments]
+            by = self._follow(own, gradient, factor)
             if not self.begun:
-                velocity[...] = m / self.num_workers / self._root(s)
-                residual /= self._root(s)
-            given = (1 - self.momentum) * gradient / self._root(s)
-            total += self._send(worker, i, given, k, self.value_dtype)
+                worker.velocity[i][...] = m / self.num_workers / by
+                worker.residual[i] /= by
+            given = (1 - self.momentum) * gradient / by
+            total += self._accumulate(worker, i, given, k)
             sample += given.flat[at]
             squares += np.sum(given.flat[at] ** 2)
         self.seen[i] *= 0.99
         self.seen[i] += 0.01 * np.array([np.sum(sample**2), squares])
         return self._rate() * total
+
+    def _follow(self, moments, gradient, factor):
+        """Let a gradient enter the moments; return what it is divided by."""
+        (moment,) = moments
+        moment += (1 - self.beta_2) * (factor * gradient**2 - moment)
+        return self._root(moment)
+
+    def _accumulate(self, worker, i, divided, k):
+        return self._send(worker, i, divided, k, self.value_dtype)
 
     def _factor(self, i):
         """Return the second moment of the sum by that of one worker's gradient."""
@@ -85,3 +97,60 @@ class AdamOracle(Oracle):
     def _root(self, moment):
         known = 1 - self.beta_2 ** (self.iteration + 1)
         return (np.sqrt(moment) + self.epsilon) / np.sqrt(known)
+
+
+class AmsgradOracle(AdamOracle):
+    """Divides by the root of the largest second moment so far."""
+
+    num_moments = 2
+
+    def _follow(self, moments, gradient, factor):
+        super()._follow(moments[:1], gradient, factor)
+        moments[1][...] = np.maximum(*moments)
+        return self._root(moments[1])
+
+
+class AdamaxOracle(AdamOracle):
+    """Divides by the largest magnitude, which fades."""
+
+    def _follow(self, moments, gradient, factor):
+        (size,) = moments
+        now = np.sqrt(factor) * np.abs(gradient)
+        size[...] = np.maximum(self.beta_2 * size, now)
+        return size + self.epsilon
+
+
+class NadamOracle(AdamOracle):
+    """Looks ahead of its momentum, less so at first, before it accumulates."""
+
+    def _by_rule(self, i, gradient):
+        m, *moments = self.slots[i]
+        m += (1 - self.momentum) * (gradient - m)
+        ahead = self._ahead(m, gradient)
+        return self._rate() * ahead / self._follow(moments, gradient, 1.0)
+
+    def _accumulate(self, worker, i, divided, k):
+        velocity = worker.velocity[i]
+        velocity[...] = self.momentum * velocity + divided
+        ahead = self._ahead(velocity, divided / (1 - self.momentum))
+        kept, self.momentum = self.momentum, 0.0
+        untouched = velocity.copy()
+        sent = self._send(worker, i, ahead, k, self.value_dtype)
+        velocity[...], self.momentum = untouched, kept
+        return sent
+
+    def _ahead(self, momentum, gradient):
+        """Dozat (2016), algorithm 2, with what its momenta were so far."""
+        steps = np.arange(1, self.iteration + 3)
+        momenta = self.momentum * (1 - 0.5 * 0.96**steps)
+        products = np.cumprod(momenta)
+        of_momentum = momenta[-1] / (1 - products[-1])
+        of_gradient = (1 - momenta[-2]) / (1 - products[-2])
+        return of_momentum * momentum + of_gradient * gradient
+
+    def _rate(self):
+        return self.learning_rate
+
+    def _root(self, moment):
+        known = 1 - self.beta_2 ** (self.iteration + 1)
+        return np.sqrt(moment / known) + self.epsilon

@@ -1,6 +1,6 @@
 """What the update of a Keras optimizer consists of; some of its names are private."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -14,6 +14,8 @@ _SLOTS = {
     "sgd_nesterov": ["momentums"],
     "adam": ["_momentums", "_velocities"],
     "adam_amsgrad": ["_momentums", "_velocities", "_velocity_hats"],
+    "adamax": ["_m", "_u"],
+    "nadam": ["_momentums", "_velocities"],
     "rmsprop": ["_velocities"],
     "rmsprop_momentum": ["_velocities", "_momentums"],
     "rmsprop_centered": ["_velocities", "_average_gradients"],
@@ -31,7 +33,18 @@ def rule_name(optimizer: Any) -> str | None:
 
     Names are those of `custom_ops/cpu/rules.h`.
     """
-    for kind, name in _NAMES.items():
+    return _name_among(_NAMES, optimizer)
+
+
+def adam_name(optimizer: Any) -> str | None:
+    """Return the same of Adam's kin, Adamax and Nadam too; None for others."""
+    return _name_among(_ADAM_NAMES, optimizer)
+
+
+def _name_among(
+    names: Mapping[type, Callable[[Any], str]], optimizer: Any
+) -> str | None:
+    for kind, name in names.items():
         if behaves_as(optimizer, kind):
             return name(optimizer)
     return None
@@ -87,6 +100,12 @@ def _rmsprop_name(optimizer: Any) -> str:
     return f"rmsprop{centered}{momentum}"
 
 
+_ADAM_NAMES: dict[type, Callable[[Any], str]] = {
+    keras.optimizers.Adam: _adam_name,
+    keras.optimizers.AdamW: _adam_name,
+    keras.optimizers.Adamax: lambda _: "adamax",
+    keras.optimizers.Nadam: lambda _: "nadam",
+}
 _NAMES: dict[type, Callable[[Any], str]] = {
     keras.optimizers.SGD: _sgd_name,
     keras.optimizers.Adam: _adam_name,

@@ -11,21 +11,14 @@ from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, keras_rules, tracing
 from tf_dgc.choice import Choice, choose
 from tf_dgc.compressors import Compressor, TopK
-from tf_dgc.optimizers import crossing, native_rules, sampling
+from tf_dgc.optimizers import adam_kinds, crossing, native_rules, sampling
+from tf_dgc.optimizers.adam_kinds import Kind
 from tf_dgc.optimizers.agreement import Agreement
 from tf_dgc.steps import native_update
 from tf_dgc.steps.base import Inputs, Outcome
 from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.native_update import UpdateRule
-from tf_dgc.transforms import preconditioning
 from tf_dgc.transforms.preconditioning import Divisor
-
-RULE = "adam"
-
-
-def is_adam(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether a whole step is that of Keras's `Adam` or `AdamW`, without AMSGrad."""
-    return keras_rules.rule_name(optimizer) == RULE
 
 
 class AdamCorrection:
@@ -38,7 +31,8 @@ class AdamCorrection:
     first step on.
 
     Args:
-        optimizer: inner optimizer, built, an `Adam`; its `update_step` is replaced.
+        optimizer: inner optimizer, built; its `update_step` is replaced.
+        kind: kind of Adam that it is.
         memory: state that this worker keeps of all tensors, in the order of the
             variables; behind them of the sample of `agreement`.
         compressor: method of the tensors that are not exempt.
@@ -47,6 +41,7 @@ class AdamCorrection:
         index_of: function of a variable that returns its place among the tensors.
 
     Attributes:
+        kind: kind of Adam.
         begun: variable, 1 when a step has left out entries, else 0; None unless a
             schedule decides when.
     """
@@ -54,17 +49,18 @@ class AdamCorrection:
     def __init__(
         self,
         optimizer: Any,
+        kind: Kind,
         memory: Memory,
         compressor: Compressor,
         agreement: Agreement | None,
         index_of: Callable[[Any], int],
     ):
         self._optimizer = optimizer
+        self.kind = kind
         self._memory = memory
         self._sparsity = compressor.sparsity if isinstance(compressor, TopK) else None
         self._agreement = agreement
         self._index_of = index_of
-        self._betas = float(optimizer.beta_1), float(optimizer.beta_2)
         self._divided = [i for i, t in enumerate(memory.tensors) if not t.exempt]
         self.begun = _make_flag() if callable(self._sparsity) else None
         keras_optimizers.replace_update_step(optimizer, self.update_step)
@@ -76,7 +72,7 @@ class AdamCorrection:
         if self._agreement is None:
             return found
         memory = self._memory
-        kept = (memory.residual, memory.velocity, memory.second_moment)
+        kept = (memory.residual, memory.velocity, *self._moments())
         return [*found, self._agreement.seen, *(some[-1] for some in kept if some)]
 
     def is_stock(self) -> Choice:
@@ -105,17 +101,18 @@ class AdamCorrection:
         active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
         divisors = self._divisors(self._agreement.factors(), active)
         if self.begun is not None:
-            slots = [
-                keras_rules.rule_slots(self._optimizer, RULE, v) for v in variables
-            ]
+            own = self._optimizer, self.kind.rule
+            slots = [keras_rules.rule_slots(*own, v) for v in variables]
             first = tf.logical_and(active, tf.equal(self.begun.value, 0))
-            crossing.cross(first, inputs, slots, divisors, self._betas[0])
-        return sampling.add(self._agreement, inputs, self._memory, divisors, active)
+            beta_1 = float(self._optimizer.beta_1)
+            crossing.cross(first, inputs, slots, divisors, beta_1)
+        added = sampling.add(self._agreement, inputs, self._memory, divisors, active)
+        return adam_kinds.without_velocity(added) if self.kind.ahead else added
 
     def _forget(self, inputs: Inputs, stock: Choice) -> None:
         """Clear velocities of what is not divided: the rule has its momentum then."""
         velocity = inputs.memory.velocity
-        if not velocity:
+        if not velocity or self.kind.ahead:
             return
 
         def clear(exempt: bool) -> tf.Tensor:
@@ -129,15 +126,24 @@ class AdamCorrection:
 
     def _divisors(self, factors: tf.Tensor, active: Choice) -> dict[int, Divisor]:
         """Return the divisor of each tensor that has one, by its place."""
-        numbers = preconditioning.make_numbers(
-            factors, self._step(), *self._betas, self._optimizer.epsilon, active
-        )
-        moments = [self._memory.second_moment[i] for i in self._divided]
-        found = zip(moments, tf.unstack(numbers), strict=True)
+        optimizer, kind, memory = self._optimizer, self.kind, self._memory
+        numbers = adam_kinds.make_numbers(kind, optimizer, factors, active)
+        ahead = adam_kinds.look_ahead(optimizer) if kind.ahead else None
         return {
-            i: Divisor(moment, row, active)
-            for i, (moment, row) in zip(self._divided, found, strict=True)
+            i: Divisor(
+                memory.second_moment[i],
+                row,
+                active,
+                memory.largest_moment[i] if kind.largest else None,
+                kind.infinity,
+                ahead and ahead._replace(velocity=memory.velocity[i]),
+            )
+            for i, row in zip(self._divided, tf.unstack(numbers), strict=True)
         }
+
+    def _moments(self) -> list:
+        memory = self._memory
+        return [some for some in (memory.second_moment, memory.largest_moment) if some]
 
     def receive(self, outcome: Outcome, stock: Choice) -> Outcome:
         """Return the outcome of a step without its sample, which is learned from.
@@ -204,10 +210,11 @@ class AdamCorrection:
     def _correct(self, rule: UpdateRule) -> UpdateRule:
         """Return the update that `update_step` is, of Adam's, where it is not stock."""
         tensors = [self._memory.tensors[self._index_of(v)] for v in rule.variables]
-        rate, decay, *_ = tf.unstack(rule.hyperparameters[RULE])
+        own = self.kind.rule
+        rate, decay, *_ = tf.unstack(rule.hyperparameters[own])
         descent = native_rules.pack(rate, decay, [rate / self._known()])
         return rule._replace(
-            names=[RULE if t.exempt else "descent" for t in tensors],
+            names=[own if t.exempt else "descent" for t in tensors],
             slots=[
                 slots if t.exempt else []
                 for t, slots in zip(tensors, rule.slots, strict=True)
@@ -217,10 +224,7 @@ class AdamCorrection:
 
     def _known(self) -> tf.Tensor:
         """Return the share of a momentum there is: velocities began at zero."""
-        return 1.0 - tf.pow(tf.constant(self._betas[0], tf.float64), self._step())
-
-    def _step(self) -> tf.Tensor:
-        return tf.cast(self._optimizer.iterations.value, tf.float64) + 1.0
+        return adam_kinds.known_momentum(self.kind, self._optimizer)
 
 
 def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:

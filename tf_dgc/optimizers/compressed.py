@@ -18,7 +18,15 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import bucketing, inputs, kept, stepping, takeover, validation
+from tf_dgc.optimizers import (
+    bucketing,
+    inputs,
+    kept,
+    stepping,
+    takeover,
+    unsuited,
+    validation,
+)
 from tf_dgc.optimizers.accumulating import Accumulation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
@@ -52,12 +60,14 @@ class CompressedOptimizer(OptimizerWrapper):
             instead of the gradient (Lin et al., section 3.2); needs error feedback.
         factor_masking: whether to clear that velocity where entries were sent (section
             3.3), with methods that send some entries and not others. None: that of an
-            `SGD`, not that of an Adam, which loses more by it than it wins.
-        adam_correction: whether an inner `Adam` or `AdamW` (without AMSGrad) divides by
-            its second moment before the exchange, and accumulates its momentum as
+            `SGD`, not that of an Adam, which loses more by it than it wins. A `Nadam`
+            is never masked: it looks ahead before it accumulates.
+        adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
+            by its second moment before the exchange, and accumulates its momentum as
             momentum correction does, wherever there is error feedback. Else its rule is
             applied to the sum, and an entry that comes every T steps moves `T**0.5`
-            times too little.
+            times too little. Rules that cannot be corrected and share that fault, such
+            as that of `RMSprop`, are warned of, unless it is False.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole and without loss.
         seed: seed of all random choices. TensorFlow's global seed is neither used nor
@@ -83,8 +93,10 @@ class CompressedOptimizer(OptimizerWrapper):
         residual: variables, one per model variable and worker, accumulated and not yet
             sent; empty without error feedback.
         second_moment: variables, one per model variable and worker, of its gradients;
-            empty without Adam correction. All three are float64 for float64 variables,
-            else float32.
+            empty without Adam correction. Of an `Adamax`, largest magnitudes.
+        largest_moment: variables, likewise of the largest second moment so far; empty
+            unless an Adam with `amsgrad=True` is corrected. All four are float64 for
+            float64 variables, else float32.
         compressor_state: variables of the method's own state by name, for each model
             variable; behind them that of all at once, if there is one.
         communicator: object that runs steps, `distribute.communicator.Communicator`.
@@ -125,7 +137,8 @@ class CompressedOptimizer(OptimizerWrapper):
         rule, took = takeover.take_over(
             inner, bool(momentum_correction), bool(adam_correction) and feedback
         )
-        validation.check_adam_correction(ways, compressor, feedback, took.adam)
+        validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
+        unsuited.warn(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
         self.compressor = compressor
@@ -144,6 +157,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []
+        self.largest_moment: list[PerWorkerVariable] = []
         self.compressor_state: list[State] = []
         self._keeps_residual = feedback
         self.exempt_dtype: str | None = None
@@ -206,6 +220,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.residual = made.of_model(made.memory.residual)
         self.velocity = made.of_model(made.memory.velocity)
         self.second_moment = made.of_model(made.memory.second_moment)
+        self.largest_moment = made.of_model(made.memory.largest_moment)
         self.compressor_state = made.of_method
         self._of_adam = made.of_adam
         if self._took.calls > 1:

@@ -31,7 +31,8 @@ def cross(
     Args:
         first: whether it is, scalar bool.
         inputs: inputs of the step, without divisors.
-        slots: Adam's momentum and second moment of each tensor of the step.
+        slots: Adam's momentum and second moment of each tensor of the step; behind
+            them what else it remembers, the largest second moment so far.
         divisors: divisor of each tensor that has one, by its place.
         beta_1: share of the momentum before, in each.
     """
@@ -42,13 +43,11 @@ def cross(
         for at, (i, own, gradient) in enumerate(rows):
             if i not in divisors:
                 continue
-            momentum, moment = (_flat(slot, gradient.dtype) for slot in own)
+            momentum, *moments = (_flat(slot, gradient.dtype) for slot in own)
             # Keras's own overflow, and what is infinite would stay.
             momentum = _finite(momentum, 0.0)
-            moment = _finite(moment, moment.dtype.max)
             by = divisors[i]
-            by.moment.assign(tf.reshape(moment, by.moment.shape))
-            now = preconditioning.follow(moment, gradient, by.numbers)
+            now = _take_moments(by, gradient, moments)
             kept = inputs.memory.residual[at]
             _divide(kept, _flat(kept, now.dtype), now, by, beta_1)
             if inputs.memory.velocity:
@@ -59,10 +58,24 @@ def cross(
     tf.cond(first, take_over, lambda: tf.constant(True))
 
 
+def _take_moments(
+    by: Divisor, gradient: tf.Tensor, moments: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Take over Adam's moments; return what the step's gradient is divided by."""
+    moments = [_finite(moment, moment.dtype.max) for moment in moments]
+    by.moment.assign(tf.reshape(moments[0], by.moment.shape))
+    now = preconditioning.follow(moments[0], gradient, by.numbers, by.infinity)
+    if by.largest is None:
+        return now
+    by.largest.assign(tf.reshape(moments[1], by.largest.shape))
+    return tf.maximum(moments[1], now)
+
+
 def _divide(
     kept: Any, values: tf.Tensor, now: tf.Tensor, by: Divisor, beta_1: float
 ) -> None:
-    divided = preconditioning.rescale(values, now, by.numbers) * (1 / (1 - beta_1))
+    rescaled = preconditioning.rescale(values, now, by.numbers, by.infinity)
+    divided = rescaled * (1 / (1 - beta_1))
     largest = now.dtype.max  # what overflows would never leave again
     within = tf.clip_by_value(divided, -largest, largest)
     kept.assign(tf.reshape(within, kept.shape))

@@ -30,9 +30,9 @@ class DGCOptimizer(CompressedOptimizer):
     ...     model.compile(optimizer=tf_dgc.DGCOptimizer(sgd), loss="mse")
     >>> model.fit(dataset)
 
-    Momentum of an SGD (plain or Nesterov) becomes momentum correction, and an `Adam` or
-    `AdamW` is corrected too; other optimizers get error feedback and apply their own
-    rule to the sum. Clipping of the
+    Momentum of an SGD (plain or Nesterov) becomes momentum correction, and an `Adam`,
+    `AdamW`, `Adamax` or `Nadam` is corrected too; other optimizers get error feedback
+    and apply their own rule to the sum. Clipping of the
     inner optimizer becomes local gradient clipping. With `sparsity=0` every step is
     what the inner optimizer does alone.
 

@@ -54,7 +54,7 @@ class Kept:
     @property
     def rule(self) -> str | None:
         """Name of the inner optimizer's rule, if the correction has a hand in it."""
-        return adam.RULE if self.adam else None
+        return self.adam.kind.native_rule if self.adam else None
 
     def of_model(self, variables: Any) -> list:
         """Return those of the tensors of the model."""
@@ -111,13 +111,15 @@ def make(
         optimizer.compressor,
         keeps_residual=keeps_residual,
         keeps_velocity=bool(took.momentum),
-        keeps_second_moment=took.adam,
+        keeps_second_moment=took.adam is not None,
+        keeps_largest_moment=took.adam is not None and took.adam.largest,
         tracks_staleness=optimizer.track_staleness,
     )
     correction = None
     if took.adam:
         correction = adam.AdamCorrection(
             optimizer.inner_optimizer,
+            took.adam,
             memory,
             optimizer.compressor,
             agreement,

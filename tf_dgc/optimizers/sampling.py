@@ -3,6 +3,7 @@
 import collections
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -69,6 +70,7 @@ def _peek(
         inputs.indices, inputs.gradients, inputs.scales, inputs.tensors, strict=True
     )
     given = [(divisors[i], g, s, t) for i, g, s, t in of_step if i in divisors]
+    infinity = given[0][0].infinity  # they are of one kind
     found = [
         tf.cast(pick(g, t, at), dtype)
         for (_, g, _, t), at in zip(given, tf.unstack(positions), strict=True)
@@ -76,13 +78,17 @@ def _peek(
     scales = [tf.cast(scale, dtype) for _, _, scale, _ in given]
     picked = tf.stack(found) * tf.stack(scales)[:, tf.newaxis]
     indices = unravel(positions, [t.shape for *_, t in given])
-    moments = [
-        tf.cast(d.moment.local_at(at), dtype)
-        for (d, *_), at in zip(given, indices, strict=True)
-    ]
+
+    def kept(variables: Sequence[Any]) -> tf.Tensor:
+        pairs = zip(variables, indices, strict=True)
+        return tf.stack([tf.cast(v.local_at(at), dtype) for v, at in pairs])
+
     numbers = tf.stack([d.numbers for d, *_ in given])
-    now = preconditioning.follow(tf.stack(moments), picked, numbers)
-    return preconditioning.quotient(picked, now, numbers)
+    before = kept([d.moment for d, *_ in given])
+    now = preconditioning.follow(before, picked, numbers, infinity)
+    if given[0][0].largest is not None:
+        now = tf.maximum(kept([d.largest for d, *_ in given]), now)
+    return preconditioning.quotient(picked, now, numbers, infinity)
 
 
 def unravel(positions: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Tensor]:

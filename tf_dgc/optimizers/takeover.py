@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.optimizers import adam, settings
+from tf_dgc.optimizers import adam_kinds, settings
+from tf_dgc.optimizers.adam_kinds import Kind
 from tf_dgc.optimizers.settings import CLIPPING
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 
@@ -22,12 +23,12 @@ class TakeOver:
         taken: config entries that were changed in the copy, with the values that the
             inner optimizer had, or that the user has set since; `get_config` gives them
             back.
-        adam: whether what an Adam divides by is taken over too.
+        adam: kind of Adam that what is divided by is taken over from too; else None.
         beta_1: coefficient of its momentum then, else 0.
     """
 
     taken: dict[str, Any]
-    adam: bool = False
+    adam: Kind | None = None
     beta_1: float = 0.0
 
     @property
@@ -155,8 +156,8 @@ def take_over(
     stated = {name: value for name, value in changes.items() if name in config}
     rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
     _check_nothing_lost(inner, rule)
-    corrected = adam_correction and adam.is_adam(inner)
-    return rule, TakeOver(taken, corrected, float(inner.beta_1) if corrected else 0.0)
+    kind = adam_kinds.find(inner) if adam_correction else None
+    return rule, TakeOver(taken, kind, float(inner.beta_1) if kind else 0.0)
 
 
 def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -118,8 +118,8 @@ def prepare(
     flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
     flat, finite = clipping.multiply(flat, scales)
     by = divisors or [None] * len(flat)
-    given = [g if d is None else d.divide(g) for g, d in zip(flat, by, strict=True)]
-    return given, finite
+    pairs = zip(flat, by, strict=True)
+    return [g if d is None else d.divide(g, finite) for g, d in pairs], finite
 
 
 def divide(

@@ -17,6 +17,7 @@ from tf_dgc.collectives.packs import num_bytes
 from tf_dgc.compressors.base import Compressor, Native
 from tf_dgc.ops import loader
 from tf_dgc.steps import engine_on_gpu, native
+from tf_dgc.steps.accumulation import divide
 from tf_dgc.steps.base import Inputs, Outcome, Step
 from tf_dgc.steps.engine_calls import Call
 
@@ -34,11 +35,21 @@ def begin(inputs: Inputs) -> Step | None:
     if tracing.in_xla_context():
         native.warn_of_xla()
         return None
+    if engine_on_gpu.is_wanted() and not engine_on_gpu.suits(inputs, known):
+        return None
+    if not native.knows(inputs.divisors):
+        inputs = _divided(inputs)
     if not engine_on_gpu.is_wanted():
         return _step(inputs, known)
-    if not engine_on_gpu.suits(inputs, known):
-        return None
     return _step(engine_on_gpu.simplify(inputs), known, updates=False)
+
+
+def _divided(inputs: Inputs) -> Inputs:
+    """Return the same step with its divisions done, which the engine does not know."""
+    given, scales = divide(
+        inputs.tensors, inputs.gradients, inputs.scales, inputs.divisors
+    )
+    return inputs._replace(gradients=given, scales=scales, divisors=())
 
 
 def _suits(inputs: Inputs) -> bool:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_dgc.compressors.base import Native
 from tf_dgc.ops import loader
 from tf_dgc.steps import native
-from tf_dgc.steps.accumulation import divide, flatten
+from tf_dgc.steps.accumulation import flatten
 from tf_dgc.steps.base import Inputs
 
 
@@ -22,16 +22,15 @@ def suits(inputs: Inputs, methods: Sequence[Native]) -> bool:
     if state.cuda_problem:
         return False
     known = {*state.cuda_methods}
-    memory = [*inputs.memory.velocity, *inputs.memory.residual]
+    own = inputs.memory
+    memory = [*own.velocity, *own.residual, *own.second_moment]
     return all(m.name in known for m in methods) and all(
         native.is_on_gpu([v]) for v in memory
     )
 
 
 def simplify(inputs: Inputs) -> Inputs:
-    """Return the same step with dense gradients, and with its divisions done."""
-    tensors, gradients = inputs.tensors, inputs.gradients
-    if not inputs.divisors:
-        return inputs._replace(gradients=list(map(flatten, gradients, tensors)))
-    given, scales = divide(tensors, gradients, inputs.scales, inputs.divisors)
-    return inputs._replace(gradients=given, scales=scales, divisors=())
+    """Return the same step with dense gradients."""
+    return inputs._replace(
+        gradients=list(map(flatten, inputs.gradients, inputs.tensors))
+    )

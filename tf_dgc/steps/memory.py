@@ -30,6 +30,8 @@ class Memory:
             nothing is ever kept back.
         second_moment: variable of each tensor, of gradients that are divided by its
             root; empty if none are.
+        largest_moment: variable of each tensor, of the largest second moment so far;
+            empty unless gradients are divided by the root of that.
         states: variables of the method's own state by name, for each tensor.
         common: variables of its state by name that is of all tensors at once.
         counters: variable of what all tensors sent, equal on all workers.
@@ -41,6 +43,7 @@ class Memory:
     velocity: Sequence[PerWorkerVariable]
     residual: Sequence[PerWorkerVariable]
     second_moment: Sequence[PerWorkerVariable]
+    largest_moment: Sequence[PerWorkerVariable]
     states: Sequence[State]
     common: State
     counters: keras.Variable
@@ -58,6 +61,7 @@ class Memory:
             velocity=pick(self.velocity),
             residual=pick(self.residual),
             second_moment=pick(self.second_moment),
+            largest_moment=pick(self.largest_moment),
             states=pick(self.states),
         )
 
@@ -114,6 +118,7 @@ def make_memory(
     keeps_residual: bool,
     keeps_velocity: bool,
     keeps_second_moment: bool,
+    keeps_largest_moment: bool,
     tracks_staleness: bool,
 ) -> Memory:
     """Create all variables, at zero; call it on every worker, in the strategy's scope.
@@ -124,6 +129,7 @@ def make_memory(
         keeps_residual: whether what is not sent is kept.
         keeps_velocity: whether momentum is accumulated locally.
         keeps_second_moment: whether gradients are divided by its root before.
+        keeps_largest_moment: whether it is the root of the largest so far.
         tracks_staleness: whether to remember when entries were sent, where something
             is kept back.
     """
@@ -131,9 +137,10 @@ def make_memory(
     residual = _accumulators(tensors, "residual") if keeps_residual else []
     last_sent = LastSent(tensors) if keeps_residual and tracks_staleness else None
     velocity = _accumulators(tensors, "velocity") if keeps_velocity else []
-    moment = (
-        _accumulators(tensors, "second_moment", "mean") if keeps_second_moment else []
-    )
+
+    def moments(name: str, kept: bool) -> list[PerWorkerVariable]:
+        return _accumulators(tensors, name, "mean") if kept else []
+
     states = [
         {}
         if t.exempt
@@ -144,7 +151,8 @@ def make_memory(
         tensors,
         velocity,
         residual,
-        moment,
+        moments("second_moment", keeps_second_moment),
+        moments("largest_moment", keeps_largest_moment),
         states,
         _make_common(compressor, tensors),
         counters,

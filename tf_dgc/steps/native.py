@@ -116,7 +116,7 @@ def _halves(words: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 def _compress(step: LocalStep) -> tf.Tensor:
-    if step.divisors and is_on_gpu(step.residual or []):
+    if not knows(step.divisors):
         step = _divided(step)
     gradients = _for_device(step)
     values = list(map(entries, gradients))
@@ -163,6 +163,11 @@ def row_operands(gradients: Sequence[Gradient]) -> dict[str, Any]:
     return {"rows": list(rows.values()), "sparse": list(rows)}
 
 
+def knows(divisors: Sequence[Divisor | None]) -> bool:
+    """Whether the native operations can do these divisions."""
+    return all(d is None or d.is_plain for d in divisors)
+
+
 def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
     """Return what operations take of the divisors of gradients."""
     places = [i for i, d in enumerate(divisors) if d is not None]
@@ -176,7 +181,7 @@ def divisor_operands(divisors: Sequence[Divisor | None]) -> dict[str, Any]:
 
 
 def _divided(step: LocalStep) -> LocalStep:
-    """Return the step with its divisions done, for kernels that know none."""
+    """Return the step with its divisions done, for kernels that do not know them."""
     given, scales = divide(step.plan.layout, step.gradients, step.scales, step.divisors)
     return step._replace(gradients=given, scales=scales, divisors=())
 

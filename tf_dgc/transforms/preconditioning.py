@@ -2,9 +2,12 @@
 
 Adam's rule is not linear: of a sum that arrives every T steps it remembers the square,
 and moves sqrt(T) times too little. Divided before it is accumulated, by a second moment
-that every step has a part in, the gradient may wait like any other.
+that every step has a part in, the gradient may wait like any other. Three of Adam's
+kind divide by something else: AMSGrad by the largest second moment so far, Adamax by
+the largest magnitude, which fades; and a Nadam looks ahead of its momentum.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,34 +15,84 @@ import tensorflow as tf
 from tf_dgc.choice import Choice, choose
 
 
+class LookAhead(NamedTuple):
+    """A momentum of quotients, of which more is accumulated than it is (Nesterov's).
+
+    Attributes:
+        velocity: variable of the momentum.
+        momentum: share of the momentum before, in each.
+        numbers: shares of the momentum, and of the quotient beside it, in what is
+            accumulated, float64 `[2]`.
+    """
+
+    velocity: Any
+    momentum: float
+    numbers: tf.Tensor
+
+    def follow(self, divided: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
+        """Let a quotient enter the momentum, and return what is accumulated instead.
+
+        Args:
+            divided: quotient of this worker, float `[n]`.
+            finite: whether there is a gradient in this step; else nothing is
+                accumulated, and the momentum stays.
+        """
+        before = _flat(self.velocity)
+        now = self.momentum * before + divided
+        kept = tf.where(finite, now, before)
+        self.velocity.assign(tf.reshape(kept, self.velocity.shape))
+        of_momentum, of_quotient = tf.unstack(tf.cast(self.numbers, now.dtype))
+        ahead = of_momentum * now + of_quotient * divided
+        return tf.where(finite, ahead, tf.zeros_like(ahead))
+
+
 class Divisor(NamedTuple):
     """What a gradient is divided by: the root of its second moment.
 
     Attributes:
         moment: variable of the second moment of the sum over workers, as far as this
-            one can tell.
-        numbers: row of what `make_numbers` returns, float64 `[5]`.
+            one can tell; with `infinity`, of its largest magnitude.
+        numbers: row of what `make_numbers` or `make_infinity_numbers` returns, float64
+            `[5]`.
         active: whether the gradient is divided in this step.
+        largest: variable of the largest second moment so far, whose root it is then;
+            or None.
+        infinity: whether the moment is the largest magnitude, which fades.
+        ahead: momentum that looks ahead; or None.
     """
 
     moment: Any
     numbers: tf.Tensor
     active: Choice
+    largest: Any = None
+    infinity: bool = False
+    ahead: LookAhead | None = None
 
-    def divide(self, gradient: tf.Tensor) -> tf.Tensor:
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is Adam's own, which the native operations know."""
+        return self.largest is None and not self.infinity and self.ahead is None
+
+    def divide(self, gradient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
         """Let a gradient enter the moment, and return what is accumulated instead.
 
         The native operations do the same (`custom_ops/cpu/dividing.h`).
 
         Args:
             gradient: gradient of this worker, its share of the sum, float `[n]`.
+            finite: whether it was finite; else it is zero.
         """
-        return choose(self.active, lambda: self._divide(gradient), lambda: gradient)
+        divided = functools.partial(self._divide, gradient, finite)
+        return choose(self.active, divided, lambda: gradient)
 
-    def _divide(self, gradient: tf.Tensor) -> tf.Tensor:
-        now = follow(_flat(self.moment), gradient, self.numbers)
+    def _divide(self, gradient: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
+        now = follow(_flat(self.moment), gradient, self.numbers, self.infinity)
         self.moment.assign(tf.reshape(now, self.moment.shape))
-        return quotient(gradient, now, self.numbers)
+        if self.largest is not None:
+            now = tf.maximum(_flat(self.largest), now)
+            self.largest.assign(tf.reshape(now, self.largest.shape))
+        divided = quotient(gradient, now, self.numbers, self.infinity)
+        return divided if self.ahead is None else self.ahead.follow(divided, finite)
 
 
 def make_numbers(
@@ -47,7 +100,7 @@ def make_numbers(
     step: tf.Tensor,
     beta_1: float,
     beta_2: float,
-    epsilon: float,
+    epsilon: float | tf.Tensor,
     active: Choice,
 ) -> tf.Tensor:
     """Return the numbers of some divisors.
@@ -79,7 +132,33 @@ def make_numbers(
     return tf.stack(columns, axis=1)
 
 
-def follow(moment: tf.Tensor, gradient: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+def make_infinity_numbers(
+    factors: tf.Tensor, beta_1: float, beta_2: float, epsilon: float, active: Choice
+) -> tf.Tensor:
+    """Return the numbers of some divisors that are largest magnitudes.
+
+    Arguments are those of `make_numbers`.
+
+    Returns:
+        float64 `[tensors, 5]`: the root of the factor, 0 if not active; what a
+        magnitude fades by; epsilon; share of a quotient in the momentum; and what none
+        exceeds.
+    """
+    roots = tf.sqrt(tf.cast(factors, tf.float64))
+    ones = tf.ones_like(roots)
+    columns = [
+        roots * tf.cast(active, tf.float64),
+        (1.0 - beta_2) * ones,
+        epsilon * ones,
+        (1.0 - beta_1) * ones,
+        (1.0 - beta_1) / roots,
+    ]
+    return tf.stack(columns, axis=1)
+
+
+def follow(
+    moment: tf.Tensor, gradient: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
+) -> tf.Tensor:
     """Return the second moment of the sum over workers, as far as one can tell.
 
     Args:
@@ -87,34 +166,46 @@ def follow(moment: tf.Tensor, gradient: tf.Tensor, numbers: tf.Tensor) -> tf.Ten
         gradient: gradient of this worker, its share of the sum, `[n]`.
         numbers: numbers of its divisor, float64 `[5]`; or `[r, 5]` where all else has
             so many rows, with a divisor each.
+        infinity: whether it is the largest magnitude.
     """
     factor, rest, *_ = _columns(numbers, gradient.dtype)
+    if infinity:
+        size = tf.minimum(factor * tf.abs(gradient), gradient.dtype.max)
+        return tf.maximum(moment - rest * moment, size)
     square = tf.minimum(factor * tf.square(gradient), gradient.dtype.max)
     return moment + rest * (square - moment)
 
 
-def quotient(gradient: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+def quotient(
+    gradient: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
+) -> tf.Tensor:
     """Return what is accumulated instead of a gradient.
 
     Args:
         gradient: gradient of this worker, `[n]`.
-        moment: result of `follow`, which includes it, `[n]`.
+        moment: result of `follow`, which includes it, or the largest so far, `[n]`.
         numbers: numbers as for `follow`.
+        infinity: whether the moment is the largest magnitude.
     """
     *_, largest = _columns(numbers, gradient.dtype)
-    return tf.clip_by_value(rescale(gradient, moment, numbers), -largest, largest)
+    divided = rescale(gradient, moment, numbers, infinity)
+    return tf.clip_by_value(divided, -largest, largest)
 
 
-def rescale(values: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+def rescale(
+    values: tf.Tensor, moment: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
+) -> tf.Tensor:
     """Return values of the scale of gradients in that of momentum, without bounds.
 
     Args:
         values: values, `[n]`.
         moment: second moment, `[n]`.
         numbers: numbers as for `follow`.
+        infinity: whether the moment is the largest magnitude.
     """
     _, _, epsilon, share, _ = _columns(numbers, values.dtype)
-    return tf.math.divide_no_nan(share * values, tf.sqrt(moment) + epsilon)
+    root = moment if infinity else tf.sqrt(moment)
+    return tf.math.divide_no_nan(share * values, root + epsilon)
 
 
 def _columns(numbers: tf.Tensor, dtype: tf.DType) -> list[tf.Tensor]:
