@@ -11,9 +11,9 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         CompressedCrossDeviceOps CompressedOptimizer CompressionStats DGCOptimizer
-        LocalOptimizer NovoGrad average_statistics callbacks compressors diloco
-        exchanges local_sgd multi_worker_strategy post_local_sgd prepare saving
-        schedules sparse_loco
+        LocalOptimizer NovoGrad average_statistics callbacks compressors
+        dgc_for_steps diloco exchanges local_sgd multi_worker_strategy post_local_sgd
+        prepare saving schedules sparse_loco
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
@@ -33,7 +33,7 @@ PUBLIC = {
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": """
         PiecewiseConstantPeriod PiecewiseConstantSparsity SparsitySchedule
-        WarmupSparsity
+        WarmupSparsity for_steps
     """,
 }
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py"))
