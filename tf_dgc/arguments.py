@@ -31,3 +31,18 @@ def check_decay(decay: Any) -> float:
             f"to what is to be sent next, 1 for all. Received: decay={decay!r}"
         )
     return float(decay)
+
+
+def check_sparsity(value: Any, what: str = "sparsity") -> float:
+    """Return `value` as a float, or raise `ValueError` unless it is in [0, 1)."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < 1
+    ):
+        raise ValueError(
+            f"`{what}` must be a number in [0, 1): the share of gradient entries that "
+            "is not sent, for example 0.999. "
+            f"Received: {what}={value!r}"
+        )
+    return float(value)

@@ -12,8 +12,8 @@ PUBLIC = {
     "tf_dgc": """
         Advice CompressedCrossDeviceOps CompressedOptimizer CompressionStats
         DGCOptimizer LocalOptimizer NovoGrad advise average_statistics callbacks
-        compressors diloco exchanges local_sgd multi_worker_strategy post_local_sgd
-        prepare saving schedules sparse_loco
+        compressors dgc_for_steps diloco exchanges local_sgd multi_worker_strategy
+        post_local_sgd prepare saving schedules sparse_loco
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer
@@ -33,7 +33,7 @@ PUBLIC = {
     "tf_dgc.saving": "checkpoint_directory save_model save_weights",
     "tf_dgc.schedules": """
         PiecewiseConstantPeriod PiecewiseConstantSparsity SparsitySchedule
-        WarmupSparsity
+        WarmupSparsity for_steps
     """,
 }
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py"))

@@ -1,0 +1,182 @@
+"""How `horizons.py` trains for a few hundred steps, at the bytes that DGC takes."""
+
+from typing import NamedTuple
+
+import keras
+
+import tf_dgc
+from adaptive import budget, feedback
+from tf_dgc.compressors import GlobalTopK, TopK
+
+
+class Run(NamedTuple):
+    """A way to train.
+
+    Attributes:
+        make: function of an SGD, a `Budget` and the task.
+        why: it is tried.
+    """
+
+    make: object
+    why: str
+
+
+NARROW = {"value_dtype": "mxint8", "exempt_dtype": "mxint8"}
+NARROWER = {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"}
+VALUES = {"value_dtype": "mxint8"}
+
+
+def _today(inner, spent, task):
+    shape = budget.paper(spent.steps)
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity(*shape)
+    return tf_dgc.DGCOptimizer(inner, schedule)
+
+
+def _dgc(shape, types=None, **options):
+    types = types or {}
+
+    def make(inner, spent, task):
+        schedule = spent.fit(shape, **types)
+        return tf_dgc.DGCOptimizer(inner, schedule, **types, **options)
+
+    return make
+
+
+def _by(method, together=False, sgd=None, **options):
+    """Return how an optimizer of a method is made, of constant density."""
+
+    def make(inner, spent, task):
+        inner = _sgd(task, spent.steps, **sgd) if sgd else inner
+        schedule = spent.fit(budget.constant, together, **VALUES)
+        compressor = method(sparsity=schedule.values[0], **VALUES)
+        return tf_dgc.CompressedOptimizer(inner, compressor, **options)
+
+    return make
+
+
+def _sgd(task, steps, rate=1.0, momentum=0.9, warm_up=0.0):
+    begin = round(warm_up * steps)
+    first = {"warmup_target": rate * task.learning_rate, "warmup_steps": begin}
+    decay = keras.optimizers.schedules.CosineDecay(
+        0.0 if begin else rate * task.learning_rate,
+        steps - begin,
+        **first if begin else {},
+    )
+    return keras.optimizers.SGD(decay, momentum, global_clipnorm=task.clipnorm)
+
+
+def _other_rate(**settings):
+    narrow = _dgc(budget.constant, NARROW)
+    return lambda inner, spent, task: narrow(
+        _sgd(task, spent.steps, **settings), spent, task
+    )
+
+
+def _rate_inside(inner, spent, task):
+    return feedback.RateInside(
+        keras.optimizers.SGD(task.learning_rate, 0.9),
+        spent.fit(budget.constant, **NARROW),
+        keras.optimizers.schedules.CosineDecay(1.0, spent.steps),
+        task.clipnorm,
+        **NARROW,
+    )
+
+
+def _times(number):
+    """Return how DGC is made that sends an entry so many times, on average."""
+
+    def make(inner, spent, task):
+        sparsity = 1 - min(0.25, number / spent.steps)
+        return tf_dgc.DGCOptimizer(inner, sparsity, factor_masking=False, **NARROW)
+
+    return make
+
+
+_FLUSHES = {
+    "at 0.5": [0.5],
+    "at 0.8": [0.8],
+    "at the end": [1.0],
+    "at 0.5, 0.7, 0.9": [0.5, 0.7, 0.9],
+}
+_CORRECTED = {"momentum_correction": True}
+_FALLING = budget.staged((0.2, 4), (0.5, 1.5), (1, 0.75))
+_RISING = budget.staged((0.5, 0.5), (0.8, 1), (1, 3))
+
+RUNS = {
+    "dense": Run(lambda inner, *_: inner, "the control"),
+    "dgc": Run(_today, "today's"),
+    "constant": Run(_dgc(budget.constant), "warm-up against density"),
+    "constant mxint8": Run(_dgc(budget.constant, NARROW), "narrow values"),
+    "constant mxfp4": Run(_dgc(budget.constant, NARROWER), "narrow values"),
+    "warm-up mxint8": Run(_dgc(budget.warm_up, NARROW), "narrow values"),
+    "falling mxint8": Run(_dgc(_FALLING, NARROW), "a short warm-up"),
+    "rising mxint8": Run(_dgc(_RISING, NARROW), "more as the rate falls"),
+    **{
+        f"flush {name}": Run(_dgc(budget.flushed(budget.constant, *at)), "all arrives")
+        for name, at in _FLUSHES.items()
+    },
+    "flush mxint8": Run(
+        _dgc(budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW), "all arrives"
+    ),
+    "rate inside mxint8": Run(_rate_inside, "old gradients at their own rate"),
+    "rate warm-up mxint8": Run(_other_rate(warm_up=0.1), "learning-rate warm-up"),
+    "unmasked mxint8": Run(
+        _dgc(budget.constant, NARROW, factor_masking=False), "momentum of what is sent"
+    ),
+    "uncorrected mxint8": Run(
+        _dgc(budget.constant, NARROW, momentum_correction=False), "momentum afterwards"
+    ),
+    "unmasked": Run(
+        _dgc(budget.constant, factor_masking=False), "momentum of what is sent"
+    ),
+    "dgc unmasked": Run(
+        _dgc(budget.warm_up, factor_masking=False), "today's, but for the masking"
+    ),
+    "unmasked mxfp4": Run(
+        _dgc(budget.constant, NARROWER, factor_masking=False), "narrow values"
+    ),
+    "unmasked flush mxint8": Run(
+        _dgc(
+            budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW, factor_masking=False
+        ),
+        "all arrives",
+    ),
+    "unmasked falling mxint8": Run(
+        _dgc(_FALLING, NARROW, factor_masking=False), "a short warm-up"
+    ),
+    **{
+        f"{number} times": Run(_times(number), "an entry is sent so often in a run")
+        for number in (3, 5, 10)
+    },
+    "uncorrected": Run(
+        _dgc(budget.constant, momentum_correction=False), "momentum afterwards"
+    ),
+    "uncorrected mxfp4": Run(
+        _dgc(budget.constant, NARROWER, momentum_correction=False),
+        "momentum afterwards",
+    ),
+    "uncorrected falling mxint8": Run(
+        _dgc(_FALLING, NARROW, momentum_correction=False), "momentum afterwards"
+    ),
+    "uncorrected flush mxint8": Run(
+        _dgc(
+            budget.flushed(budget.constant, 0.5, 0.7, 0.9),
+            NARROW,
+            momentum_correction=False,
+        ),
+        "momentum afterwards",
+    ),
+    "adacomp": Run(
+        lambda inner, *_: tf_dgc.CompressedOptimizer(inner, "adacomp"),
+        "entries near the largest of their neighbours; half the bytes",
+    ),
+    # Of these, tensors that are exempt are sent as float32: so is that of the first.
+    "top-k": Run(_by(TopK, **_CORRECTED), "the control of those below"),
+    "global": Run(_by(GlobalTopK, True, **_CORRECTED), "one budget for all layers"),
+    "decay 0.95": Run(_by(feedback.ForgettingTopK, **_CORRECTED), "residual decay"),
+    "momentum ef21": Run(
+        _by(feedback.MomentumEF21, sgd={"momentum": 0.0, "rate": 10.0}), "EF21-SGDM"
+    ),
+    "econtrol": Run(_by(feedback.EControl), "EControl"),
+    "diana top-k": Run(_by(feedback.SparseDIANA), "DIANA with top-k"),
+}

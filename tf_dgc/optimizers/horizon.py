@@ -1,0 +1,35 @@
+"""Deep Gradient Compression with settings for the length of a run."""
+
+from typing import Any
+
+from tf_dgc import schedules
+from tf_dgc.optimizers.dgc import DGCOptimizer
+
+
+def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
+    """Return `DGCOptimizer` for a run of so many steps.
+
+    The paper's settings are for tens of thousands of steps. In a few hundred of them
+    most of what waits never reaches the model, and masking takes the momentum from
+    entries that are sent often. Here the sparsity is that of `schedules.for_steps`
+    from the first step on, the velocity is not masked, and all values are sent in 8
+    bits (`value_dtype="mxint8"`, `exempt_dtype="mxint8"`), which pays for most of it.
+
+    >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    >>> optimizer = tf_dgc.dgc_for_steps(sgd, epochs * steps_per_epoch)
+
+    Args:
+        inner: a `keras.optimizers.Optimizer`, as for `DGCOptimizer`.
+        steps: number of steps in which the model is trained.
+        **settings: arguments of `DGCOptimizer`, also in place of these.
+
+    Raises:
+        ValueError: if `steps` is not whole or below 1, and as `DGCOptimizer`.
+    """
+    usual = {
+        "sparsity": schedules.for_steps(steps),
+        "factor_masking": False,
+        "value_dtype": "mxint8",
+        "exempt_dtype": "mxint8",
+    }
+    return DGCOptimizer(inner, **{**usual, **settings})
