@@ -18,18 +18,10 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import (
-    bucketing,
-    inputs,
-    kept,
-    stepping,
-    takeover,
-    unsuited,
-    validation,
-)
-from tf_dgc.optimizers.accumulating import Accumulation
+from tf_dgc.optimizers import bucketing, inputs, kept, stepping, takeover, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.optimizers.unsuited import warn_of_rule
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps.memory import State
 
@@ -138,7 +130,7 @@ class CompressedOptimizer(OptimizerWrapper):
             inner, bool(momentum_correction), bool(adam_correction) and feedback
         )
         validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
-        unsuited.warn(inner, compressor, feedback, wanted=not adam_correction)
+        warn_of_rule(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
         self.compressor = compressor
@@ -164,9 +156,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
         self._kept: kept.Kept | None = None
-        self._accumulation: Accumulation | None = None
-        self._accumulated: list[keras.Variable] = []
         self._of_adam: list[keras.Variable] = []
+        self._of_calls: list[keras.Variable] = []
 
     # --- before the first step ------------------------------------------------------
 
@@ -222,11 +213,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.second_moment = made.of_model(made.memory.second_moment)
         self.largest_moment = made.of_model(made.memory.largest_moment)
         self.compressor_state = made.of_method
-        self._of_adam = made.of_adam
-        if self._took.calls > 1:
-            calls = self._took.calls
-            self._accumulation = Accumulation(calls, made.tensors, variables)
-            self._accumulated = self._accumulation.variables
+        self._of_adam, self._of_calls = made.of_adam, made.of_calls
 
     # --- in every step --------------------------------------------------------------
 
@@ -251,8 +238,8 @@ class CompressedOptimizer(OptimizerWrapper):
         def step(given: list) -> None:
             stepping.take(self, given, variables, self._took, made, self._strategy)
 
-        if self._accumulation:
-            self._accumulation.call(self, grads, variables, step)
+        if made.accumulation:
+            made.accumulation.call(self, grads, variables, step)
         else:
             step(grads)
 

@@ -13,6 +13,7 @@ from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.exchanges import Exchange
 from tf_dgc.optimizers import adam, bucketing, overwriting, tensors, validation
+from tf_dgc.optimizers.accumulating import Accumulation
 from tf_dgc.optimizers.agreement import make_agreement
 from tf_dgc.optimizers.choosing import Chosen, choose
 from tf_dgc.optimizers.exclusions import Exclusions
@@ -32,6 +33,7 @@ class Kept:
         adam: correction of an inner Adam; None for others, and where it is off.
         natively: whether all workers have the native operations for the variables.
         chosen: method and exchange of the steps.
+        accumulation: gradients of calls that make no step yet; None if each makes one.
     """
 
     tensors: list[Tensor]
@@ -39,6 +41,12 @@ class Kept:
     adam: adam.AdamCorrection | None
     natively: bool
     chosen: Chosen
+    accumulation: Accumulation | None = None
+
+    @property
+    def of_calls(self) -> list[keras.Variable]:
+        """Variables of the gradients of several calls."""
+        return self.accumulation.variables if self.accumulation else []
 
     @property
     def of_adam(self) -> list[keras.Variable]:
@@ -133,7 +141,10 @@ def make(
     chosen = choose(ways, *asks, strategy, optimizer.communicator)
     num_kept = len([some for some in (memory.residual, memory.velocity) if some])
     chosen = bucketing.split(chosen, wanted, found, num_kept, optimizer.num_workers)
-    return Kept(found, memory, correction, natively, chosen)
+    accumulation = None
+    if took.calls > 1:
+        accumulation = Accumulation(took.calls, found, variables)
+    return Kept(found, memory, correction, natively, chosen, accumulation)
 
 
 def name_of(made: Kept | None, exchange: Exchange | str) -> str:

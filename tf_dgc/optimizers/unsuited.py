@@ -47,7 +47,7 @@ def reason(inner: keras.optimizers.Optimizer) -> str | None:
     return None
 
 
-def warn(
+def warn_of_rule(
     inner: keras.optimizers.Optimizer,
     compressor: Compressor,
     feedback: bool,
