@@ -18,8 +18,9 @@ from sklearn.datasets import load_digits
 
 import tf_dgc
 
-_ROUNDS = flags.DEFINE_integer("rounds", 20, "Exchanges.", lower_bound=1)
-_PERIOD = flags.DEFINE_integer("period", 30, "Steps from one to the next.", 1)
+_PERIOD = flags.DEFINE_integer("period", 30, "Steps from one exchange to the next.", 1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Exchanges of an epoch.", lower_bound=1)
+_EPOCHS = flags.DEFINE_integer("epochs", 4, "Epochs, at whose ends all meet too.", 1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Examples per step of a site.")
 _DIRECTORY = flags.DEFINE_string("directory", None, "For backups, on each site's disk.")
 
@@ -59,10 +60,10 @@ def main(_):
     number = strategy.cluster_resolver.task_id if sites > 1 else 0
     examples, (x, y) = data_of_site(number, sites)
     callbacks = []
-    if _DIRECTORY.value:  # an epoch is a round, so each backup is of a consensus
+    if _DIRECTORY.value:  # epochs are whole rounds, so all then have the same weights
         callbacks.append(tf_dgc.callbacks.BackupAndRestore(_DIRECTORY.value))
-    start, epochs = time.perf_counter(), {"epochs": _ROUNDS.value}
-    epochs["steps_per_epoch"] = _PERIOD.value
+    start, epochs = time.perf_counter(), {"epochs": _EPOCHS.value}
+    epochs["steps_per_epoch"] = _PERIOD.value * _ROUNDS.value
     model.fit(examples, **epochs, callbacks=callbacks, verbose=0)
     seconds = time.perf_counter() - start
     outputs = model.predict(x, verbose=0)  # nobody is contacted for that either

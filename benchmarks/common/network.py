@@ -217,6 +217,7 @@ class Namespaces:
             for process in (receiver, sender):
                 process.kill()
                 process.wait()
+                process.stdout.close()
         if receiver.returncode or sender.returncode:
             raise NetworkError("The link between two workers does not work")
         return float(output) / 1e6

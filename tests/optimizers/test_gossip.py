@@ -262,14 +262,9 @@ def test_config_round_trip():
     [
         ({"outer": "sgd"}, "Leave `outer` out"),
         ({"compressor": "top_k"}, "needs a `step_size`"),
-        (
-            {"graph": "exponential", "step_size": 0.5, "compressor": "top_k"},
-            "hear each",
-        ),
         *(
             ({"step_size": 0.5, "compressor": method}, f"{name}.*, which {why}")
             for method, name, why in [
-                ("power_sgd", "PowerSGD", "keeps a state that neighbours"),
                 ("scale_com", "ScaleCom", "needs all workers"),
                 ("signum", "Signum", "keeps a state that neighbours"),
                 ("adacomp", "AdaComp", "looks at a residual"),
@@ -287,6 +282,12 @@ def test_config_round_trip():
 )
 def test_what_is_refused(strategies, settings, message):
     with strategies[3].scope(), pytest.raises(ValueError, match=message):
+        gossip(**settings)
+
+
+def test_a_state_of_all_tensors_is_refused(strategies):
+    settings = {"step_size": 0.5, "compressor": "lgc"}
+    with strategies[3].scope(), pytest.raises(ValueError, match=r"LGC.*, which "):
         gossip(**settings)
 
 

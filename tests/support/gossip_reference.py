@@ -33,6 +33,39 @@ class DPSGD:
         ]
 
 
+class ChangingChoco:
+    """Choco-SGD on a graph that changes: each phase has copies of its own.
+
+    Args:
+        matrices: weights of each round in turn, `[N, N]`.
+        weights: what all begin with; copies too.
+        step_size: gamma.
+        make_compress: function that returns one worker's compression in one phase: a
+            function of what it wants to send, that returns what it sends.
+    """
+
+    def __init__(self, matrices, weights, step_size, make_compress):
+        self.matrices, self.gamma, self.number = matrices, step_size, 0
+        workers = range(len(matrices[0]))
+        self.weights = [weights.copy() for _ in workers]
+        self.copies = [[weights.copy() for _ in workers] for _ in matrices]
+        self.compress = [[make_compress() for _ in workers] for _ in matrices]
+
+    def round(self, moves):
+        """Let each worker move, send, and go towards those that it hears."""
+        half = [w + m for w, m in zip(self.weights, moves, strict=True)]
+        phase = self.number % len(self.matrices)
+        self.number += 1
+        copies, matrix = self.copies[phase], self.matrices[phase]
+        for copy, x, compress in zip(copies, half, self.compress[phase], strict=True):
+            copy += compress(x - copy)
+        for i, x in enumerate(half):
+            pulls = [
+                w * (c - copies[i]) for w, c in zip(matrix[i], copies, strict=True)
+            ]
+            self.weights[i] = x + self.gamma * sum(pulls)
+
+
 class Choco:
     """Koloskova et al., ICML 2019, algorithm 2: each knows its neighbours' copies.
 

@@ -1,7 +1,7 @@
 """The end of a round: by a mean of this worker's weights and its neighbours'."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -11,19 +11,18 @@ from tf_dgc.choice import add_up
 from tf_dgc.cluster import meeting
 from tf_dgc.compressors import NoCompression
 from tf_dgc.distribute import near
-from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.distribute.worker_variables import SharedVariable
 from tf_dgc.exchanges import Place
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import drift
 from tf_dgc.optimizers.inner_state import InnerState
 from tf_dgc.optimizers.kept import Kept
-from tf_dgc.optimizers.neighbours import Neighbours, Pull
+from tf_dgc.optimizers.known import Known, Values, weighted
+from tf_dgc.optimizers.neighbours import Neighbours
 from tf_dgc.optimizers.rounds import Rounds
-from tf_dgc.steps.composed import run_exchanges
+from tf_dgc.steps.composed import States, run_exchanges
 from tf_dgc.steps.near import Coder, Sent
 from tf_dgc.transforms import clipping
-
-Values = list[tf.Tensor]
 
 
 class Gossiping:
@@ -40,9 +39,7 @@ class Gossiping:
 
     Attributes:
         anchor: nothing, as there is none.
-        public: public copy of each variable of the model; empty without loss.
-        pull: sum over neighbours of w_ij times the difference between their copies and
-            this worker's, of each variable; likewise.
+        known: public copies; None without loss.
         drift: measure of how far the workers are apart; None unless it is tracked.
     """
 
@@ -53,19 +50,10 @@ class Gossiping:
         self._inner = InnerState(inner, variables, self._strategy)
         self.anchor: list[SharedVariable] = []
         self.drift = drift.Drift() if optimizer.track_drift else None
-        self.public: list[PerWorkerVariable] = []
-        self.pull: list[PerWorkerVariable] = []
+        self.known: Known | None = None
         if not optimizer.compressor.lossless:
-            self.public = self._make("public", PerWorkerVariable, "mean")
-            self.pull = self._make("pull", Pull, optimizer.exchange)
-
-    def _make(self, name: str, kind: Any, argument: Any) -> list[Any]:
-        return [
-            kind(
-                (t.size,), t.dtype.name, f"{t.label.replace('/', '_')}_{name}", argument
-            )
-            for t in self._kept.tensors
-        ]
+            method, number = optimizer.compressor, optimizer.num_workers
+            self.known = Known(optimizer.exchange, method, kept.tensors, number)
 
     @property
     def _variables(self) -> list[keras.Variable]:
@@ -75,11 +63,12 @@ class Gossiping:
 
     def begin(self, rounds: Rounds) -> None:
         """Let the public copies be what all workers begin with, in the first call."""
-        if not self.public:
+        known = self.known
+        if known is None:
             return
 
         def copy() -> tf.Tensor:
-            _assign(self.public, self._weights())
+            known.begin(self._weights())
             return tf.constant(True)
 
         tf.cond(rounds.is_first(), copy, lambda: tf.constant(True))
@@ -96,19 +85,24 @@ class Gossiping:
         if place.num_workers > 1:
             them = Neighbours(optimizer.exchange, place, number)
             coder = Coder(optimizer.compressor, made.tensors, optimizer.seed, number)
-            known = [p.local() for p in self.public] or map(tf.zeros_like, weights)
+            zeros = [tf.zeros_like(w) for w in weights]
+            public = self.known.read(number) if self.known else zeros
             wanted = [
-                tf.where(finite, w - k, tf.zeros_like(w))
-                for w, k in zip(weights, known, strict=True)
+                tf.where(finite, w - p, z)
+                for w, p, z in zip(weights, public, zeros, strict=True)
             ]
-            words, mine = coder.encode(wanted, finite, place.worker)
+            states = [self._states(i, number) for i in range(1 + len(them.workers))]
+            asks = wanted, finite, place.worker, states[0]
+            words, mine = coder.encode(*asks)
             rows = near.gather(words, optimizer.exchange, number, place)
             theirs = [
-                coder.decode(rows[i], wanted, worker)
+                coder.decode(rows[i], wanted, worker, states[1 + i])
                 for i, worker in enumerate(them.workers)
             ]
-            move = self._move_by_copies if self.public else self._move
-            move(weights, finite, mine, theirs, them)
+            if self.known:
+                self._move_by_copies(weights, finite, mine, theirs, them, number)
+            else:
+                self._move(weights, finite, theirs, them)
             entries = mine.entries * them.most
             num_bytes = 4 * them.most * tf.size(words, tf.int64)
             flags = [tf.logical_not(s.finite) for s in (mine, *theirs)]
@@ -125,19 +119,17 @@ class Gossiping:
         self,
         weights: Values,
         finite: tf.Tensor,
-        mine: Sent,
         theirs: Sequence[Sent],
         them: Neighbours,
     ) -> None:
         """Move towards the neighbours' weights, or to them if the own are lost."""
-        del mine
         there = [tf.cast(s.finite, tf.float64) for s in theirs]
         shares = [s * t for s, t in zip(them.shares, there, strict=True)]
         total = tf.add_n(shares)
         new = []
         for i, own in enumerate(weights):
-            heard = _weighted(shares, [s.values[i] for s in theirs])
-            moved = own + tf.cast(them.step_size, own.dtype) * _weighted(
+            heard = weighted(shares, [s.values[i] for s in theirs])
+            moved = own + tf.cast(them.step_size, own.dtype) * weighted(
                 shares, [s.values[i] - own for s in theirs]
             )
             mean = tf.math.divide_no_nan(heard, tf.cast(total, own.dtype))
@@ -151,27 +143,28 @@ class Gossiping:
         mine: Sent,
         theirs: Sequence[Sent],
         them: Neighbours,
+        number: tf.Tensor,
     ) -> None:
         """Move as the public copies differ, once they have followed what was sent."""
-        new, public, pull = [], [], []
-        for i, own in enumerate(weights):
-            sent = mine.values[i]
-            public.append(self.public[i].local() + sent)
-            differences = [s.values[i] - sent for s in theirs]
-            pull.append(self.pull[i].local() + _weighted(them.shares, differences))
-            begin = tf.where(finite, own, public[i])
-            new.append(begin + tf.cast(them.step_size, own.dtype) * pull[i])
-        _assign(self.public, public)
-        _assign(self.pull, pull)
+        known, values = cast(Known, self.known), [s.values for s in theirs]
+        public, pull = known.follow(mine.values, values, them, number)
+        known.store_states([s.states for s in (mine, *theirs)], number)
+        new = [
+            tf.where(finite, own, copy) + tf.cast(them.step_size, own.dtype) * drawn
+            for own, copy, drawn in zip(weights, public, pull, strict=True)
+        ]
         self._set(new)
+
+    def _states(self, place: int, number: tf.Tensor) -> list[States] | None:
+        return self.known.states_of(place, number) if self.known else None
 
     def consensus(self, rounds: Rounds) -> None:
         """Let all workers have the mean of their weights; otherwise as `end`."""
         weights = self._weights()
         anew = self._inner.begin_anew_unless_finite(weights, self._kept.natively)
         mean, num_bytes, nonfinite = self._mean(weights, rounds.number)
-        _assign(self.public, mean)
-        _assign(self.pull, [tf.zeros_like(m) for m in mean])
+        if self.known:
+            self.known.agree(mean)
         self._set(mean)
         self._inner.copy_weights(anew)
         self._count(sum(t.size for t in self._kept.tensors), num_bytes, nonfinite)
@@ -254,14 +247,3 @@ class Gossiping:
 def _worker() -> int:
     context = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
-
-
-def _weighted(shares: Sequence[tf.Tensor], values: Values) -> tf.Tensor:
-    return tf.add_n(
-        [tf.cast(s, v.dtype) * v for s, v in zip(shares, values, strict=True)]
-    )
-
-
-def _assign(variables: Sequence[PerWorkerVariable], values: Values) -> None:
-    for variable, value in zip(variables, values, strict=False):
-        variable.assign(value)

@@ -11,6 +11,7 @@ from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import NoCompression
 from tf_dgc.exchanges import Exchange
 from tf_dgc.optimizers import adam, bucketing, overwriting, tensors, validation
 from tf_dgc.optimizers.accumulating import Accumulation
@@ -114,9 +115,11 @@ def make(
     agreement = None
     if took.adam:
         agreement = make_agreement(found, optimizer.num_workers, optimizer.seed)
+    ways, merges = validation.allows(optimizer, keeps_residual)
     memory = make_memory(
         [*found, *([agreement.tensor] if agreement else [])],
-        optimizer.compressor,
+        # Of a method among neighbours there is a state of each of them (`known.py`).
+        NoCompression() if ways.is_near else optimizer.compressor,
         keeps_residual=keeps_residual,
         keeps_velocity=bool(took.momentum),
         keeps_second_moment=took.adam is not None,
@@ -133,7 +136,6 @@ def make(
             agreement,
             functools.partial(keras_optimizers.variable_index, optimizer),
         )
-    ways, merges = validation.allows(optimizer, keeps_residual)
     wanted, tracks = optimizer.overlap, optimizer.track_staleness
     if bucketing.hindrance(optimizer.compressor, took, tracks):
         wanted = False

@@ -95,7 +95,8 @@ class LocalOptimizer(DifferingOptimizer):
         anchor: variables, one per model variable, equal on all workers: the weights
             that the round began with; empty with `Gossip`.
         public: variables, one per model variable and worker, flat: what neighbours know
-            of this worker's weights; empty but for `Gossip` that compresses.
+            of this worker's weights; empty but for `Gossip` that compresses. Of a graph
+            that changes `[phases, n]`.
         residual: variables, one per model variable and worker, moved and not yet sent;
             empty without error feedback.
         compressor_state: variables of the method's own state by name, for each model
@@ -205,8 +206,10 @@ class LocalOptimizer(DifferingOptimizer):
             self, made, variables
         )
         self.anchor = ending.anchor
-        if isinstance(ending, Gossiping):
-            self.public, self._pull = ending.public, ending.pull
+        if isinstance(ending, Gossiping) and ending.known:
+            known = ending.known
+            self.public, self._pull = known.public, known.pull
+            self.compressor_state = known.states
         if isinstance(ending, Delaying):
             self._moved, self._received = ending.moved, ending.received
         self._drift = self._ending.drift and self._ending.drift.variable

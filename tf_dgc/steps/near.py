@@ -15,7 +15,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Gather, Message, whole
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.draws import Draw, draw_ties
-from tf_dgc.steps.composed import run_exchanges
+from tf_dgc.steps.composed import States, run_exchanges
 
 
 class Sent(NamedTuple):
@@ -25,18 +25,22 @@ class Sent(NamedTuple):
         values: values that were sent of each tensor, `[n]`.
         finite: whether its values were finite, scalar bool; else they are zeros.
         entries: number of entries, an int or a scalar int64 tensor.
+        states: state of the method by name, of each tensor, as it is then; as it was
+            if the values were not finite.
     """
 
     values: list[tf.Tensor]
     finite: tf.Tensor
     entries: int | tf.Tensor
+    states: list[States]
 
 
 class Coder:
     """Codes the tensors of one worker in one round, and decodes those of others.
 
     Args:
-        compressor: method without a state, of all tensors that are not exempt.
+        compressor: method without a state that a worker has alone, of all tensors that
+            are not exempt.
         tensors: descriptions of all tensors.
         seed: seed of all randomness; equal on all workers.
         number: number of the round, scalar int64.
@@ -54,7 +58,11 @@ class Coder:
         self._ties = draw_ties(seed, number, len(tensors))
 
     def encode(
-        self, values: Sequence[tf.Tensor], finite: tf.Tensor, worker: int
+        self,
+        values: Sequence[tf.Tensor],
+        finite: tf.Tensor,
+        worker: int,
+        states: Sequence[States] | None = None,
     ) -> tuple[tf.Tensor, Sent]:
         """Return the message of this worker, int32 `[w]`, and what is in it.
 
@@ -62,6 +70,7 @@ class Coder:
             values: values of each tensor, `[n]`, finite.
             finite: whether they were, scalar bool, or are zeros in place of others.
             worker: index of this worker.
+            states: state of the method by name, of each tensor; None for none.
         """
         messages: list[Message] = []
 
@@ -69,11 +78,15 @@ class Coder:
             messages.extend(asked)
             return [_as_reply(message, message[0]) for message in asked]
 
-        sent = self._run(values, finite, worker, reply)
+        sent = self._run(values, finite, worker, reply, states)
         return tf.concat([_to_words(m[0]) for m in messages], axis=0), sent
 
     def decode(
-        self, words: tf.Tensor, values: Sequence[tf.Tensor], worker: int | tf.Tensor
+        self,
+        words: tf.Tensor,
+        values: Sequence[tf.Tensor],
+        worker: int | tf.Tensor,
+        states: Sequence[States] | None = None,
     ) -> Sent:
         """Return what is in a message.
 
@@ -81,6 +94,7 @@ class Coder:
             words: message of another worker, int32 `[w]`.
             values: values of the same tensors on this worker.
             worker: index of the other worker.
+            states: state of the method of the other worker, as in `encode`.
         """
         rest = [words]
 
@@ -92,15 +106,19 @@ class Coder:
                 found.append(_as_reply(message, _from_words(mine, message[0])))
             return found
 
-        return self._run(values, tf.constant(True), worker, reply)
+        return self._run(values, tf.constant(True), worker, reply, states)
 
     def given(
-        self, values: Sequence[tf.Tensor], finite: tf.Tensor, worker: int | tf.Tensor
+        self,
+        values: Sequence[tf.Tensor],
+        finite: tf.Tensor,
+        worker: int | tf.Tensor,
+        states: Sequence[States] | None = None,
     ) -> tuple:
         """Return the arguments of `run_exchanges`."""
         draws = [Draw(*self._seeds, i, worker, self._ties) for i in range(len(values))]
-        nothing: list[dict[str, tf.Tensor]] = [{} for _ in values]
-        return self._compressor, self._tensors, values, nothing, {}, draws, finite
+        known = [{} for _ in values] if states is None else states
+        return self._compressor, self._tensors, values, known, {}, draws, finite
 
     def _run(
         self,
@@ -108,8 +126,9 @@ class Coder:
         finite: tf.Tensor,
         worker: int | tf.Tensor,
         reply: Callable[[list[Message]], list[tf.Tensor]],
+        states: Sequence[States] | None,
     ) -> Sent:
-        step = run_exchanges(*self.given(values, finite, worker))
+        step = run_exchanges(*self.given(values, finite, worker, states))
         replies: Any = None
         while True:
             try:
@@ -119,10 +138,16 @@ class Coder:
                 break
             replies = reply(asked)
         pairs = list(zip(self._tensors, merged.results, strict=True))
+        sound = tf.equal(merged.nonfinite, 0)
+        new = [
+            {name: tf.where(sound, (r.state or {})[name], old[name]) for name in old}
+            for old, r in zip(states or [], merged.results, strict=states is not None)
+        ]
         return Sent(
             [tf.reshape(whole(r.sum), [t.size]) for t, r in pairs],
-            tf.equal(merged.nonfinite, 0),
+            sound,
             add_up([t.size if r.entries is None else r.entries for t, r in pairs]),
+            new,
         )
 
 
