@@ -3,7 +3,7 @@
     tf-dgc run --workers 2 examples/digits.py
 
 Trains the same network from the same seeds with a plain SGD and with
-`DGCOptimizer(SGD)`, and prints what both reached and what they sent.
+DGC for so many steps, and prints what both reached and what they sent.
 """
 
 import statistics
@@ -20,8 +20,9 @@ import tf_dgc
 
 _STEPS = flags.DEFINE_integer("steps", 200, "Training steps of each run.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Examples per step, all workers.")
-_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Share of entries not sent.")
-_WARMUP = flags.DEFINE_integer("warmup_steps", 40, "Steps of lower sparsity.")
+_SPARSITY = flags.DEFINE_float(
+    "sparsity", None, "Share of entries not sent; that for so many steps by default."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs per method, with seeds 0, 1, ...")
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.1, "For both methods.")
 
@@ -47,10 +48,8 @@ def make_optimizer(method):
     sgd = keras.optimizers.SGD(_LEARNING_RATE.value, momentum=0.9)
     if method == "dense":
         return sgd
-    sparsity = _SPARSITY.value
-    if _WARMUP.value:
-        sparsity = tf_dgc.schedules.WarmupSparsity(_WARMUP.value, sparsity)
-    return tf_dgc.DGCOptimizer(sgd, sparsity)  # the one line
+    settings = {} if _SPARSITY.value is None else {"sparsity": _SPARSITY.value}
+    return tf_dgc.dgc_for_steps(sgd, _STEPS.value, **settings)  # the one line
 
 
 def train(method, seed, strategy, data):
@@ -65,7 +64,7 @@ def train(method, seed, strategy, data):
         )
     examples = tf.data.Dataset.from_tensor_slices((x_train, y_train))
     examples = examples.shuffle(len(x_train), seed=seed).repeat()
-    timer = reporting.StepTimer(_WARMUP.value)
+    timer = reporting.StepTimer(_STEPS.value // 5)
     model.fit(
         examples.batch(_BATCH_SIZE.value),
         steps_per_epoch=_STEPS.value,
@@ -85,7 +84,7 @@ def compare(method, strategy, data):
     return reporting.row(
         method=method,
         model=models[-1],
-        sparsity=_SPARSITY.value if method == "dgc" else 0.0,
+        sparsity=models[-1].optimizer.sparsity if method == "dgc" else 0.0,
         val_accuracy=statistics.mean(accuracies),
         step_ms=statistics.median(step_ms),
         workers=strategy.num_replicas_in_sync,

@@ -38,3 +38,24 @@ def test_warmup_reaches_its_stages():
     assert (
         values == [0.75] * 2 + [0.9375] * 2 + [0.984375] * 2 + [0.996] * 2 + [0.999] * 2
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "sparsity"),
+    [
+        (1, 0.75),
+        (40, 0.75),
+        (50, 0.8),
+        (300, 1 - 10 / 300),
+        (10**4, 0.999),
+        (1e6, 0.999),
+    ],
+)
+def test_sparsity_for_steps(steps, sparsity):
+    assert schedules.for_steps(steps) == pytest.approx(sparsity, rel=1e-12)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "300"])
+def test_bad_number_of_steps(steps):
+    with pytest.raises(ValueError, match="Received: steps="):
+        schedules.for_steps(steps)

@@ -23,8 +23,6 @@ __all__ = [
     "for_steps",
 ]
 
-_TIMES = 10  # that an entry is sent in a run, on average; docs/methods.md says why
-
 
 class _Schedule(abc.ABC):
     """A number by iteration, with a config."""
@@ -93,6 +91,8 @@ class PiecewiseConstantSparsity(SparsitySchedule):
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class WarmupSparsity(SparsitySchedule):
     """The paper's warm-up: 75 %, 93.75 %, 98.4375 %, 99.6 %, then the final sparsity.
+
+    For tens of thousands of steps; for fewer `tf_dgc.dgc_for_steps` does without.
 
     Args:
         warmup_steps: iterations until the final sparsity is reached, shared evenly
@@ -187,7 +187,7 @@ def for_steps(steps: int) -> float:
     Args:
         steps: number of steps in which a model is trained, 1 or more.
     """
-    density = _TIMES / check_whole("steps", steps, 1, " of training")
+    density = 10 / check_whole("steps", steps, 1, " of training")
     return 1 - min(0.25, max(0.001, density))
 
 

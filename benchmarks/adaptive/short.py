@@ -66,7 +66,7 @@ def _sgd(task, steps, rate=1.0, momentum=0.9, warm_up=0.0):
 
 
 def _other_rate(**settings):
-    narrow = _dgc(budget.constant, NARROW)
+    narrow = _dgc(budget.constant, NARROW, factor_masking=False)
     return lambda inner, spent, task: narrow(
         _sgd(task, spent.steps, **settings), spent, task
     )
@@ -78,6 +78,7 @@ def _rate_inside(inner, spent, task):
         spent.fit(budget.constant, **NARROW),
         keras.optimizers.schedules.CosineDecay(1.0, spent.steps),
         task.clipnorm,
+        factor_masking=False,
         **NARROW,
     )
 
@@ -98,7 +99,7 @@ _FLUSHES = {
     "at the end": [1.0],
     "at 0.5, 0.7, 0.9": [0.5, 0.7, 0.9],
 }
-_CORRECTED = {"momentum_correction": True}
+_CORRECTED = {"momentum_correction": True, "factor_masking": False}
 _FALLING = budget.staged((0.2, 4), (0.5, 1.5), (1, 0.75))
 _RISING = budget.staged((0.5, 0.5), (0.8, 1), (1, 3))
 
