@@ -22,6 +22,12 @@ struct Divisor {
   double largest = 0;      // bound of what comes out
 };
 
+// The largest number of a type, as a constant: devices call no function of the library.
+template <class A>
+struct Most {
+  static constexpr A kNumber = std::numeric_limits<A>::max();
+};
+
 // The same, in the accumulators' type; on GPUs too.
 template <class A>
 struct Dividing {
@@ -35,7 +41,7 @@ struct Dividing {
 
   // Lets a gradient enter its moment, and returns what is accumulated instead.
   TF_DGC_EVERYWHERE inline __attribute__((always_inline)) A Quotient(A gradient, A* of_entry) const {
-    constexpr A kMost = std::numeric_limits<A>::max();
+    constexpr A kMost = Most<A>::kNumber;
     const A square = factor * (gradient * gradient);
     const A bounded = square < kMost ? square : kMost;
     const A now = *of_entry + rest * (bounded - *of_entry);

@@ -22,6 +22,7 @@ struct Step {
   std::vector<Source> sources;
   Tables tables{};
   int64_t num_candidates = 0;
+  bool divides = false;  // whether any gradient is divided
 };
 
 Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
@@ -40,6 +41,7 @@ Step MakeStep(const TfDgcTensor* tensors, int32_t num_tensors) {
     source.residual = tensor.residual;
     source.moment = tensor.moment;
     source.divisor = tensor.divisor;
+    step.divides |= tensor.moment != nullptr;
     source.gradient_type = static_cast<int8_t>(tensor.gradient_type);
     source.largest = tensor.largest;
     source.first_entry = entries;
@@ -85,11 +87,12 @@ int64_t Place(void* memory, Step* step) {
   return workspace.bytes();
 }
 
+template <bool kDivides>
 const char* LaunchPass(const Tables& tables, Stream stream) {
   if (tables.num_tiles == 0) return nullptr;
-  auto* pass = tables.rule == Rule::kNone       ? Pass<Rule::kNone>
-               : tables.rule == Rule::kMomentum ? Pass<Rule::kMomentum>
-                                                : Pass<Rule::kNesterov>;
+  auto* pass = tables.rule == Rule::kNone       ? Pass<Rule::kNone, kDivides>
+               : tables.rule == Rule::kMomentum ? Pass<Rule::kMomentum, kDivides>
+                                                : Pass<Rule::kNesterov, kDivides>;
   return Launch(pass, dim3(tables.num_tiles), kThreads, false, stream, tables);
 }
 
@@ -116,7 +119,8 @@ const char* Compress(const Step& step, Stream stream) {
         Launch(Begin, dim3(count), kWide, false, stream, step.tables, upload);
     if (wrong != nullptr) return wrong;
   }
-  const char* wrong = LaunchPass(step.tables, stream);
+  const char* wrong = step.divides ? LaunchPass<true>(step.tables, stream)
+                                   : LaunchPass<false>(step.tables, stream);
   return wrong != nullptr ? wrong : LaunchFinish(step.tables, stream);
 }
 

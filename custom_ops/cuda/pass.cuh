@@ -55,7 +55,17 @@ TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int
   }
 }
 
-template <class G, Rule kRule>
+// Makes quotients of a thread's gradients.
+TF_DGC_DEVICE void DivideRows(const Source& source, int64_t first, float scale, float (*g)[4]) {
+  const Dividing<float> by = DividingOf(source.moment, source.divisor);
+  const bool whole = IsAligned<float>(by.moment);
+TF_DGC_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    DivideFour(by, first + row * kRow, source.size, whole, scale, g[row]);
+  }
+}
+
+template <class G, Rule kRule, bool kDivides>
 TF_DGC_DEVICE void PassTile(const Tables& t, const Source& source, int tensor, int64_t tile) {
   const G* gradient = static_cast<const G*>(source.gradient);
   const int64_t size = source.size;
@@ -76,14 +86,9 @@ TF_DGC_UNROLL
   }
   uint32_t bits = 0;
   bool left_out = false;
-  const Dividing<float> by = DividingOf(source.moment, source.divisor);
-  if (by.moment != nullptr) {
+  if (kDivides && source.moment != nullptr && source.divisor[0] != 0) {
     left_out = scale != scale;
-    const bool whole_s = IsAligned<float>(by.moment);
-TF_DGC_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      DivideFour(by, first + row * kRow, size, whole_s, scale, g[row]);
-    }
+    DivideRows(source, first, scale, g);
     scale = 1;
   }
 TF_DGC_UNROLL
@@ -120,8 +125,8 @@ TF_DGC_DEVICE void ZeroWords(const Tables& t, const Source& source, int64_t tile
   }
 }
 
-// One block per tile.
-template <Rule kRule>
+// One block per tile. Registers for divisions are had only where there are some.
+template <Rule kRule, bool kDivides>
 TF_DGC_GLOBAL(kThreads) Pass(Tables t) {
   const int64_t tile = BlockIndex();
   const int tensor = TensorOf(t.first_tiles, t.num_tensors, tile);
@@ -129,11 +134,11 @@ TF_DGC_GLOBAL(kThreads) Pass(Tables t) {
   if (source.sets_bits()) ZeroWords(t, source, tile);
   switch (static_cast<GradientType>(source.gradient_type)) {
     case GradientType::kBFloat16:
-      return PassTile<BFloat16, kRule>(t, source, tensor, tile);
+      return PassTile<BFloat16, kRule, kDivides>(t, source, tensor, tile);
     case GradientType::kFloat16:
-      return PassTile<Float16, kRule>(t, source, tensor, tile);
+      return PassTile<Float16, kRule, kDivides>(t, source, tensor, tile);
     default:
-      return PassTile<float, kRule>(t, source, tensor, tile);
+      return PassTile<float, kRule, kDivides>(t, source, tensor, tile);
   }
 }
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from harness import Trainer, initial_weights, make_gradients
-from selection import in_turn
+from selection import in_turn, rows
 
 import tf_dgc
 
@@ -17,6 +17,8 @@ INNER = {
     "scheduled nesterov": lambda: O.SGD(SCHEDULE, momentum=0.9, nesterov=True),
     "adam": lambda: O.Adam(0.01),
     "adam amsgrad": lambda: O.Adam(0.01, amsgrad=True),
+    "nadam": lambda: O.Nadam(0.01),
+    "adamax": lambda: O.Adamax(0.01),
     "adamw": lambda: O.AdamW(0.01, weight_decay=0.1),
     "rmsprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
     "weight decay": lambda: O.SGD(0.1, momentum=0.9, weight_decay=0.05),
@@ -26,6 +28,7 @@ INNER = {
     "clipvalue": lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.3),
     "loss scale": lambda: O.SGD(0.1, momentum=0.9, loss_scale_factor=8.0),
 }
+ADAMS_KIN = ["nadam", "adam amsgrad", "adamax"]
 
 
 def compare(strategy, num_workers, make_inner, sparsity, rtol, steps=6, **settings):
@@ -73,14 +76,25 @@ def test_sparsity_0_equals_inner_with_more_workers(strategies, inner, num_worker
     compare(strategies[num_workers], num_workers, INNER[inner], 0.0, 1e-5)
 
 
-@pytest.mark.parametrize("inner", ["momentum", "nesterov", "adam", "weight decay"])
+@pytest.mark.parametrize(
+    "inner",
+    rows(
+        ["momentum", "nesterov", "adam", "weight decay", *ADAMS_KIN],
+        ["momentum", "nesterov", "adam", "weight decay"],
+    ),
+)
 def test_dense_steps_of_a_schedule_keep_momentum(strategies, inner):
     dense = tf_dgc.schedules.PiecewiseConstantSparsity([100], [0.0, 0.999])
     optimizer = compare(strategies[2], 2, INNER[inner], dense, 1e-5)
     assert len(optimizer.residual) == 4
 
 
-@pytest.mark.parametrize("inner", ["momentum", "nesterov", "adam"])
+@pytest.mark.parametrize(
+    "inner",
+    rows(
+        ["momentum", "nesterov", "adam", *ADAMS_KIN], ["momentum", "nesterov", "adam"]
+    ),
+)
 def test_exempt_tensors_follow_the_inner_optimizer(strategies, inner):
     """With every tensor exempt, nothing differs from the inner optimizer alone."""
     compare(strategies[2], 2, INNER[inner], 0.999, 1e-5, min_compress_size=10**6)

@@ -95,24 +95,29 @@ class AdamCorrection:
         Returns:
             The same with divisors, and with the sample as the last tensor.
         """
-        self._forget(inputs, stock)
-        if self._agreement is None:
-            return inputs
+        if not self.kind.ahead:
+            self._forget(inputs, stock)
+        if self._agreement is not None:
+            inputs = self._divide(self._agreement, stock, inputs, variables)
+        return adam_kinds.without_velocity(inputs) if self.kind.ahead else inputs
+
+    def _divide(
+        self, agreement: Agreement, stock: Choice, inputs: Inputs, variables: list
+    ) -> Inputs:
         active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
-        divisors = self._divisors(self._agreement.factors(), active)
+        divisors = self._divisors(agreement.factors(), active)
         if self.begun is not None:
             own = self._optimizer, self.kind.rule
             slots = [keras_rules.rule_slots(*own, v) for v in variables]
             first = tf.logical_and(active, tf.equal(self.begun.value, 0))
             beta_1 = float(self._optimizer.beta_1)
             crossing.cross(first, inputs, slots, divisors, beta_1)
-        added = sampling.add(self._agreement, inputs, self._memory, divisors, active)
-        return adam_kinds.without_velocity(added) if self.kind.ahead else added
+        return sampling.add(agreement, inputs, self._memory, divisors, active)
 
     def _forget(self, inputs: Inputs, stock: Choice) -> None:
         """Clear velocities of what is not divided: the rule has its momentum then."""
         velocity = inputs.memory.velocity
-        if not velocity or self.kind.ahead:
+        if not velocity:
             return
 
         def clear(exempt: bool) -> tf.Tensor:
