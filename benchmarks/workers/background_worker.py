@@ -21,7 +21,6 @@ from common.replies import reply, take_standard_output
 
 import tf_dgc
 
-
 _ROUNDS = 2  # that are timed
 
 
