@@ -25,7 +25,7 @@ METHODS = {
 }
 
 
-def make_trainer(strategy, graph, method, dtype="float64"):
+def make_trainer(strategy, graph, method, dtype="float64", traced=None):
     def make():
         return tf_dgc.LocalOptimizer(
             keras.optimizers.SGD(RATE),
@@ -35,7 +35,7 @@ def make_trainer(strategy, graph, method, dtype="float64"):
             min_compress_size=100,
         )
 
-    return Trainer(strategy, make, initial_weights(dtype, SHAPES))
+    return Trainer(strategy, make, initial_weights(dtype, SHAPES), traced=traced)
 
 
 def flat(tensors):
@@ -105,12 +105,17 @@ def test_rounds_are_those_of_the_reference(strategies, graph, method, num_worker
         np.testing.assert_allclose(np.mean(each(trainer), axis=0), mean, rtol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("graph", ["exponential", PUSHED])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("graph", "method"),
+    [
+        pytest.param("exponential", "top_k", marks=pytest.mark.slow),
+        pytest.param(PUSHED, "power_sgd", marks=pytest.mark.exhaustive),
+        pytest.param(PUSHED, "top_k", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_without_moves_workers_come_to_a_consensus(strategies, graph, method):
     number = 4 if graph == "exponential" else 3
-    trainer = make_trainer(strategies[number], graph, method)
+    trainer = make_trainer(strategies[number], graph, method, traced=True)
     first, *_ = make_gradients(number, 1, shapes=SHAPES)
     trainer.step(first)
     still = [[np.zeros(s) for s in SHAPES] for _ in range(number)]

@@ -20,6 +20,7 @@ O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,), (6, 7)]
 RATE = 0.125  # exact in float32
 PARTS = [[0], [1, 2]]
+SLOW = pytest.mark.slow
 
 
 def local(period=3, inner=None, delay=1, **settings):
@@ -278,8 +279,10 @@ def test_anchors_that_differ_are_found(strategies):
             trainer.optimizer.background.finish()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    "num_workers",
+    [pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(2, marks=SLOW)],
+)
 def test_a_model_is_trained_and_saved(strategies, num_workers, tmp_path):
     def fit(model, epochs):
         x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")

@@ -26,9 +26,14 @@ def test_steps_go_on_while_a_mean_is_formed(starter, tmp_path):
         assert one[what] == other[what]
 
 
-@pytest.mark.slow
 @pytest.mark.workers
-@pytest.mark.parametrize("mode", ["fails", "hangs"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("fails", marks=pytest.mark.exhaustive),
+        pytest.param("hangs", marks=pytest.mark.slow),
+    ],
+)
 def test_who_does_not_come_is_named_by_the_other(starter, tmp_path, mode):
     settings = {"TF_DGC_TIMEOUT": "4"}
     finished = starter.run([SCRIPT, tmp_path, mode], 2, tmp_path, **settings)
