@@ -5,6 +5,7 @@ import numpy as np
 
 from common.peers import PERCEPTRONS
 
+LARGE = (1024, 6592, 10)
 BATCH_SIZES = {"resnet50": 8, "large": 4}
 
 
@@ -24,8 +25,8 @@ def medium():
 
 
 def large():
-    """Return a perceptron of 50.28 million parameters."""
-    return _mlp(*PERCEPTRONS["large"])
+    """Return a perceptron of 50.27 million parameters, without biases."""
+    return _mlp(*LARGE, use_bias=False)
 
 
 def cnn():
@@ -72,12 +73,12 @@ def data(model, seed, batch_size):
     return x, random.integers(0, model.output_shape[1], batch_size)
 
 
-def _mlp(inputs, units, classes):
+def _mlp(inputs, units, classes, **of_hidden):
     return keras.Sequential(
         [
             keras.Input((inputs,)),
-            keras.layers.Dense(units, activation="relu"),
-            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(units, activation="relu", **of_hidden),
+            keras.layers.Dense(units, activation="relu", **of_hidden),
             keras.layers.Dense(classes),
         ]
     )

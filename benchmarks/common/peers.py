@@ -17,7 +17,6 @@ PERCEPTRONS = {
     "mlp": (1024, 4096, 1000),
     "tiny": (64, 256, 10),
     "medium": (256, 880, 10),
-    "large": (1024, 6592, 10),
 }
 """Inputs, units of two hidden layers, and classes."""
 
