@@ -14,11 +14,11 @@ import sys
 
 import numpy as np
 from absl import app, flags
-from common import extrapolation, network, reporting
+from common import choice, extrapolation, network, reporting
 from common.cluster import Cluster, WorkerError
 from common.ways import make
 
-from tf_dgc.exchanges import Asked, Auto, Links, model
+from tf_dgc.exchanges import Asked, Links, model
 
 COLUMNS = [
     ("workers", "workers", "d"),
@@ -34,17 +34,6 @@ COLUMNS = [
     ("sent", "sent", ",d"),
     ("formula", "by formula", ",d"),
     ("ratio", "ratio", ".2f"),
-]
-CHOICES = [
-    ("workers", "workers", "d"),
-    ("kind", "kind", ""),
-    ("payload", "bytes", ",d"),
-    ("chosen", "chosen", ""),
-    ("median_ms", "median (ms)", ",.1f"),
-    ("best", "fastest", ""),
-    ("best_ms", "its median (ms)", ",.1f"),
-    ("ratio", "ratio", ".2f"),
-    ("within", "within its p90", ""),
 ]
 EXCHANGES = [
     *("ring", "tree", "butterfly", "star", "star 2", "star all"),
@@ -83,7 +72,9 @@ def main(_):
     if rows:
         reporting.report(rows, COLUMNS, "Sums and gathers", _JSON.value)
         print(_errors(rows))
-        reporting.report(choices(rows), CHOICES, "What `auto` would choose")
+        reporting.report(
+            choice.choices(rows), choice.COLUMNS, "What `auto` would choose"
+        )
     links = _LINKS.value or (rows and rows[-1]["links"])
     if links and _ENTRIES.value:
         _extrapolate(Links(*map(float, links)))
@@ -96,48 +87,6 @@ def _errors(rows):
         f"The model is off by {np.median(off):.0%} in the median of {len(off)} rows, "
         f"{np.percentile(off, 90):.0%} at the 90th percentile."
     )
-
-
-def choices(rows):
-    """Return what `exchange="auto"` would choose in each case, beside the fastest.
-
-    Of its candidates that were measured, the one for which the model has least; a
-    gather that is not merged is behind by what the decoding of its buffers takes, on
-    both sides of the comparison.
-    """
-    cases = {}
-    for row in rows:
-        case = row["workers"], row["kind"], row["payload"]
-        if repr(make(row["exchange"], row["workers"])) in _candidates(*case[:2]):
-            cases.setdefault(case, []).append(row)
-    return [_choice(measured) for measured in cases.values()]
-
-
-def _candidates(number, kind):
-    return [repr(e) for e in Auto().candidates(number, merges=kind == "entries")]
-
-
-def _choice(measured):
-    chosen = min(measured, key=lambda row: row["model_ms"] + _decoding_ms(row))
-    best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
-    mine, least = (row["median_ms"] + _decoding_ms(row) for row in (chosen, best))
-    return {
-        **{name: chosen[name] for name in ("workers", "kind", "payload")},
-        "chosen": chosen["exchange"],
-        "median_ms": mine,
-        "best": best["exchange"],
-        "best_ms": least,
-        "ratio": mine / least,
-        "within": "yes" if mine <= best["p90_ms"] + _decoding_ms(best) else "no",
-    }
-
-
-def _decoding_ms(row):
-    """Return what decoding takes behind a gather of entries, as the model has it."""
-    if row["kind"] != "entries":
-        return 0.0
-    buffers = 1 if _merges(row["exchange"], row["workers"]) else row["workers"]
-    return 1000 * buffers * row["payload"] * Links(*row["links"]).decoding
 
 
 def _extrapolate(links):

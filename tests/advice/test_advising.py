@@ -120,7 +120,7 @@ def test_command_line(tmp_path, capsys):
     path, rows = tmp_path / "model.keras", tmp_path / "rows.json"
     make_model().save(path)
     asks = [str(path), "--workers=2,3", "--methods=float16", f"--json={rows}"]
-    assert main.main(["advise", *asks, "--batch-size=2"]) == 0
+    assert main.main(["advise", *asks, "--batch-size=2", "--seconds=0.1"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("small, batches of 2 for each worker:")
     assert "2 workers: " in said

@@ -279,7 +279,7 @@ def test_exchange(tmp_path):
 def test_what_auto_would_choose(monkeypatch):
     """By the model, of what it chooses from; decoding counts on both sides."""
     monkeypatch.syspath_prepend(STEP.parent)
-    import exchange
+    from common import choice
 
     def row(name, model_ms, median_ms, kind="entries"):
         links = [0, 0, 0, 0, 1e-6, 0, 0]
@@ -290,7 +290,7 @@ def test_what_auto_would_choose(monkeypatch):
     rows = [row("ring", 10, 10), row("gtopk", 12, 12), row("oktopk", 16, 11)]
     rows += [row("twoway", 1, 1), row("star 2", 1, 1)]  # no candidates
     rows += [row("ring", 5, 9, "sum"), row("star all", 4, 9.5, "sum")]
-    entries, total = exchange.choices(rows)
+    entries, total = choice.choices(rows)
     assert (entries["chosen"], entries["best"]) == ("gtopk", "oktopk")
     assert entries["ratio"] == pytest.approx(13 / 12)
     assert entries["within"] == "yes"

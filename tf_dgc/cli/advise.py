@@ -27,6 +27,7 @@ def main(options: argparse.Namespace) -> int:
             num_workers=options.workers,
             bandwidth=options.bandwidth,
             latency=options.latency,
+            seconds=options.seconds,
             **({"methods": options.methods} if options.methods else {}),
         )
     except ValueError as error:

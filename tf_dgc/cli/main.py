@@ -217,6 +217,9 @@ def _add_advise(commands: Any) -> None:
         metavar="NAME,...",
         help="dgc, 'dgc 0.99', 'local_sgd 16', or methods of `tf-dgc methods`",
     )
+    advise.add_argument(
+        "--seconds", type=float, default=20.0, help="to spend on timed steps (20)"
+    )
     advise.add_argument("--json", metavar="PATH", help="file to write the rows to")
 
 

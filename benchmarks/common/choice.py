@@ -1,0 +1,60 @@
+"""What `exchange="auto"` would choose among exchanges that were measured."""
+
+from common.ways import make
+from tf_dgc.exchanges import Auto, Links
+
+COLUMNS = [
+    ("workers", "workers", "d"),
+    ("kind", "kind", ""),
+    ("payload", "bytes", ",d"),
+    ("chosen", "chosen", ""),
+    ("median_ms", "median (ms)", ",.1f"),
+    ("best", "fastest", ""),
+    ("best_ms", "its median (ms)", ",.1f"),
+    ("ratio", "ratio", ".2f"),
+    ("within", "within its p90", ""),
+]
+
+
+def choices(rows):
+    """Return what `exchange="auto"` would choose in each case, beside the fastest.
+
+    Of its candidates that were measured, the one for which the model has least; a
+    gather that is not merged is behind by what the decoding of its buffers takes, on
+    both sides of the comparison.
+    """
+    cases = {}
+    for row in rows:
+        case = row["workers"], row["kind"], row["payload"]
+        if repr(make(row["exchange"], row["workers"])) in _candidates(*case[:2]):
+            cases.setdefault(case, []).append(row)
+    return [_choice(measured) for measured in cases.values()]
+
+
+def _candidates(number, kind):
+    return [repr(e) for e in Auto().candidates(number, merges=kind == "entries")]
+
+
+def _choice(measured):
+    chosen = min(measured, key=lambda row: row["model_ms"] + _decoding_ms(row))
+    best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
+    mine, least = (row["median_ms"] + _decoding_ms(row) for row in (chosen, best))
+    return {
+        **{name: chosen[name] for name in ("workers", "kind", "payload")},
+        "chosen": chosen["exchange"],
+        "median_ms": mine,
+        "best": best["exchange"],
+        "best_ms": least,
+        "ratio": mine / least,
+        "within": "yes" if mine <= best["p90_ms"] + _decoding_ms(best) else "no",
+    }
+
+
+def _decoding_ms(row):
+    """Return what decoding takes behind a gather of entries, as the model has it."""
+    if row["kind"] != "entries":
+        return 0.0
+    buffers = (
+        1 if make(row["exchange"], row["workers"]).drops_entries else row["workers"]
+    )
+    return 1000 * buffers * row["payload"] * Links(*row["links"]).decoding
