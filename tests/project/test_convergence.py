@@ -103,3 +103,17 @@ def test_inner_optimizers(tmp_path):
     assert dense["value"] > 0.3  # chance is 1/16
     assert f"{dense['value']:.4f}" in output
     assert f"{compressed['value'] - dense['value']:+.4f}" in output
+
+
+@pytest.mark.slow
+def test_delays(tmp_path):
+    """One row of each way and seed, and a mean that comes later costs something."""
+    flags = ["--seeds=2", "--steps=16", "--periods=4", "--outers=mean"]
+    rows, output = run("delays", tmp_path, *flags)
+    ways = ["at once", "a quarter later", "a round later", "in 4 parts"]
+    assert [row["way"].partition(",")[0] for row in rows] == [
+        way for way in ways for _ in range(2)
+    ]
+    assert [row["seed"] for row in rows] == [0, 1] * 4
+    assert all(row["value"] > 0.1 for row in rows)
+    assert "in 4 parts" in output
