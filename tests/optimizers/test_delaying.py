@@ -15,6 +15,7 @@ from selection import rows
 import tf_dgc
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.optimizers.delaying import split
+from tf_dgc.schedules import PiecewiseConstantPeriod
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,), (6, 7)]
@@ -83,6 +84,10 @@ CASES = {
     "parts in turn": (
         lambda: local(4, delay=2, parts=2, outer=adam()),
         DelayedRun(Momentum(RATE), 4, 2, PARTS, ADAM),
+    ),
+    "schedule": (
+        lambda: local(PiecewiseConstantPeriod([2], [1, 4]), delay=3),
+        DelayedRun(Momentum(RATE), {1, 2, 6, 10}, 3, WHOLE),
     ),
     "compressed": (
         lambda: local(2, delay=2, compressor="top_k", min_compress_size=0),
@@ -260,6 +265,38 @@ def test_what_ends_it_ends_the_next_step(strategies, traced):
         trainer.step(gradients)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         trainer.optimizer.consensus()
+
+
+@pytest.mark.slow
+def test_every_worker_has_a_loss_scale_of_its_own(strategies):
+    def scaled():
+        optimizer = local(2, delay=1)
+        return O.LossScaleOptimizer(optimizer, initial_scale=16.0)
+
+    tf_dgc.prepare(strategies[2])
+    trainer = make_trainer(strategies[2], scaled, "float32", traced=True)
+    for step, gradients in enumerate(make_steps(2, 5, "float32")):
+        if step == 1:
+            gradients[1][0][0, 0] = np.inf
+        trainer.step(gradients)
+    mine = trainer.optimizer.inner_optimizer
+    mine.background.finish()
+    assert mine.stats.steps == 2
+    assert mine.skipped == 1
+    (one,), (other,) = trainer.local([trainer.optimizer.dynamic_scale])
+    assert (float(one), float(other)) == (16.0, 8.0)
+
+
+def test_xla_is_refused(strategies):
+    trainer = make_trainer(strategies[1], lambda: local(2))
+    gradients = [tf.constant(g) for g in make_steps(1, 1)[0][0]]
+
+    @tf.function(jit_compile=True)
+    def step():
+        trainer.optimizer.apply(gradients, trainer.variables)
+
+    with pytest.raises(ValueError, match="Pass `jit_compile=False`"):
+        step()
 
 
 @pytest.mark.slow

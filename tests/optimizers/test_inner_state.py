@@ -88,3 +88,35 @@ class Ordered(Copying):
 def test_what_cannot_begin_anew_is_refused(strategies):
     with pytest.raises(ValueError, match="must begin with one number per variable"):
         make_trainer(strategies[1], lambda: Ordered(RATE))
+
+
+class Turning(O.SGD):
+    """SGD that remembers whole numbers, which have no mean."""
+
+    def build(self, variables):
+        super().build(variables)
+        self._code = self.add_variable((), dtype="int32", name="code")
+
+    def update_step(self, gradient, variable, learning_rate):
+        sign = keras.ops.sign(keras.ops.sum(gradient))
+        self._code.assign(self._code + keras.ops.cast(sign, "int32"))
+        super().update_step(gradient, variable, learning_rate)
+
+
+def test_whole_numbers_without_a_mean_are_refused(strategies):
+    two, again, one = (
+        make_trainer(strategies[n], lambda: Turning(RATE)) for n in (2, 2, 1)
+    )
+    (gradients,) = make_gradients(2, 1, "float32", SHAPES)
+    gradients[1] = [-g for g in gradients[0]]
+    two.step(gradients)
+    saved = two.save()
+    again.load(saved)
+    codes = [
+        [int(c) for (c,) in trainer.local([trainer.optimizer.inner_optimizer._code])]
+        for trainer in (two, again)
+    ]
+    assert codes[0] == codes[1]
+    assert len({*codes[0]}) == 2
+    with pytest.raises(ValueError, match=r"code.*has none. Load with as many"):
+        one.load(saved)

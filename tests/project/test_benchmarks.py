@@ -342,6 +342,22 @@ def test_overlap(tmp_path, backward):
         assert row["whole_ms"] > 0 and row["overlap_ms"] > 0
 
 
+@pytest.mark.workers
+@pytest.mark.slow
+def test_background(tmp_path):
+    path = tmp_path / "rows.json"
+    flags = ["--rate=loopback", "--layers=4", "--width=16", "--step=0.01"]
+    flags += ["--period=4", "--repeats=1", f"--json={path}"]
+    finished = programs.run([sys.executable, STEP.with_name("background.py"), *flags])
+    assert finished.returncode == 0
+    rows = json.loads(path.read_text())
+    assert [row["way"] for row in rows] == [
+        *("never", "at once", "a round later", "in 4 parts")
+    ]
+    assert all(row["ms"] > 10 and row["computing"] < 1 for row in rows)
+    assert rows[0]["bytes"] == 0 < 3 * rows[3]["bytes"] < rows[1]["bytes"]
+
+
 def test_more_workers_by_the_model(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import extrapolation

@@ -123,3 +123,17 @@ def test_periods(tmp_path):
         assert local["bytes"] * 8 == same["bytes"]
         assert found["sparse_loco", 8, seed]["bytes"] < local["bytes"]
     assert "largest: accuracy after 16 steps, 2 workers" in output
+
+
+@pytest.mark.slow
+def test_delays(tmp_path):
+    """One row of each way and seed, and a mean that comes later costs something."""
+    flags = ["--seeds=2", "--steps=16", "--periods=4", "--outers=mean"]
+    rows, output = run("delays", tmp_path, *flags)
+    ways = ["at once", "a quarter later", "a round later", "in 4 parts"]
+    assert [row["way"].partition(",")[0] for row in rows] == [
+        way for way in ways for _ in range(2)
+    ]
+    assert [row["seed"] for row in rows] == [0, 1] * 4
+    assert all(row["value"] > 0.1 for row in rows)
+    assert "in 4 parts" in output

@@ -14,7 +14,8 @@ class DelayedRun:
 
     Args:
         inner: optimizer of each worker.
-        period: steps after which the same tensor is exchanged again.
+        period: steps after which the same tensor is exchanged again; or a set of the
+            steps behind which there is an exchange.
         delay: steps that a mean takes.
         parts: places of the tensors of each part, which take turns.
         outer: optimizer of the mean.
@@ -23,7 +24,8 @@ class DelayedRun:
 
     def __init__(self, inner, period, delay, parts, outer=None, compress=None):
         self.inner, self.delay, self.parts = inner, delay, parts
-        self.stride = period // len(parts)
+        self.ends = period if isinstance(period, set) else None
+        self.stride = None if self.ends else period // len(parts)
         self.outers = [copy.deepcopy(outer or Momentum(1.0)) for _ in parts]
         self.compress = compress or (lambda values: values)
 
@@ -55,9 +57,10 @@ class DelayedRun:
             pairs = zip(self.since[worker], before, after, strict=True)
             self.since[worker] = [s + b - a for s, b, a in pairs]
         self.calls += 1
-        if self.mean is not None and self.calls >= self.begun + self.delay:
+        end = self.calls in self.ends if self.ends else self.calls % self.stride == 0
+        if self.mean is not None and (end or self.calls >= self.begun + self.delay):
             self.receive()
-        if self.calls % self.stride == 0:
+        if end:
             self.begin()
 
     def begin(self):

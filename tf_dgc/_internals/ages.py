@@ -37,12 +37,18 @@ def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     return began
 
 
+def counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return what an instance counts its age by; nothing if it does not."""
+    began = getattr(optimizer, "_tf_dgc_began", None)
+    return [] if began is None else [began]
+
+
 def age(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return what `update_step` is to take for the iterations of this step."""
-    began = getattr(optimizer, "_tf_dgc_began", None)
-    if began is None:
-        return optimizer.iterations
-    return tf.convert_to_tensor(optimizer.iterations.value) - began.value
+    iterations = optimizer.iterations
+    for began in counters(optimizer):
+        return tf.convert_to_tensor(iterations.value) - began.value
+    return iterations
 
 
 def begin_anew(optimizer: keras.optimizers.Optimizer) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc._internals import groups, launching, mirrored
+from tf_dgc._internals import groups, launching, mirrored, tracing
 from tf_dgc._internals.launching import Counters
 from tf_dgc.cluster import failures, meeting, workers
 from tf_dgc.cluster.positions import Group
@@ -62,7 +62,17 @@ class Background:
     # --- within a step --------------------------------------------------------------
 
     def check(self) -> tf.Operation | None:
-        """Raise, when run, what has ended something in the background."""
+        """Raise, when run, what has ended something in the background.
+
+        Raises:
+            ValueError: at once, where XLA compiles the step, which hands over nothing.
+        """
+        if tracing.in_xla_context():
+            raise ValueError(
+                "What is done in the background is handed to a thread, and XLA cannot "
+                "compile that. Pass `jit_compile=False` to `Model.compile` and to "
+                "`tf.function`, or use `delay=0`."
+            )
         with tf.device("CPU:0"):
             text = self._error.read_value()
             return tf.debugging.Assert(tf.equal(text, ""), [text])

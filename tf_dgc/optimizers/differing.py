@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import keras
+import numpy as np
 
-from tf_dgc._internals import checkpoints
+from tf_dgc._internals import ages, checkpoints
 from tf_dgc.checkpoint import parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.background import Background
@@ -158,6 +159,29 @@ class DifferingOptimizer(OptimizerWrapper):
             self.background.forget()
         super().load_own_variables(store)
         self.loads += 1
+
+    def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
+        """Restore what each worker has of a variable: see `OptimizerWrapper`.
+
+        Raises:
+            ValueError: for whole numbers of the inner optimizer, other than counts, of
+                which another number of workers would need a mean.
+        """
+        own = copies.local[0]
+        counts = [self.inner_optimizer.iterations, *ages.counters(self.inner_optimizer)]
+        known = [Copies(self._strategy, v.value).local[0] for v in counts]
+        if self._progress is not None:
+            known.append(Copies(self._strategy, self._progress.value).local[0])
+        whole = not own.dtype.is_floating and not any(own is count for count in known)
+        as_many = len(values) == self._strategy.num_replicas_in_sync
+        if whole and not as_many and np.any(values != values[:1]):
+            raise ValueError(
+                f"Another number of workers begins with means, and {own.name!r} of the "
+                f"inner optimizer, of dtype {own.dtype.name}, has none. Load with as "
+                "many workers as saved it, or load the model's weights alone. "
+                f"Received: values of {len(values)} workers that differ"
+            )
+        super().restore_copies(copies, values)
 
     def _copies_of(self, variable: keras.Variable) -> Copies:
         hidden = self._shown.hidden.get(id(variable)) if self._shown else None

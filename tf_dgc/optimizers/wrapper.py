@@ -240,7 +240,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             if part is not None and isinstance(variable, PerWorkerVariable | Copies):
                 values = part.take(values)
             if isinstance(variable, Copies):
-                variable.scatter(values, "mean")
+                self.restore_copies(variable, values)
             elif isinstance(variable, PerWorkerVariable):
                 variable.scatter(values)
             else:
@@ -253,6 +253,15 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             lambda: {"checksum of the saved state": list(checksums)},
             SAME_CHECKPOINT,
         )
+
+    def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
+        """Restore what each worker has of one of `differing_variables`.
+
+        Args:
+            copies: copies of it.
+            values: values of all workers that saved, `[N, ...]`.
+        """
+        copies.scatter(values, "mean")
 
     def inner_config(self) -> dict[str, Any]:
         """Return the config of what the user passed as `inner`."""

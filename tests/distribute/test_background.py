@@ -1,0 +1,92 @@
+"""The background: one thing after the other, and what counts as waited for."""
+
+import gc
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc._internals import groups
+from tf_dgc.cluster.positions import Position, describe
+from tf_dgc.distribute import background
+from tf_dgc.distribute.background import Background
+
+
+@pytest.fixture
+def lane(strategies):
+    strategy = tf_dgc.prepare(strategies[2])
+    with strategy.scope():
+        yield Background(strategy)
+
+
+def begin(lane, number, value):
+    with tf.device("CPU:0"):
+        lane.begin(number, [tf.constant(value)])
+
+
+def test_things_are_done_in_order_and_waited_for(strategies):
+    lane, done = Background(strategies[1]), []
+    go_on = threading.Event()
+
+    def work(number, value):
+        tf.py_function(
+            lambda v: (go_on.wait(10), done.append((number, int(v)))), [value], []
+        )
+
+    lane.work = work
+    for number in range(3):
+        begin(lane, number, 10 * number)
+    assert done == []
+    go_on.set()
+    for number in range(3):
+        lane.wait()
+        assert done[: number + 1] == [(n, 10 * n) for n in range(number + 1)]
+    lane.wait()  # for nothing
+    lane.finish()
+
+
+def test_what_is_forgotten_is_not_waited_for(strategies):
+    lane = Background(strategies[1])
+    begin(lane, 0, 1)
+    lane.finish()
+    lane.forget()
+    lane.wait()
+    begin(lane, 1, 1)
+    lane.wait()
+
+
+def test_a_thread_ends_with_what_it_is_for(strategies):
+    lane = Background(strategies[1])
+    begin(lane, 0, 1)
+    lane.wait()
+    thread = lane._thread
+    del lane
+    for _ in range(50):
+        gc.collect()
+        if not thread.is_alive():
+            break
+        time.sleep(0.1)
+    assert not thread.is_alive()
+
+
+def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
+    monkeypatch.setattr(background.workers, "everyone", lambda _: ["a", "b"])
+    counts = {None: [3, 2], (0, 1): [5, 5]}
+    monkeypatch.setattr(lane.hook, "count", lambda: counts)
+    number = -lane._number
+    assert lane.count() == {(number, 0, 1): [5, 5]}
+    lane._met = True
+    lane.hook.count = lambda: {None: [3, 2]}
+    assert lane.count() == {(number, 0, 1): [3, 2]}
+    position = Position({(number, 0, 1): (3, 2)}, False, "here")
+    assert describe(position) == "collective 3 in the background"
+    assert position.waits_for(1)
+    assert Position.from_json(position.to_json()) == position
+
+
+def test_lanes_have_keys_of_their_own(lane):
+    assert groups.group_key((0, 1)) == groups.group_key((0, 1), 0)
+    keys = {groups.group_key(m, n) for m in [(0, 1), (0, 2)] for n in range(3)}
+    assert len(keys) == 6
