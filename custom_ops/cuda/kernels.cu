@@ -13,7 +13,6 @@ namespace gpu {
 namespace {
 
 constexpr int kMaxBlocks = 1024;  // of a cooperative kernel
-
 static_assert(sizeof(Tables) + sizeof(Upload) <= 4096, "parameters of Begin");
 static_assert(sizeof(Buffers) + sizeof(TargetUpload) <= 4096, "parameters of Decode");
 
