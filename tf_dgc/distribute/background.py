@@ -148,10 +148,12 @@ class Background:
         started, finished = self._waits.read()
         waits = self._met or started > finished
         everyone = tuple(range(len(workers.everyone(self._strategy))))
-        return {
-            (-self._number, *(group or everyone)): [begun, done if waits else begun]
-            for group, (begun, done) in self.hook.count().items()
-        }
+        found: dict[Group, list[int]] = {}
+        for group, (begun, done) in self.hook.count().items():
+            pair = found.setdefault((-self._number, *(group or everyone)), [0, 0])
+            pair[0] += begun
+            pair[1] += done if waits else begun
+        return found
 
     # --- the thread -----------------------------------------------------------------
 
