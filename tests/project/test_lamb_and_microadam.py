@@ -122,6 +122,7 @@ class WindowAdam:
             w -= RATE * m / (np.sqrt(v) + 1e-7)
 
 
+@pytest.mark.slow
 def test_moments_of_a_window(strategies):
     rule = micro.WindowAdam(3, learning_rate=RATE, weight_decay=DECAY)
     trainer = Trainer(
