@@ -100,6 +100,8 @@ class Worker:
 
     def _on_all(self, gradients):
         def apply(gradients):
+            # What a function is given has no device, by which Keras asks for a sum.
+            gradients = [tf.identity(g) for g in gradients]
             variables = self.model.trainable_variables
             self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return tf.constant(0)
