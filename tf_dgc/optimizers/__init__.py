@@ -19,6 +19,7 @@ __all__ = [
     "exclusions",
     "gossiping",
     "hints",
+    "horizon",
     "inner_state",
     "inputs",
     "kept",
