@@ -11,9 +11,9 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         CompressedCrossDeviceOps CompressedOptimizer CompressionStats DGCOptimizer
-        LocalOptimizer NovoGrad average_statistics callbacks compressors diloco
-        exchanges local_sgd multi_worker_strategy post_local_sgd prepare saving
-        schedules sparse_loco
+        LocalOptimizer NovoGrad ServerOptimizer average_statistics callbacks
+        compressors diloco exchanges local_sgd multi_worker_strategy post_local_sgd
+        prepare saving schedules sparse_loco
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer

@@ -15,6 +15,7 @@ __all__ = [
     "keras_rules",
     "launching",
     "mirrored",
+    "rpc",
     "service",
     "stores",
     "tracing",
