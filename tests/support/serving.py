@@ -98,7 +98,9 @@ class Trained:
         self._apply = tf.function(self._step)
 
     def _step(self, gradients):
-        self.optimizer.apply_gradients(list(zip(gradients, self.variables, strict=True)))
+        self.optimizer.apply_gradients(
+            list(zip(gradients, self.variables, strict=True))
+        )
 
     def step(self, gradients):
         self._apply([tf.constant(g) for g in gradients])

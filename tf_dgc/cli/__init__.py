@@ -7,4 +7,5 @@ __all__ = [
     "doctor",
     "listing",
     "main",
+    "serving",
 ]

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_dgc.choice import add_up
 from tf_dgc.codecs.bits import from_words, to_words
+from tf_dgc.codecs.checks import Check, gate
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Gather, Message, whole
 from tf_dgc.compressors.base import Compressor
@@ -93,7 +94,12 @@ class Coder:
                 found.append(_as_reply(message, from_words(mine, message[0])))
             return found
 
-        return self._run(values, tf.constant(True), worker, reply)
+        sent = self._run(values, tf.constant(True), worker, reply)
+        if rest[0].shape == (0,):
+            return sent
+        left = tf.size(rest[0])[tf.newaxis]
+        check = Check("words behind the last tensor", left, 0)
+        return sent._replace(values=gate([check], sent.values))
 
     def given(
         self, values: Sequence[tf.Tensor], finite: tf.Tensor, worker: int | tf.Tensor
