@@ -64,7 +64,7 @@ def main(_):
     start, chosen = time.perf_counter(), order.ravel()
     model.fit(x[chosen], y[chosen], 32, shuffle=False, verbose=0, callbacks=slow)
     seconds = time.perf_counter() - start
-    model.optimizer.pull()
+    model.optimizer.pull_weights()
     accuracy = model.evaluate(x_test, y_test, verbose=0)[1]
     stats = model.optimizer.stats
     print(

@@ -79,7 +79,7 @@ def main():
     optimizer = model.optimizer
     if RANK == 0:
         time.sleep(1.0)  # so that the others are done
-    optimizer.pull()
+    optimizer.pull_weights()
     found = {
         "loss": history["loss"],
         "val_loss": history["val_loss"],

@@ -1,6 +1,7 @@
 """The server's loop, with messages and a time that the test makes."""
 
 import json
+import random
 
 import keras
 import numpy as np
@@ -25,6 +26,7 @@ class Fake:
         self.number, self.numbers = number, {}
         settings = {"mode": mode, "staleness": staleness}
         settings |= {"error_feedback": False, "seed": 0}
+        settings |= {"pull": "whole", "pull_sparsity": None}
         variable = keras.Variable(np.zeros([2, 3]), name="kernel")
         self.handed = handing.collect(
             settings,
@@ -76,8 +78,9 @@ class Fake:
 
     def join(self, worker, process=0, handed=None):
         text = messages.to_body(handing.to_text(handed or self.handed))
-        ((slot, head, body),) = self.send(worker, Kind.JOIN, text, process)
-        assert slot == worker
+        told = self.send(worker, Kind.JOIN, text, process)
+        mine = worker, 100 + process
+        _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
         if head["status"] == Status.REFUSED:
             return messages.to_text(body)
         if json.loads(messages.to_text(body))["give"]:
@@ -195,6 +198,33 @@ def test_a_worker_that_falls_silent(mode, staleness):
     else:
         weights(reply)
         assert len(fake.push(0, 1.0)) == 1
+
+
+def test_time_in_which_the_server_is_busy_counts_against_nobody():
+    """As while it traces its first step, and signs of life lie in its inbox."""
+    fake = Fake(number=1)
+    fake.join(0)
+    apply, taken = fake.loop.service.model.apply, []
+
+    def slow(pushes):
+        fake.time += 30
+        return apply(pushes)
+
+    def take():
+        taken.append(fake.time)
+        if len(taken) == 1:
+            return push
+        return -1, None
+
+    fake.loop.service.model.apply = slow
+    numbers = np.zeros(7, np.int32)
+    fields = {"number": 4, "parts": 1, "incarnation": 100, "kind": Kind.PUSH}
+    push = 0, messages.seal(REQUEST, numbers, **fields)
+    fake.loop._transport = type("Once", (), {"take": take, "answer": fake.answer})
+    fake.loop.service.is_over = lambda now: len(taken) == 3
+    fake.loop.run()
+    assert 0 in fake.loop.service.members
+    assert fake.clock == 1
 
 
 def test_a_worker_that_does_not_come_though_it_lives():
@@ -394,6 +424,35 @@ def test_weights_can_be_had_at_any_time():
     fake.push(0, 2.0)
     fake.join(1)
     np.testing.assert_array_equal(weights(*fake.send(1, Kind.PULL)), WEIGHTS - 1)
+
+
+@pytest.mark.parametrize("mode, staleness", [("async", None), ("ssp", 2), ("ssp", 0)])
+def test_a_thousand_kills_and_joins_and_every_push_is_applied_once(mode, staleness):
+    """Whatever is sent again; who is killed leaves a push behind, or none."""
+    fake, draw, sent = Fake(mode, staleness, number=3), random.Random(0), 0
+    for worker in range(3):
+        fake.join(worker)
+    process, waits = dict.fromkeys(range(3), 0), set()
+    kills = 0
+    while kills < 1000:
+        worker = draw.randrange(3)
+        if worker in waits or draw.random() < 0.3:
+            kills += 1
+            process[worker] += 1
+            fake.join(worker, process[worker])
+        else:
+            fake.push(worker, 2.0, process[worker])
+            sent += 1
+        if draw.random() < 0.2:
+            kind = draw.choice([Kind.PUSH, Kind.START])
+            fake.send(worker, kind, process=process[worker], repeat=True)
+        waits = {w for w, m in fake.loop.service.members.items() if m.waits}
+        assert len(waits) < 3
+    applied = WEIGHTS[0] - fake.loop.service.model.variables[0].numpy().ravel()[0]
+    pending = len(fake.loop.service._pushes)
+    assert applied == sent - pending
+    assert pending < 3
+    assert sent > 1000
 
 
 def test_it_is_over_when_nobody_comes_any_more():

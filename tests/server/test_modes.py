@@ -103,7 +103,7 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness):
 
         with leaving(*workers):
             run_together(*(lambda i=i: run(i) for i in range(3)))
-            workers[0].optimizer.pull()
+            workers[0].optimizer.pull_weights()
             pulled = workers[0].weights()
         assert served.model.clock == 18
         assert served.loop.service.clock.most_ahead <= (

@@ -1,6 +1,7 @@
 """`ServerOptimizer` by itself: what it refuses, its config, and what a file has."""
 
 import json
+import socket
 
 import keras
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.server import handing, tasks
+from tf_dgc.cli import main
+from tf_dgc.launch import loopback
+from tf_dgc.server import handing, process, tasks
 
 CLUSTER = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
 
@@ -70,6 +73,10 @@ def test_no_cluster(monkeypatch):
         ({"compressor": "scale_com"}, "needs what others send"),
         ({"compressor": "no_such"}, "no_such"),
         ({"min_compress_size": -1}, "min_compress_size"),
+        ({"pull": "all"}, '"whole" or "sparse"'),
+        ({"pull_sparsity": 0.9}, 'pulls of `pull="sparse"`'),
+        ({"pull": "sparse", "pull_sparsity": 1.0}, "number in"),
+        ({"pull": "sparse", "compressor": "qsgd"}, "Pass `pull_sparsity`"),
         ({"compressor": "qsgd", "momentum_correction": True}, "needs error feedback"),
         ({"inner": sgd(use_ema=True)}, "use_ema"),
         ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "is not sent code"),
@@ -123,7 +130,7 @@ def test_no_server_there(monkeypatch):
 
 def test_not_built():
     optimizer = tf_dgc.ServerOptimizer(sgd())
-    for method in (optimizer.join, optimizer.pull):
+    for method in (optimizer.join, optimizer.pull_weights):
         with pytest.raises(ValueError, match="needs a built optimizer"):
             method()
     optimizer.leave()
@@ -159,13 +166,42 @@ def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(tf_dgc.ServerOptimizer(sgd()), "mse")
     model.optimizer.build(model.trainable_variables)
-    model.optimizer.residual[0].assign(np.ones([6]))
+    model.optimizer.residual[0].assign(np.ones([3, 2]))
     model.save(tmp_path / "model.keras")
     monkeypatch.delenv("TF_CONFIG")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
-    np.testing.assert_array_equal(loaded.optimizer.residual[0].numpy(), np.ones([6]))
+    np.testing.assert_array_equal(loaded.optimizer.residual[0].numpy(), np.ones([3, 2]))
     assert loaded.optimizer.num_workers == 1
     loaded.predict(np.zeros([1, 3]), verbose=0)
     with pytest.raises(RuntimeError, match="was loaded outside of a cluster"):
         loaded.fit(np.zeros([4, 3]), np.zeros([4, 2]), verbose=0)
+
+
+def test_serving_needs_the_servers_task(capsys):
+    assert main.main(["serve"]) == 1
+    assert "This process must be the server" in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken(monkeypatch, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [address]})
+        assert main.main(["serve"]) == 1
+    assert f"the server cannot listen on {address}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("secret", ["", "of ours"])
+def test_serving_until_all_have_left(monkeypatch, capsys, secret):
+    """A server that others can reach warns if it has no secret."""
+    monkeypatch.setenv("TF_DGC_SECRET", secret)
+    (port,) = loopback.free_ports(1)
+    monkeypatch.setattr(process.Loop, "run", lambda loop: None)
+    be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [f"0.0.0.0:{port}"]})
+    with pytest.raises(SystemExit, match="0"):
+        tf_dgc.ServerOptimizer(sgd())
+    printed = capsys.readouterr().out
+    assert f"listens on 0.0.0.0:{port}, for 2 workers" in printed
+    assert ("WARNING: whoever reaches this address" in printed) is (not secret)

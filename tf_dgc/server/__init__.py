@@ -14,6 +14,7 @@ __all__ = [
     "model",
     "optimizer",
     "process",
+    "pulls",
     "sealing",
     "service",
     "sessions",

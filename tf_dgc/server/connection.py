@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import rpc
@@ -14,12 +15,13 @@ from tf_dgc.cluster import workers
 from tf_dgc.server import handing, messages, sealing
 from tf_dgc.server.heartbeat import Heartbeat
 from tf_dgc.server.messages import MOST_WORDS, Kind, Status
-from tf_dgc.server.model import assign, collect
+from tf_dgc.server.pulls import assign, collect
 from tf_dgc.server.sealing import Answer, Asked
 from tf_dgc.server.tasks import Task
 
 _CALL_SECONDS = 10.0  # of one call; the server answers within a second or two
-_NOTHING = tf.TensorSpec([None], tf.int32)
+_WORDS = tf.TensorSpec([None], tf.int32)
+_NO_ANSWER = (0, np.int64(0), 0, np.zeros([0], np.int32))  # of the types of `Answer`
 
 
 class Connection:
@@ -48,8 +50,8 @@ class Connection:
         def function(python: Any, *signature: Any) -> Any:
             return tf.function(python, input_signature=signature, autograph=False)
 
-        self._send = function(self._send_part, *scalars, *of_part, _NOTHING)
-        self._ask = function(self._ask_whole, *scalars, _NOTHING)
+        self._send = function(self._send_part, *scalars, *of_part, _WORDS)
+        self._ask = function(self._ask_whole, *scalars, _WORDS)
 
     @property
     def name(self) -> str:
@@ -101,7 +103,7 @@ class Connection:
                 if status != Status.AGAIN:
                     break
         except tf.errors.OpError as error:
-            raise RuntimeError(gist(error)) from error
+            raise RuntimeError(messages.gist(str(error.message))) from error
         assign(variables, words)
         return clock
 
@@ -204,7 +206,7 @@ class Connection:
         def goes_on(right: tf.Tensor, *_: Any) -> tf.Tensor:
             return tf.logical_and(tf.logical_not(right), tf.timestamp() < deadline)
 
-        right, text, *answer = _loop(goes_on, call, call())
+        right, text, *answer = _loop(goes_on, call, [False, "", *_NO_ANSWER])
         found = Answer(*answer)
         lost = tf.strings.join(
             [
@@ -226,18 +228,10 @@ class Connection:
             return Answer(*map(tf.identity, found))
 
 
-def _loop(condition: Any, body: Any, first: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _loop(condition: Any, body: Any, first: Sequence[Any]) -> list[tf.Tensor]:
     """Run a loop of one iteration at a time, over values of any length."""
-    shapes = [tf.TensorShape([None] * value.shape.rank) for value in first]
+    values = list(map(tf.convert_to_tensor, first))
+    shapes = [tf.TensorShape([None] * value.shape.rank) for value in values]
     return tf.while_loop(
-        condition, body, list(first), shape_invariants=shapes, parallel_iterations=1
+        condition, body, values, shape_invariants=shapes, parallel_iterations=1
     )
-
-
-def gist(error: tf.errors.OpError) -> str:
-    """Return what this package says in an error of TensorFlow, or all of it."""
-    text = str(error.message)
-    begin = text.find("tf_dgc: ")
-    if begin < 0:
-        return text
-    return text[begin:].split("\n", maxsplit=1)[0].rstrip("] ")

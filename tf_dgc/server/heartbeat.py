@@ -51,9 +51,10 @@ class Heartbeat:
         self._thread.join(_LAST_SECONDS)
         atexit.unregister(self.leave)
         error = getattr(sys, "last_value", None)
-        said = "" if error is None else f"{type(error).__name__}: {error}"
-        told = said.split("\n", maxsplit=1)[0][:300]
-        self._say(Kind.LEAVE, messages.to_body(told))
+        said = ""
+        if error is not None:
+            said = f"{type(error).__name__}: {messages.gist(str(error))[:300]}"
+        self._say(Kind.LEAVE, messages.to_body(said))
 
     def _run(self) -> None:
         while not self._left.wait(self._every):

@@ -71,9 +71,12 @@ class Loop:
         """Serve until it is over."""
         while not self.service.is_over(self._now()):
             slot, words = self._transport.take()
+            begin = self._now()
             if slot >= 0:
                 self._take(slot, words)
             self.service.settle(self._now())
+            # Meanwhile signs of life have come, and nobody has taken them.
+            self.service.members.forgive(self._now() - begin)
         self._say(self.service.summary())
 
     def _take(self, slot: int, words: np.ndarray) -> None:

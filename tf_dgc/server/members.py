@@ -45,6 +45,7 @@ class Member:
         seen: time at which it was last heard of.
         rate: learning rate that it named last; None before its first push.
         pushes: number of its pushes that have been applied.
+        whole: whether what it waits for are all weights.
     """
 
     worker: int
@@ -52,12 +53,15 @@ class Member:
     seen: float = dataclasses.field(default_factory=time.monotonic)
     rate: float | None = None
     pushes: int = 0
+    whole: bool = True
     _held: float = 0.0
     _waits: float | None = None
 
     def hold(self, now: float) -> None:
         """Note that a request of it is to be answered later."""
         self._held = now
+        if self.session.held != Kind.ASK:
+            self.whole = self.session.held == Kind.START
         if self._waits is None:
             self._waits = now
 
@@ -94,6 +98,11 @@ class Members(dict[int, Member]):
         member = self.get(int(head["worker"]))
         same = member is not None and member.session.incarnation == head["incarnation"]
         return member if same else None
+
+    def forgive(self, seconds: float) -> None:
+        """Let time in which nobody was heard count against no one."""
+        for member in self.values():
+            member.seen += seconds
 
     def silent(self, now: float, seconds: float) -> list[Member]:
         """Return those that have not been heard of for so long."""

@@ -168,3 +168,13 @@ def num_parts(num_words: int) -> int:
 def part_of(body: np.ndarray, part: int) -> np.ndarray:
     """Return one of the parts of a body."""
     return body[part * MOST_WORDS : (part + 1) * MOST_WORDS]
+
+
+def gist(text: str) -> str:
+    """Return what this package says in an error of TensorFlow, or its first line.
+
+    Args:
+        text: text of the error.
+    """
+    begin = max(text.find("tf_dgc: "), 0)
+    return text[begin:].split("\n", maxsplit=1)[0].rstrip("] ")

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.codecs import bits
 from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import tensors, updating
+from tf_dgc.server import pulls
 from tf_dgc.server.handing import Handed
 from tf_dgc.steps import native, native_update
 from tf_dgc.steps.receiving import Receiver
@@ -50,7 +50,8 @@ class Model:
         compressor: Compressor = _deserialize(handed["compressor"])
         self.variables = [
             keras.Variable(
-                np.zeros(v["shape"], _plain(v["dtype"])),
+                initializer="zeros",
+                shape=v["shape"],
                 dtype=v["dtype"],
                 name=v["name"].replace("/", "_"),
             )
@@ -68,12 +69,15 @@ class Model:
         self._receiver = Receiver(compressor, found, feedback, settings["seed"], live)
         self._steps: dict[int, Callable] = {}
         self._whole: tuple[int, np.ndarray] | None = None
+        self._copies: pulls.Copies | None = None
+        if settings["pull"] == "sparse":
+            by = compressor, number, settings["pull_sparsity"]
+            self._copies = pulls.Copies(self.variables, pulls.form_of(found, *by))
 
     @property
     def num_words(self) -> int:
         """Words of all variables."""
-        sizes = [(tf.as_dtype(v.dtype), v.shape.num_elements()) for v in self.variables]
-        return sum(bits.num_words(dtype, size) for dtype, size in sizes)
+        return pulls.num_words(self.variables)
 
     def load(self, words: np.ndarray) -> None:
         """Set the variables.
@@ -89,14 +93,27 @@ class Model:
                 f"The first weights must be {self.num_words} words, as the variables "
                 f"that were handed over are. Received: {len(words)} words"
             )
-        assign(self.variables, tf.constant(words))
+        pulls.assign(self.variables, tf.constant(words))
         self._whole = None
 
-    def whole(self) -> np.ndarray:
-        """Return the bits of all variables, int32 `[num_words]`."""
+    def whole(self, worker: int) -> np.ndarray:
+        """Return the bits of all variables, int32 `[num_words]`, for a worker."""
+        if self._copies:
+            self._copies.reset(worker)
         if self._whole is None or self._whole[0] != self.clock:
-            self._whole = self.clock, collect(self.variables).numpy()
+            self._whole = self.clock, pulls.collect(self.variables).numpy()
         return self._whole[1]
+
+    def pull(self, worker: int) -> np.ndarray:
+        """Return what a worker is sent behind a push, int32 `[w]`."""
+        if self._copies is None:
+            return self.whole(worker)
+        return self._copies.pull(worker).numpy()
+
+    def forget(self, worker: int) -> None:
+        """Forget what a worker has, which is gone."""
+        if self._copies:
+            self._copies.forget(worker)
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate."""
@@ -124,7 +141,9 @@ class Model:
             )
         words = [tf.constant(push.words) for push in pushes]
         workers = tf.constant([push.worker for push in pushes])
-        step = self._steps.setdefault(len(pushes), self._traced(len(pushes)))
+        if len(pushes) not in self._steps:
+            self._steps[len(pushes)] = self._traced(len(pushes))
+        step = self._steps[len(pushes)]
         nonfinite = int(step(words, workers, tf.constant(steps.pop(), tf.int64)))
         self.clock += 1
         return nonfinite
@@ -143,28 +162,9 @@ class Model:
         return updating.update(self.optimizer, outcome, self.variables, self._natively)
 
 
-def collect(variables: Sequence[keras.Variable]) -> tf.Tensor:
-    """Return the bits of all variables, end to end, int32 `[w]`."""
-    values = [tf.convert_to_tensor(v.value) for v in variables]
-    return tf.concat([bits.to_words(value) for value in values], axis=0)
-
-
-def assign(variables: Sequence[keras.Variable], words: tf.Tensor) -> None:
-    """Set variables by the bits of all of them, int32 `[w]`."""
-    specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-    sizes = [bits.num_words(s.dtype, s.shape.num_elements()) for s in specs]
-    parts = tf.split(words, sizes)
-    for variable, spec, part in zip(variables, specs, parts, strict=True):
-        variable.assign(bits.from_words(part, spec))
-
-
 def _deserialize(config: dict[str, Any]) -> Any:
     """Return what Keras makes of a config, nothing of which is code."""
     found = keras.saving.deserialize_keras_object(config, safe_mode=True)
     if isinstance(found, keras.optimizers.Optimizer):
         keras_optimizers.replace_all_reduce(found, list)
     return found
-
-
-def _plain(dtype: str) -> str:
-    return "float32" if dtype == "bfloat16" else dtype

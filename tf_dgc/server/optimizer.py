@@ -29,6 +29,8 @@ _SETTINGS = (
     "error_feedback",
     "momentum_correction",
     "factor_masking",
+    "pull",
+    "pull_sparsity",
     "min_compress_size",
     "seed",
 )
@@ -72,8 +74,14 @@ class ServerOptimizer(OptimizerWrapper):
             wherever there is error feedback and something is left out.
         factor_masking: whether to clear that velocity where entries were sent. None for
             True.
+        pull: weights that a worker gets in a step: "whole" for all, or "sparse"
+            for those that differ most from what it has; for that the server keeps a
+            copy of the model for each worker.
+        pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None
+            for as many entries as the pushes of N workers have, by `TopK` of a fixed
+            sparsity: of plain SGD these are all that change in N pushes.
         min_compress_size: number of entries below which tensors, and those of rank
-            below 2, are sent whole.
+            below 2, are sent whole, in both directions.
         seed: seed of all random choices of the method.
         name: name of the optimizer.
 
@@ -103,6 +111,8 @@ class ServerOptimizer(OptimizerWrapper):
         error_feedback: bool | None = None,
         momentum_correction: bool | None = None,
         factor_masking: bool | None = None,
+        pull: str = "whole",
+        pull_sparsity: float | None = None,
         min_compress_size: int = 1024,
         seed: int = 0,
         name: str = "server_optimizer",
@@ -110,6 +120,7 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_mode(mode, staleness)
         compressor = compressors.get(compressor)
         validation.check_method(compressor)
+        validation.check_pull(pull, pull_sparsity, compressor)
         feedback = common.uses_error_feedback(compressor, error_feedback)
         common.check_momentum_correction(bool(momentum_correction), feedback)
         common.check_min_compress_size(min_compress_size)
@@ -130,6 +141,8 @@ class ServerOptimizer(OptimizerWrapper):
         self.error_feedback = error_feedback
         self.momentum_correction = momentum_correction
         self.factor_masking = factor_masking
+        self.pull = pull
+        self.pull_sparsity = pull_sparsity
         self.min_compress_size = int(min_compress_size)
         self.seed = int(seed)
         self.velocity: list[PerWorkerVariable] = []
@@ -215,14 +228,14 @@ class ServerOptimizer(OptimizerWrapper):
 
     # --- outside of steps -----------------------------------------------------------
 
-    def pull(self) -> None:
+    def pull_weights(self) -> None:
         """Set the model's variables to the server's weights as they are now.
 
         Raises:
             ValueError: before the optimizer is built.
             RuntimeError: if the server cannot be reached, or refuses this worker.
         """
-        self._built_worker("pull").pull()
+        self._built_worker("pull_weights").pull()
 
     def leave(self) -> None:
         """Take part no longer; the end of the process does so by itself."""
@@ -247,6 +260,11 @@ class ServerOptimizer(OptimizerWrapper):
     def stats(self) -> counting.CompressionStats:
         """What this worker pushed so far and in the last step."""
         return counting.read(self._counters, "server")
+
+    @property
+    def bytes_per_pull(self) -> int:
+        """Bytes of weights that a step takes from the server; 0 before it is built."""
+        return self._worker.bytes_per_pull if self._worker else 0
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""

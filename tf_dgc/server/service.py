@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -58,7 +59,7 @@ class Service:
         elif kind == Kind.GIVE:
             self._take_weights(member, body)
         elif kind == Kind.PULL and self.model is not None:
-            member.give(self._weights())
+            member.give(self._weights(self.model, member.worker, whole=True))
         elif kind in (Kind.START, Kind.ASK, Kind.PUSH):
             member.hold(now)
         else:
@@ -182,6 +183,8 @@ class Service:
         if self.clock is None:
             return
         self.clock.leave(member.worker)
+        if self.model:
+            self.model.forget(member.worker)
         if self._is_strict and not orderly and self.failure is None:
             self.failure = f"worker {member.worker} {reason}"
 
@@ -237,7 +240,8 @@ class Service:
             member.give(Reply(Status.AGAIN))
         elif clock and self._started and clock.may_go_on(member.worker):
             clock.go_on(member.worker)
-            member.give(self._weights())
+            model = cast(Model, self.model)
+            member.give(self._weights(model, member.worker, member.whole))
         elif clock and self._started and member.waited(now) > self._limits.wait:
             others = names(clock.waited_for(member.worker))
             member.refuse(
@@ -248,9 +252,9 @@ class Service:
         else:
             member.put_off(now, self._limits.hold)
 
-    def _weights(self) -> Reply:
-        assert self.model is not None
-        return Reply(body=self.model.whole(), clock=self.model.clock)
+    def _weights(self, model: Model, worker: int, whole: bool) -> Reply:
+        body = model.whole(worker) if whole else model.pull(worker)
+        return Reply(body=body, clock=model.clock)
 
     def is_over(self, now: float) -> bool:
         """Whether all have come and gone, or nobody comes any more.

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.arguments import check_whole
-from tf_dgc.compressors import Compressor
+from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.server.tasks import Task
 
 MODES = ("sync", "async", "ssp")
@@ -59,6 +60,32 @@ def check_method(compressor: Compressor) -> None:
             "time and without a state, such as `TopK`, `RandomK`, `Uniform8Bit`, "
             f'`TernGrad`, `Float16` or "none". Received: {compressor!r}, which '
             f"{found[0]}"
+        )
+
+
+def check_pull(mode: str, sparsity: float | None, compressor: Compressor) -> None:
+    """Raise `ValueError` for pulls of which it is not known how much they send.
+
+    Args:
+        mode: weights that are pulled, "whole" or "sparse".
+        sparsity: share of entries that a pull leaves out, or None.
+        compressor: method of pushes.
+    """
+    if mode not in ("whole", "sparse"):
+        raise ValueError(f'`pull` must be "whole" or "sparse". Received: pull={mode!r}')
+    if sparsity is not None:
+        schedules.check_sparsity(sparsity, "pull_sparsity")
+    if mode == "whole" and sparsity is not None:
+        raise ValueError(
+            '`pull_sparsity` is about pulls of `pull="sparse"`. Received: '
+            f"pull={mode!r}, pull_sparsity={sparsity!r}"
+        )
+    fixed = type(compressor) is TopK and not callable(compressor.sparsity)
+    if mode == "sparse" and sparsity is None and not fixed:
+        raise ValueError(
+            "How much a sparse pull sends follows from `TopK` of a fixed sparsity, and "
+            "of nothing else. Pass `pull_sparsity`, for example 0.99. Received: "
+            f"compressor={compressor!r}, pull_sparsity=None"
         )
 
 

@@ -10,10 +10,9 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs
 from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.server import handing, validation
-from tf_dgc.server.connection import Connection, gist
-from tf_dgc.server.messages import Kind
-from tf_dgc.server.model import assign
+from tf_dgc.server import handing, pulls, validation
+from tf_dgc.server.connection import Connection
+from tf_dgc.server.messages import Kind, gist
 from tf_dgc.server.tasks import Task
 from tf_dgc.steps import pushing
 from tf_dgc.steps.base import Inputs
@@ -46,6 +45,17 @@ class Worker:
         self._optimizer, self._memory = optimizer, memory
         self._took, self._task = took, task
         self._connection: Connection | None = None
+        self._form: pulls.Form | None = None
+        if optimizer.pull == "sparse":
+            by = optimizer.compressor, optimizer.num_workers, optimizer.pull_sparsity
+            self._form = pulls.form_of(memory.tensors, *by)
+
+    @property
+    def bytes_per_pull(self) -> int:
+        """Bytes of weights that this worker gets in a step."""
+        if self._form:
+            return 4 * self._form.num_words
+        return 4 * pulls.num_words(self.variables)
 
     def join(self) -> Connection:
         """Take part, unless this was called before; return the connection.
@@ -74,8 +84,9 @@ class Worker:
         try:
             _, clock, words = self.join().ask(Kind.PULL)
         except tf.errors.OpError as error:
-            raise RuntimeError(gist(error)) from error
-        self._take(clock, words)
+            raise RuntimeError(gist(str(error.message))) from error
+        pulls.assign(self.variables, words)
+        self._set_clock(clock)
 
     def step(self, grads: list, variables: list[keras.Variable]) -> None:
         """Push, wait and pull.
@@ -89,7 +100,11 @@ class Worker:
         _, clock, words = self.join().ask(
             Kind.PUSH, pushed.words, optimizer.iterations.value, self._rate()
         )
-        self._take(clock, words)
+        if self._form:
+            pulls.take(self._form, self.variables, words)
+        else:
+            pulls.assign(self.variables, words)
+        self._set_clock(clock)
         counting.count_step(
             self._memory.counters,
             entries=pushed.outcome.entries,
@@ -98,9 +113,8 @@ class Worker:
             nonfinite=pushed.nonfinite,
         )
 
-    def _take(self, clock: tf.Tensor, words: tf.Tensor) -> None:
+    def _set_clock(self, clock: tf.Tensor) -> None:
         iterations = self._optimizer.iterations
-        assign(self.variables, words)
         iterations.assign(tf.cast(clock, iterations.dtype))
 
     def _inputs(self, grads: list, variables: list[keras.Variable]) -> Inputs:
@@ -145,6 +159,8 @@ class Worker:
             "staleness": optimizer.staleness,
             "error_feedback": bool(self._memory.residual),
             "seed": optimizer.seed,
+            "pull": optimizer.pull,
+            "pull_sparsity": optimizer.pull_sparsity,
         }
         return handing.collect(
             settings,
