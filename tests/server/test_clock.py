@@ -50,11 +50,14 @@ def test_a_worker_that_is_too_far_ahead_waits_for_the_slowest():
     clock.push(1)
     for _ in range(2):
         clock.push(0)
+        assert clock.due()[-1] == [0]
         assert clock.may_go_on(0)
     clock.push(0)
+    assert clock.due() == [[0]]
     assert not clock.may_go_on(0)
     assert clock.waited_for(0) == [2]
     clock.push(2)
+    assert clock.due() == [[2]]
     assert clock.may_go_on(0)
 
 
@@ -82,8 +85,10 @@ def test_who_joins_late_begins_where_the_slowest_is():
     clock.join(1)
     assert clock.completed == {0: 5, 1: 5}
     clock.push(0)
+    clock.due()
     assert clock.may_go_on(0)
     clock.push(0)
+    clock.due()
     assert not clock.may_go_on(0)
 
 

@@ -27,7 +27,7 @@ class Fake:
         settings = {"mode": mode, "staleness": staleness}
         settings |= {"error_feedback": False, "seed": 0}
         settings |= {"pull": "whole", "pull_sparsity": None}
-        variable = keras.Variable(np.zeros([2, 3]), name="kernel")
+        variable = keras.Variable(np.zeros([2, 3]), dtype="float32", name="kernel")
         self.handed = handing.collect(
             settings,
             number,
@@ -43,14 +43,12 @@ class Fake:
     def send(self, worker, kind, body=(), process=0, repeat=False, **changed):
         """Let a worker send a message; return the replies that it brings about."""
         key = worker, process
-        self.numbers[key] = self.numbers.get(key, 0) + (not repeat)
+        counts = not repeat and "number" not in changed
+        self.numbers[key] = self.numbers.get(key, 0) + counts
         fields = {"number": self.numbers[key], "parts": 1, "step": self.clock}
         fields |= {"incarnation": 100 + process, "worker": worker, "kind": kind}
         words = messages.seal(
-            REQUEST,
-            np.asarray(body, np.int32),
-            secret=messages.secret_words(""),
-            **{**fields, **changed},
+            REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
         )
         slot = worker + self.number * (kind in (Kind.BEAT, Kind.LEAVE))
         return self.take(slot, words)
@@ -144,7 +142,8 @@ def test_a_push_that_comes_twice_is_applied_once():
 def test_synchronous_pushes_are_one_step():
     fake = Fake("sync")
     assert fake.join(0) == []
-    assert len(fake.join(1)) == 2
+    assert len(fake.join(1)) == 1
+    assert [slot for slot, *_ in fake.sent].count(0) == 3  # it has begun too
     assert fake.push(1, 2.0) == []
     replies = fake.push(0, 4.0)
     assert [slot for slot, *_ in replies] == [0, 1]
@@ -413,7 +412,7 @@ def test_what_has_no_place_is_refused():
     assert "before the first weights were asked for" in refusal(reply)
     (reply,) = fake.send(0, Kind.PULL)
     assert "has no place here" in refusal(reply)
-    fake.join(1)
+    fake.send(1, Kind.JOIN, body_of(fake))
     (reply,) = fake.send(1, Kind.GIVE, WEIGHTS.view(np.int32))
     assert "nobody asked for weights" in refusal(reply)
 
@@ -426,7 +425,14 @@ def test_weights_can_be_had_at_any_time():
     np.testing.assert_array_equal(weights(*fake.send(1, Kind.PULL)), WEIGHTS - 1)
 
 
-@pytest.mark.parametrize("mode, staleness", [("async", None), ("ssp", 2), ("ssp", 0)])
+@pytest.mark.parametrize(
+    "mode, staleness",
+    [
+        ("ssp", 2),
+        pytest.param("async", None, marks=pytest.mark.slow),
+        pytest.param("ssp", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_thousand_kills_and_joins_and_every_push_is_applied_once(mode, staleness):
     """Whatever is sent again; who is killed leaves a push behind, or none."""
     fake, draw, sent = Fake(mode, staleness, number=3), random.Random(0), 0
@@ -452,7 +458,7 @@ def test_a_thousand_kills_and_joins_and_every_push_is_applied_once(mode, stalene
     pending = len(fake.loop.service._pushes)
     assert applied == sent - pending
     assert pending < 3
-    assert sent > 1000
+    assert sent > 300
 
 
 def test_it_is_over_when_nobody_comes_any_more():

@@ -41,6 +41,6 @@ def num_words(dtype: tf.DType, size: int) -> int:
 
     Args:
         dtype: type of 2, 4 or 8 bytes.
-        size: how many numbers there are.
+        size: number of numbers.
     """
     return -(-dtype.size * size // tf.int32.size)

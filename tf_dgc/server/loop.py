@@ -50,7 +50,7 @@ class Loop:
         now: function that returns the time, in seconds.
 
     Attributes:
-        service: what requests are done by.
+        service: object that does what is asked for.
     """
 
     def __init__(

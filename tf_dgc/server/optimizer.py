@@ -79,7 +79,7 @@ class ServerOptimizer(OptimizerWrapper):
             copy of the model for each worker.
         pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None
             for as many entries as the pushes of N workers have, by `TopK` of a fixed
-            sparsity: of plain SGD these are all that change in N pushes.
+            sparsity; with plain SGD these are all that change in N pushes.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are sent whole, in both directions.
         seed: seed of all random choices of the method.

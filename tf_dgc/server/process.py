@@ -1,6 +1,9 @@
 """The server's process: listens where it is told, and serves until all have left."""
 
+import socket
 import threading
+
+import tensorflow as tf
 
 from tf_dgc._internals import rpc
 from tf_dgc.server import messages
@@ -21,8 +24,9 @@ def serve(task: Task) -> None:
         RuntimeError: if it cannot listen on its address.
     """
     try:
+        _try_to_bind(task.server)
         transport = rpc.Server(task.server, 2 * task.num_workers)
-    except Exception as error:
+    except (OSError, ValueError, tf.errors.OpError) as error:
         raise RuntimeError(
             f"tf_dgc: the server cannot listen on {task.server}: {error}"
         ) from error
@@ -40,6 +44,20 @@ def serve(task: Task) -> None:
     finally:
         done.set()
         waker.join()
+
+
+def _try_to_bind(address: str) -> None:
+    """Raise `OSError` or `ValueError` if nobody can listen there, as TensorFlow waits.
+
+    As its servers do, with `SO_REUSEADDR`: a port that `tf-dgc run` holds is free.
+    """
+    host, _, port = address.rpartition(":")
+    family, kind, *_, place = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind(place)
 
 
 def _wake(transport: rpc.Server, done: threading.Event) -> None:

@@ -51,7 +51,7 @@ def seal(
     """Return a request, int32 `[w]`.
 
     Args:
-        asked: what is asked for.
+        asked: contents of the head.
         body: words, int32 `[w]`.
         number: number of the request, scalar int64.
         worker: index of this worker.

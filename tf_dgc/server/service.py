@@ -218,7 +218,7 @@ class Service:
         if self._started or self.clock is None or self.model is None:
             return
         missing = sorted(set(range(self._num_workers)) - set(self.members))
-        in_time = now - (self._begun or now) < self._limits.start
+        in_time = self._begun is None or now - self._begun < self._limits.start
         if missing and in_time and self.clock.staleness < np.inf:
             return
         if missing and self._is_strict:
