@@ -32,4 +32,5 @@ from tf_dgc.optimizers.presets import (
     post_local_sgd,
     sparse_loco,
 )
+from tf_dgc.server.optimizer import ServerOptimizer
 from tf_dgc.training.statistics import average_statistics

@@ -321,3 +321,44 @@ def test_wrong_arguments(capsys, arguments, message):
         main.main(arguments)
     assert error.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
+    program = "import os, time; print(os.environ['TF_CONFIG'], flush=True); "
+    program += "print(os.environ['TF_DGC_SECRET'], flush=True); time.sleep(60)"
+    monkeypatch.setattr(launcher, "_SERVE", (sys.executable, "-c", program))
+    body = "print(os.environ['TF_CONFIG']); print(os.environ['TF_DGC_SECRET'])\n"
+    body += "time.sleep(1)"
+    output = io.StringIO()
+    started = time.monotonic()
+    code = launcher.launch(
+        [sys.executable, write(tmp_path, body)],
+        2,
+        output,
+        show_all=True,
+        log_dir=str(tmp_path),
+        num_servers=1,
+    )
+    assert code == 0
+    assert time.monotonic() - started < 30
+    found = {}
+    for line in output.getvalue().splitlines():
+        mark, text = line.split(" ", 1)
+        found.setdefault(mark, []).append(text)
+    configs = {mark: json.loads(lines[0]) for mark, lines in found.items()}
+    assert configs.keys() == {"[0]", "[1]", "[server]"}
+    assert configs["[server]"]["task"] == {"type": "ps", "index": 0}
+    assert [len(c["cluster"]["worker"]) for c in configs.values()] == [2] * 3
+    assert len({str(c["cluster"]) for c in configs.values()}) == 1
+    assert len({lines[1] for lines in found.values()}) == 1
+    assert configs["[0]"]["cluster"]["ps"][0] in (tmp_path / "server-0.log").read_text()
+
+
+def test_a_server_that_fails_ends_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "_SERVE", (sys.executable, "-c", "1/0"))
+    output = io.StringIO()
+    command = [sys.executable, write(tmp_path, "time.sleep(60)")]
+    code = launcher.launch(command, 1, output, num_servers=1)
+    assert code == 1
+    assert "server 0 failed with exit code 1; ending the other 1" in output.getvalue()
+    assert "[server] ZeroDivisionError" in output.getvalue()

@@ -115,6 +115,20 @@ def test_own_compressor(starter, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.workers
+def test_server(tmp_path):
+    command = [sys.executable, "-m", "tf_dgc", "run", "--servers", "1", "--workers"]
+    command += ["2", "--output", "all", EXAMPLES / "server.py", "--steps=60"]
+    finished = programs.run(command, merged=True)
+    assert finished.returncode == 0
+    found = re.findall(
+        r"worker (\d): (\d+) steps per second, .*, (\S+)% right", finished.stdout
+    )
+    assert sorted(rank for rank, *_ in found) == ["0", "1"]
+    assert min(float(right) for *_, right in found) > 70
+
+
+@pytest.mark.slow
+@pytest.mark.workers
 @pytest.mark.skipif(not SHARED.exists(), reason=f"MNIST is not in {SHARED}")
 def test_mnist(tmp_path):
     flags = [f"--data_dir={SHARED}", "--epochs=1", "--batch_size=1000"]

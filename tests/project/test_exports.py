@@ -11,9 +11,10 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         Advice CompressedCrossDeviceOps CompressedOptimizer CompressionStats
-        DGCOptimizer LocalOptimizer NovoGrad advise average_statistics callbacks
-        compressors dgc_for_steps diloco exchanges local_sgd multi_worker_strategy
-        post_local_sgd prepare saving schedules sparse_loco
+        DGCOptimizer LocalOptimizer NovoGrad ServerOptimizer advise
+        average_statistics callbacks compressors dgc_for_steps diloco exchanges
+        local_sgd multi_worker_strategy post_local_sgd prepare saving schedules
+        sparse_loco
     """,
     "tf_dgc.callbacks": """
         BackupAndRestore CompressionMonitor ModelCheckpoint find_compressed_optimizer

@@ -16,6 +16,7 @@ __all__ = [
     "keras_rules",
     "launching",
     "mirrored",
+    "rpc",
     "service",
     "stores",
     "tracing",

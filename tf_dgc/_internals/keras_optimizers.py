@@ -49,6 +49,12 @@ def methods_of_instance(optimizer: keras.optimizers.Optimizer) -> set[str]:
     return {n for n in vars(optimizer) if callable(getattr(kind, n, None))}
 
 
+def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
+    """Return the variable of the learning rate; None if that has a schedule."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None
+
+
 def behaves_as(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> bool:

@@ -8,4 +8,5 @@ __all__ = [
     "doctor",
     "listing",
     "main",
+    "serving",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run`, `doctor`, `methods`, `exchanges` and `advise`."""
+"""The command line: `tf-dgc run`, `serve`, `doctor`, `methods` and others."""
 
 import argparse
 import os
@@ -70,7 +70,15 @@ def _run(options: argparse.Namespace) -> int:
         max_restarts=options.max_restarts,
         show_all=options.output == "all",
         log_dir=options.log_dir,
+        num_servers=options.servers,
     )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    _load()
+    from tf_dgc.cli import serving
+
+    return serving.main()
 
 
 def _about_workers(script: str, arguments: Sequence[str]) -> str:
@@ -90,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="tell the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_serve(commands)
     _add_doctor(commands)
     _add_methods(commands)
     _add_exchanges(commands)
@@ -111,6 +120,14 @@ def _add_run(commands: Any) -> None:
     run.set_defaults(run=_run, error=run.error)
     run.add_argument(
         "--workers", type=_count, metavar="N", help="number of workers, always needed"
+    )
+    run.add_argument(
+        "--servers",
+        type=_count_or_0,
+        choices=(0, 1),
+        default=0,
+        metavar="S",
+        help="number of parameter servers for tf_dgc.ServerOptimizer, 0 or 1 (0)",
     )
     run.add_argument(
         "--max-restarts",
@@ -136,6 +153,18 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "args", nargs=argparse.REMAINDER, help="arguments passed to the script"
     )
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="be the parameter server that TF_CONFIG says this process is",
+        description="Serve the workers that TF_CONFIG names, which train with "
+        "tf_dgc.ServerOptimizer, at the address that it names for the one task of type "
+        "ps, which is this process; end when they have left. `tf-dgc run --servers 1` "
+        "does so by itself. docs/server.md says what protects it.",
+    )
+    serve.set_defaults(run=_serve)
 
 
 def _add_doctor(commands: Any) -> None:

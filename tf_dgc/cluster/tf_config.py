@@ -87,6 +87,11 @@ def loading() -> Iterator[None]:
         _loading.reset(token)
 
 
+def is_loading() -> bool:
+    """Whether an optimizer is being made of its config."""
+    return _loading.get()
+
+
 def _wrong(what: str, text: str) -> str:
     return (
         f"The environment variable TF_CONFIG {what}. Expected, for example: "

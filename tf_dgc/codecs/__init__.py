@@ -4,6 +4,7 @@ docs/wire_format.md specifies them. May import `transforms` and `_internals`.
 """
 
 __all__ = [
+    "bits",
     "bitstream",
     "blocks",
     "checks",

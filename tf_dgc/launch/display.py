@@ -39,10 +39,10 @@ class Display:
         with self._lock:
             self._write(f"\n{text}\n" if self._within_line else f"{text}\n")
 
-    def ranked(self, rank: int, text: str) -> None:
-        """Write a line behind a worker's rank."""
-        mark = f"[{rank}]"
-        if self.colors:
+    def ranked(self, rank: int | None, text: str) -> None:
+        """Write a line behind a worker's rank; None for a server."""
+        mark = "[server]" if rank is None else f"[{rank}]"
+        if self.colors and rank is not None:
             color = _RANK_COLORS[rank % len(_RANK_COLORS)]
             mark = f"\x1b[{color}m{mark}\x1b[0m"
         self.line(f"{mark} {text}")

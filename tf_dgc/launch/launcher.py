@@ -21,6 +21,7 @@ from tf_dgc.launch.worker_processes import POLL_SECONDS, exit_code, wait_until
 _INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt` in the program
 _OWN_WORDS_SECONDS = 1.0  # for a worker to end with an error that names the failed one
 _SURVIVOR_SECONDS = 2.0
+_SERVE = (sys.executable, "-m", "tf_dgc", "serve")
 _READ_SECONDS = 2.0  # for what is left to read when all have ended
 
 
@@ -28,16 +29,32 @@ class Run(NamedTuple):
     """What is run, and where what it prints goes.
 
     `logs` is the directory with a file per worker; `stream` is where lines are shown,
-    by `shown`, of the first worker or of all.
+    by `shown`, of the first worker or of all. Places are those of all processes, the
+    workers' ranks first.
     """
 
     command: Sequence[str]
     num_workers: int
+    num_servers: int
     stream: TextIO
     shown: Display
     show_all: bool
     logs: pathlib.Path
     interrupts: Interrupts
+
+    def name(self, place: int) -> str:
+        """Return the name of a process."""
+        if place < self.num_workers:
+            return f"worker {place}"
+        return f"server {place - self.num_workers}"
+
+    def rank(self, place: int) -> int | None:
+        """Return the rank of a worker, None of a server."""
+        return place if place < self.num_workers else None
+
+    def command_of(self, place: int) -> Sequence[str]:
+        """Return the command of a process."""
+        return self.command if place < self.num_workers else _SERVE
 
 
 def launch(
@@ -47,6 +64,7 @@ def launch(
     max_restarts: int = 0,
     show_all: bool = False,
     log_dir: str | None = None,
+    num_servers: int = 0,
 ) -> int:
     """Run `command` once per worker with `TF_CONFIG` set; wait for all of them.
 
@@ -70,6 +88,8 @@ def launch(
         show_all: whether to pass on the lines of all workers, each behind its rank.
         log_dir: directory for the workers' files, made if missing; default a temporary
             one, which is named and kept if the exit code is not 0.
+        num_servers: number of parameter servers, 0 or 1, which are started and ended
+            with the workers, by `tf-dgc serve`.
 
     Returns:
         0, or the exit code of the first worker that failed in the last attempt; 128 + n
@@ -88,7 +108,16 @@ def launch(
         if advice := onednn.advice():
             shown.say(advice)
         code = _attempts(
-            Run(command, num_workers, stream, shown, show_all, logs, interrupts),
+            Run(
+                command,
+                num_workers,
+                num_servers,
+                stream,
+                shown,
+                show_all,
+                logs,
+                interrupts,
+            ),
             max_restarts + 1,
         )
     if code:
@@ -114,14 +143,16 @@ def _attempts(run: Run, attempts: int) -> int:
 def _attempt(run: Run, attempt: int) -> int:
     """Run all workers once."""
     interrupts = run.interrupts
-    outputs = [_output(run, rank, attempt) for rank in range(run.num_workers)]
+    number = run.num_workers + run.num_servers
+    outputs = [_output(run, place, attempt) for place in range(number)]
     workers: list[subprocess.Popen[bytes]] = []
     reader = Reader()
     failed = None
     try:
-        with loopback.held_ports(run.num_workers) as ports:
-            for rank, environment in enumerate(loopback.environments(ports, attempt)):
-                workers.append(_start(run, rank, environment, reader, outputs[rank]))
+        with loopback.held_ports(number) as ports:
+            found = loopback.environments(ports, attempt, run.num_servers)
+            for place, environment in enumerate(found):
+                workers.append(_start(run, place, environment, reader, outputs[place]))
             reader.start()
             failed = _wait(run, workers)
     finally:
@@ -135,11 +166,12 @@ def _attempt(run: Run, attempt: int) -> int:
     return 0 if failed is None else exit_code(workers[failed]) or 0
 
 
-def _output(run: Run, rank: int, attempt: int) -> WorkerOutput:
-    log = open_log(run.logs, rank, attempt)
+def _output(run: Run, place: int, attempt: int) -> WorkerOutput:
+    log = open_log(run.logs, run.name(place), attempt)
     if run.show_all:
-        return WorkerOutput(log, show=functools.partial(run.shown.ranked, rank))
-    if rank > 0:
+        show = functools.partial(run.shown.ranked, run.rank(place))
+        return WorkerOutput(log, show=show)
+    if place > 0:
         return WorkerOutput(log)
     if run.shown.terminal:
         return WorkerOutput(log, pass_on=run.shown.write)
@@ -148,39 +180,44 @@ def _output(run: Run, rank: int, attempt: int) -> WorkerOutput:
 
 def _start(
     run: Run,
-    rank: int,
+    place: int,
     environment: Mapping[str, str],
     reader: Reader,
     output: WorkerOutput,
 ) -> "subprocess.Popen[bytes]":
-    as_terminal = rank == 0 and run.shown.terminal and not run.show_all
+    as_terminal = place == 0 and run.shown.terminal and not run.show_all
     read, write = open_channel(run.stream if as_terminal else None)
     reader.add(output, read)
     try:
-        return worker_processes.start(run.command, environment, write)
+        return worker_processes.start(run.command_of(place), environment, write)
     finally:
         os.close(write)
 
 
 def _wait(run: Run, workers: Sequence["subprocess.Popen[bytes]"]) -> int | None:
-    """Wait until all workers end, or one fails; return which. Or until an interrupt."""
+    """Wait until all workers end, or one fails; return which. Or until an interrupt.
+
+    A server ends when the workers have left it, and is ended if they never came.
+    """
     running = dict(enumerate(workers))
-    while running and not run.interrupts.count:
-        for rank, worker in list(running.items()):
+    while min(running, default=run.num_workers) < run.num_workers:
+        if run.interrupts.count:
+            break
+        for place, worker in list(running.items()):
             code = exit_code(worker)
             if code is None:
                 continue
-            del running[rank]
+            del running[place]
             if code:
-                run.shown.say(f"worker {rank} failed with exit code {code}; "
+                run.shown.say(f"{run.name(place)} failed with exit code {code}; "
                               f"ending the other {len(running)} running")  # fmt: skip
                 wait_until(
                     lambda: run.interrupts.count > 0 or _have_ended(running.values()),
                     _OWN_WORDS_SECONDS,
                 )
-                return rank
+                return place
         time.sleep(POLL_SECONDS)
-    if running:
+    if run.interrupts.count and running:
         run.shown.say(
             "interrupted: every worker gets KeyboardInterrupt, and has "
             f"{_INTERRUPT_SECONDS:g} s to end; interrupt again to kill them at once"
@@ -192,9 +229,9 @@ def _have_ended(workers: Iterable["subprocess.Popen[bytes]"]) -> bool:
     return all(exit_code(worker) is not None for worker in workers)
 
 
-def _show_end(run: Run, rank: int, output: WorkerOutput) -> None:
+def _show_end(run: Run, place: int, output: WorkerOutput) -> None:
     """Show what a worker that failed printed last, unless it was shown already."""
     if lines := output.unseen():
-        run.shown.say(f"worker {rank} printed last:")
+        run.shown.say(f"{run.name(place)} printed last:")
         for line in lines:
-            run.shown.ranked(rank, line)
+            run.shown.ranked(run.rank(place), line)

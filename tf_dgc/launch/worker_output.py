@@ -163,9 +163,9 @@ def open_channel(terminal: TextIO | None = None) -> tuple[int, int]:
     return read, write
 
 
-def open_log(directory: pathlib.Path, rank: int, attempt: int) -> Display:
+def open_log(directory: pathlib.Path, name: str, attempt: int) -> Display:
     """Return the file for all that a worker prints; later attempts are appended."""
-    path = directory / f"worker-{rank}.log"
+    path = directory / f"{name.replace(' ', '-')}.log"
     log = Display(path.open("a" if attempt > 1 else "w", encoding="utf-8"))
     if attempt > 1:
         log.say(f"attempt {attempt}")

@@ -61,7 +61,7 @@ def agreement(
         config: config of the optimizer, from `get_config`.
         variables: variables of the model, in order.
     """
-    config = _without_identities(config)
+    config = without_identities(config)
     config["inner"]["config"].pop("name")
     config.pop("name")
     shapes = {
@@ -75,14 +75,14 @@ def agreement(
     }
 
 
-def _without_identities(config: Any) -> Any:
+def without_identities(config: Any) -> Any:
     """Leave out what Keras adds while it saves and loads: addresses in this process."""
     if isinstance(config, list | tuple):
-        return [_without_identities(item) for item in config]
+        return [without_identities(item) for item in config]
     if not isinstance(config, dict):
         return config
     return {
-        key: _without_identities(value)
+        key: without_identities(value)
         for key, value in config.items()
         if key != "shared_object_id"
     }

@@ -20,6 +20,8 @@ __all__ = [
     "near",
     "operations",
     "plan",
+    "pushing",
+    "receiving",
     "settling",
     "views",
 ]

@@ -68,7 +68,19 @@ class _Part(NamedTuple):
         return num_bytes(self.vector) + num_bytes(self.words)
 
 
-Arrived: TypeAlias = Sequence[tuple[_Part, Both]]
+class Share(NamedTuple):
+    """Tensors of a step that travel together, to who has sent none of them.
+
+    Attributes:
+        places: places of the tensors among those of the step.
+        plan: plan of what is sent of them.
+    """
+
+    places: list[int]
+    plan: Plan
+
+
+Arrived: TypeAlias = Sequence[tuple[_Part | Share, Both]]
 
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
@@ -98,10 +110,10 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
     _settle(inputs, arrived)
     # decode, sum
     return Outcome(
-        decode=lambda: _decode(path, arrived),
+        decode=lambda: decode(path, arrived),
         entries=add_up([part.plan.entries for part in parts]),
         sent_bytes=add_up([part.sent_bytes for part in parts]),
-        apply=functools.partial(_apply, arrived) if path is native else None,
+        apply=functools.partial(apply, arrived) if path is native else None,
     )
 
 
@@ -159,7 +171,7 @@ def _local_step(inputs: Inputs, sent: Plan, offsets: Sequence[tf.Tensor]) -> Loc
     )
 
 
-def _settle(inputs: Inputs, arrived: Arrived) -> None:
+def _settle(inputs: Inputs, arrived: Sequence[tuple[_Part, Both]]) -> None:
     """Mend what is kept by what was left out on the way; remember what was sent."""
     for part, reply in arrived:
         if reply.delivered is not None:
@@ -182,7 +194,13 @@ def _record(recorder: LastSent, indices: list[int], part: _Part, reply: Both) ->
     )
 
 
-def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
+def decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Return what `Outcome.decode` does.
+
+    Args:
+        path: module that unpacks, `native` or `operations`.
+        arrived: reply to what was asked for each share of the tensors.
+    """
     sums: dict[int, tf.Tensor] = {}
     nonfinite = None
     for part, reply in arrived:
@@ -192,7 +210,13 @@ def _decode(path: Any, arrived: Arrived) -> tuple[list[tf.Tensor], tf.Tensor]:
     return [sums[i] for i in sorted(sums)], nonfinite
 
 
-def _apply(arrived: Arrived, rule: UpdateRule) -> tf.Tensor:
+def apply(arrived: Arrived, rule: UpdateRule) -> tf.Tensor:
+    """Do what `Outcome.apply` does, natively.
+
+    Args:
+        arrived: reply to what was asked for each share of the tensors.
+        rule: update of all of them.
+    """
     nonfinite = None
     for part, reply in arrived:
         total, buffers, *_ = _after(nonfinite, reply)

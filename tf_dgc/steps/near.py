@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_dgc.choice import add_up
+from tf_dgc.codecs.bits import from_words, to_words
+from tf_dgc.codecs.checks import Check, gate
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Gather, Message, whole
 from tf_dgc.compressors.base import Compressor
@@ -79,7 +81,7 @@ class Coder:
             return [_as_reply(message, message[0]) for message in asked]
 
         sent = self._run(values, finite, worker, reply, states)
-        return tf.concat([_to_words(m[0]) for m in messages], axis=0), sent
+        return tf.concat([to_words(m[0]) for m in messages], axis=0), sent
 
     def decode(
         self,
@@ -101,12 +103,17 @@ class Coder:
         def reply(asked: list[Message]) -> list[tf.Tensor]:
             found = []
             for message in asked:
-                size = tf.size(_to_words(message[0]))
+                size = tf.size(to_words(message[0]))
                 mine, rest[0] = rest[0][:size], rest[0][size:]
-                found.append(_as_reply(message, _from_words(mine, message[0])))
+                found.append(_as_reply(message, from_words(mine, message[0])))
             return found
 
-        return self._run(values, tf.constant(True), worker, reply, states)
+        sent = self._run(values, tf.constant(True), worker, reply, states)
+        if rest[0].shape == (0,):
+            return sent
+        left = tf.size(rest[0])[tf.newaxis]
+        check = Check("words behind the last tensor", left, 0)
+        return sent._replace(values=gate([check], sent.values))
 
     def given(
         self,
@@ -154,21 +161,3 @@ class Coder:
 def _as_reply(message: Message, value: tf.Tensor) -> tf.Tensor:
     """Return the reply to who is alone, and has this."""
     return value[tf.newaxis] if isinstance(message, Gather) else value
-
-
-def _to_words(value: tf.Tensor) -> tf.Tensor:
-    if value.dtype.size < tf.int32.size:  # by twos
-        flat = tf.reshape(value, [-1])
-        flat = tf.pad(flat, [[0, tf.size(flat) % 2]])
-        return tf.bitcast(tf.reshape(flat, [-1, 2]), tf.int32)
-    return tf.reshape(tf.bitcast(value, tf.int32), [-1])
-
-
-def _from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(like) if None in like.shape else like.shape
-    if like.dtype.size < tf.int32.size:
-        flat = tf.reshape(tf.bitcast(words, like.dtype), [-1])
-        return tf.reshape(flat[: tf.size(like)], shape)
-    width = like.dtype.size // tf.int32.size
-    split = tf.reshape(words, [-1, width] if width > 1 else [-1])
-    return tf.reshape(tf.bitcast(split, like.dtype), shape)

@@ -1,0 +1,97 @@
+"""What the workers of test_server_workers.py do; started once per worker.
+
+    python server_worker.py DIRECTORY MODE [STALENESS]
+
+Writes its findings to DIRECTORY/RANK.json. Environment: FAIL is "die" to be killed at
+the third batch of the last worker, "raise" for an error there, "server" to kill the
+server.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+
+import tf_dgc
+
+DIRECTORY, MODE, *STALENESS = sys.argv[1:]
+CONFIG = json.loads(os.environ["TF_CONFIG"])
+RANK, NUMBER = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
+X = np.random.default_rng(RANK).normal(size=(96, 40)).astype("float32")
+Y = X.mean(axis=1, keepdims=True)
+
+
+class Watched(keras.callbacks.Callback):
+    """Records the clock, and fails if it is to."""
+
+    clocks = ()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.clocks = [*self.clocks, int(self.model.optimizer.iterations)]
+        last = RANK == NUMBER - 1
+        if len(self.clocks) == 3 and os.environ.get("FAIL") and last:
+            fail(os.environ["FAIL"])
+
+
+def fail(how):
+    if how == "raise":
+        raise ValueError("as it was told")
+    victim = os.getpid()
+    if how == "server":
+        victim = int(pathlib.Path(DIRECTORY, "server").read_text())
+    os.kill(victim, signal.SIGKILL)
+
+
+def main():
+    keras.utils.set_random_seed(RANK)  # so that first weights differ
+    layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((40,)), *layers])
+    model.compile(
+        tf_dgc.ServerOptimizer(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            MODE,
+            int(STALENESS[0]) if STALENESS else None,
+            compressor=tf_dgc.compressors.TopK(0.9),
+        ),
+        "mse",
+        metrics=["mae"],
+        steps_per_execution=1 if "FAIL" in os.environ else 2,
+    )
+    watched = Watched()
+    rates = keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate / (1 + epoch)
+    )
+    start = time.time()
+    history = model.fit(
+        X,
+        Y,
+        batch_size=12,
+        epochs=3,
+        validation_data=(X[:24], Y[:24]),
+        verbose=0,
+        callbacks=[watched, rates],
+    ).history
+    optimizer = model.optimizer
+    if RANK == 0:
+        time.sleep(1.0)  # so that the others are done
+    optimizer.pull_weights()
+    found = {
+        "loss": history["loss"],
+        "val_loss": history["val_loss"],
+        "clocks": watched.clocks,
+        "clock": int(optimizer.iterations),
+        "weights": [w.tolist() for w in model.get_weights()],
+        "bytes": optimizer.stats.bytes_per_step,
+        "ratio": optimizer.stats.ratio,
+        "seconds": time.time() - start,
+    }
+    pathlib.Path(DIRECTORY, f"{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

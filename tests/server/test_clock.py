@@ -1,0 +1,134 @@
+"""The clock: what is a step, and who waits."""
+
+import math
+import random
+
+import pytest
+
+from tf_dgc.server.clock import Clock, names, staleness_of
+
+
+def started(staleness, number):
+    clock = Clock(staleness)
+    for worker in range(number):
+        clock.join(worker)
+    return clock
+
+
+def test_modes():
+    assert staleness_of("sync", None) == 0
+    assert staleness_of("async", None) == math.inf
+    assert staleness_of("ssp", 3) == 3
+    assert names([0, 2]) == "worker 0 and worker 2"
+    assert names([]) == "nobody"
+
+
+def test_without_staleness_all_pushes_of_a_clock_are_one_step():
+    clock = started(0, 3)
+    clock.push(2)
+    assert clock.due() == []
+    assert not clock.may_go_on(2)
+    assert clock.waited_for(2) == [0, 1]
+    clock.push(0)
+    clock.push(1)
+    assert clock.due() == [[0, 1, 2]]
+    assert clock.due() == []
+    assert all(map(clock.may_go_on, range(3)))
+
+
+def test_asynchronous_pushes_are_steps_of_their_own_and_nobody_waits():
+    clock = started(math.inf, 2)
+    for _ in range(100):
+        clock.push(1)
+        assert clock.due() == [[1]]
+        assert clock.may_go_on(1)
+    assert clock.waited_for(1) == []
+
+
+def test_a_worker_that_is_too_far_ahead_waits_for_the_slowest():
+    clock = started(2, 3)
+    clock.push(1)
+    for _ in range(2):
+        clock.push(0)
+        assert clock.due()[-1] == [0]
+        assert clock.may_go_on(0)
+    clock.push(0)
+    assert clock.due() == [[0]]
+    assert not clock.may_go_on(0)
+    assert clock.waited_for(0) == [2]
+    clock.push(2)
+    assert clock.due() == [[2]]
+    assert clock.may_go_on(0)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, math.inf])
+def test_who_leaves_is_not_waited_for_and_its_push_counts(staleness):
+    clock = started(staleness, 2)
+    clock.push(0)
+    early = clock.due()
+    clock.leave(1)
+    clock.leave(0)
+    clock.join(1)
+    if staleness:
+        assert early == [[0]]
+    else:
+        assert early == []
+        clock.push(1)
+        assert clock.due() == [[0, 1]]
+    assert clock.may_go_on(1)
+
+
+def test_who_joins_late_begins_where_the_slowest_is():
+    clock = started(1, 1)
+    for _ in range(5):
+        clock.push(0)
+    clock.join(1)
+    assert clock.completed == {0: 5, 1: 5}
+    clock.push(0)
+    clock.due()
+    assert clock.may_go_on(0)
+    clock.push(0)
+    clock.due()
+    assert not clock.may_go_on(0)
+
+
+def test_a_push_that_a_process_left_behind_is_that_of_the_next_one():
+    clock = started(0, 2)
+    clock.push(1)
+    clock.leave(1)
+    clock.join(1)
+    assert not clock.may_go_on(1)
+    clock.push(0)
+    assert clock.due() == [[0, 1]]
+    assert clock.may_go_on(1)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3, math.inf])
+def test_no_worker_is_further_ahead_and_every_push_is_due_once(staleness):
+    """Whatever the order, and whoever comes and goes."""
+    draw = random.Random(0)
+    clock, pushed, due = started(staleness, 4), 0, []
+    busy = dict.fromkeys(range(4), True)  # in a step
+    for _ in range(3000):
+        worker, kind = draw.randrange(4), draw.random()
+        if kind < 0.02 and worker in clock.completed and len(clock.completed) > 1:
+            clock.leave(worker)
+            del busy[worker]
+        elif kind < 0.1 and worker not in clock.completed:
+            clock.join(worker)
+            busy[worker] = False
+        elif busy.get(worker):
+            clock.push(worker)
+            pushed += 1
+            busy[worker] = False
+        due += [w for group in clock.due() for w in group]
+        for other, works in busy.items():
+            if not works and clock.may_go_on(other):
+                clock.go_on(other)
+                busy[other] = True
+        waiting = [w for w, works in busy.items() if not works]
+        assert len(waiting) < len(busy), "all wait"
+        assert all(clock.waited_for(w) for w in waiting)
+    assert clock.most_ahead <= staleness
+    assert pushed - 4 <= len(due) <= pushed
+    assert pushed > 500

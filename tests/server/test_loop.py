@@ -1,0 +1,471 @@
+"""The server's loop, with messages and a time that the test makes."""
+
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+
+from tf_dgc.compressors import NoCompression
+from tf_dgc.server import handing, messages
+from tf_dgc.server.loop import Loop
+from tf_dgc.server.members import Limits
+from tf_dgc.server.messages import REPLY, REQUEST, Kind, Status
+
+LIMITS = Limits(lease=10.0, start=45.0, wait=40.0, hold=1.0)
+WEIGHTS = np.arange(6, dtype=np.float32)
+
+
+class Fake:
+    """A loop of two workers and more, and a time that is set."""
+
+    def __init__(self, mode="async", staleness=None, number=2, rule=None):
+        self.time, self.lines, self.sent = 0.0, [], []
+        self.loop = Loop(self, number, LIMITS, "", self.lines.append, lambda: self.time)
+        self.number, self.numbers = number, {}
+        settings = {"mode": mode, "staleness": staleness}
+        settings |= {"error_feedback": False, "seed": 0}
+        settings |= {"pull": "whole", "pull_sparsity": None}
+        variable = keras.Variable(np.zeros([2, 3]), dtype="float32", name="kernel")
+        self.handed = handing.collect(
+            settings,
+            number,
+            rule or keras.optimizers.SGD(0.5),
+            NoCompression(),
+            [variable],
+            [False],
+        )
+
+    def answer(self, slot, words):
+        self.sent.append((slot, *messages.unseal(REPLY, words)))
+
+    def send(self, worker, kind, body=(), process=0, repeat=False, **changed):
+        """Let a worker send a message; return the replies that it brings about."""
+        key = worker, process
+        counts = not repeat and "number" not in changed
+        self.numbers[key] = self.numbers.get(key, 0) + counts
+        fields = {"number": self.numbers[key], "parts": 1, "step": self.clock}
+        fields |= {"incarnation": 100 + process, "worker": worker, "kind": kind}
+        words = messages.seal(
+            REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
+        )
+        slot = worker + self.number * (kind in (Kind.BEAT, Kind.LEAVE))
+        return self.take(slot, words)
+
+    def take(self, slot, words):
+        before = len(self.sent)
+        self.loop._take(slot, words)
+        self.loop.service.settle(self.time)
+        return self.sent[before:]
+
+    def wait(self, seconds, alive=()):
+        """Let time go by, while some workers show signs of life; return replies."""
+        before = len(self.sent)
+        for _ in range(int(2 * seconds)):
+            self.time += 0.5
+            for worker, process in alive:
+                self.send(worker, Kind.BEAT, process=process, number=1)
+            self.loop.service.settle(self.time)
+        return [s for s in self.sent[before:] if s[0] < self.number]
+
+    @property
+    def clock(self):
+        model = self.loop.service.model
+        return model.clock if model else 0
+
+    def join(self, worker, process=0, handed=None):
+        text = messages.to_body(handing.to_text(handed or self.handed))
+        told = self.send(worker, Kind.JOIN, text, process)
+        mine = worker, 100 + process
+        _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
+        if head["status"] == Status.REFUSED:
+            return messages.to_text(body)
+        if json.loads(messages.to_text(body))["give"]:
+            self.send(worker, Kind.GIVE, WEIGHTS.view(np.int32), process)
+        return self.send(worker, Kind.START, process=process)
+
+    def push(self, worker, gradient, process=0, **changed):
+        """Push a gradient of one number for all entries."""
+        flag_and_values = np.array([0, *[gradient] * 6], np.float32)
+        body = flag_and_values.view(np.int32)
+        return self.send(worker, Kind.PUSH, body, process, **changed)
+
+
+def weights(reply):
+    _, head, body = reply
+    assert head["status"] == Status.DONE, messages.to_text(body)
+    return body.view(np.float32)
+
+
+def refusal(reply):
+    _, head, body = reply
+    assert head["status"] == Status.REFUSED
+    return messages.to_text(body)
+
+
+def test_the_first_gives_its_weights_and_others_get_them():
+    fake = Fake()
+    ((_, head, _),) = fake.send(0, Kind.JOIN, body_of(fake))
+    assert head["status"] == Status.DONE
+    assert fake.join(1) == []  # waits for the weights
+    replies = fake.send(0, Kind.GIVE, WEIGHTS.view(np.int32))
+    assert [slot for slot, *_ in replies] == [0, 1]
+    np.testing.assert_array_equal(weights(replies[1]), WEIGHTS)
+    assert weights(*fake.send(0, Kind.START)).tolist() == WEIGHTS.tolist()
+
+
+def body_of(fake):
+    return messages.to_body(handing.to_text(fake.handed))
+
+
+def test_asynchronous_pushes_are_applied_as_they_come():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
+    np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 2)
+    (reply,) = fake.push(1, 4.0, step=0)
+    np.testing.assert_array_equal(weights(reply), WEIGHTS - 4)
+    assert reply[1]["clock"] == 3
+
+
+def test_a_push_that_comes_twice_is_applied_once():
+    fake = Fake()
+    fake.join(0)
+    first = weights(*fake.push(0, 2.0))
+    (again,) = fake.push(0, 2.0, repeat=True)
+    np.testing.assert_array_equal(weights(again), first)
+    assert fake.clock == 1
+
+
+def test_synchronous_pushes_are_one_step():
+    fake = Fake("sync")
+    assert fake.join(0) == []
+    assert len(fake.join(1)) == 1
+    assert [slot for slot, *_ in fake.sent].count(0) == 3  # it has begun too
+    assert fake.push(1, 2.0) == []
+    replies = fake.push(0, 4.0)
+    assert [slot for slot, *_ in replies] == [0, 1]
+    for reply in replies:
+        np.testing.assert_array_equal(weights(reply), WEIGHTS - 3)
+    assert fake.clock == 1
+
+
+def test_who_waits_is_told_so_and_asks_again():
+    fake = Fake("sync")
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 2.0)
+    alive = [(0, 0), (1, 0)]
+    ((slot, head, _),) = fake.wait(1, alive)
+    assert (slot, head["status"]) == (0, Status.WAIT)
+    assert fake.send(0, Kind.ASK) == []
+    assert len(fake.push(1, 2.0)) == 2
+    assert fake.clock == 1
+
+
+def test_bounded_staleness():
+    fake = Fake("ssp", 1)
+    fake.join(0)
+    fake.join(1)
+    assert len(fake.push(0, 1.0)) == 1
+    assert fake.push(0, 1.0) == []
+    assert [slot for slot, *_ in fake.push(1, 1.0)] == [0, 1]
+    assert fake.clock == 3
+    assert "at most 1 steps ahead" in fake.loop.service.summary()
+
+
+@pytest.mark.parametrize("mode, staleness", [("sync", None), ("ssp", 0), ("ssp", 1)])
+def test_a_worker_that_falls_silent(mode, staleness):
+    fake = Fake(mode, staleness)
+    fake.join(0)
+    fake.join(1)
+    for _ in range((staleness or 0) + 1):
+        (*replies,) = fake.push(0, 1.0)
+    assert replies == []
+    answered = []
+    for _ in range(12):
+        answered += [r for r in fake.wait(1, [(0, 0)]) if r[1]["status"] != Status.WAIT]
+        if answered:
+            break
+        fake.send(0, Kind.ASK)
+    assert any("worker 1 does not respond, for 10 s" in line for line in fake.lines)
+    (reply,) = answered
+    if mode == "sync":
+        assert "cannot go on: worker 1 does not respond" in refusal(reply)
+    else:
+        weights(reply)
+        assert len(fake.push(0, 1.0)) == 1
+
+
+def test_time_in_which_the_server_is_busy_counts_against_nobody():
+    """As while it traces its first step, and signs of life lie in its inbox."""
+    fake = Fake(number=1)
+    fake.join(0)
+    apply, taken = fake.loop.service.model.apply, []
+
+    def slow(pushes):
+        fake.time += 30
+        return apply(pushes)
+
+    def take():
+        taken.append(fake.time)
+        if len(taken) == 1:
+            return push
+        return -1, None
+
+    fake.loop.service.model.apply = slow
+    numbers = np.zeros(7, np.int32)
+    fields = {"number": 4, "parts": 1, "incarnation": 100, "kind": Kind.PUSH}
+    push = 0, messages.seal(REQUEST, numbers, **fields)
+    fake.loop._transport = type("Once", (), {"take": take, "answer": fake.answer})
+    fake.loop.service.is_over = lambda now: len(taken) == 3
+    fake.loop.run()
+    assert 0 in fake.loop.service.members
+    assert fake.clock == 1
+
+
+def test_a_worker_that_does_not_come_though_it_lives():
+    fake = Fake("sync")
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 1.0)
+    told = []
+    for _ in range(45):
+        told = fake.wait(1, [(0, 0), (1, 0)])
+        if told and told[0][1]["status"] == Status.REFUSED:
+            break
+        fake.send(0, Kind.ASK)
+    assert "waited 40 s" in refusal(told[0])
+    assert "for worker 1, which responds but does not come" in refusal(told[0])
+
+
+def test_a_worker_that_never_comes():
+    fake, told = Fake("sync"), []
+    fake.join(0)
+    for _ in range(50):
+        told = fake.wait(1, [(0, 0)])
+        if told and told[0][1]["status"] == Status.REFUSED:
+            break
+        fake.send(0, Kind.ASK)
+    assert "worker 1 did not come within 45 s" in refusal(told[0])
+
+
+def test_with_a_bound_the_others_begin_without_who_never_comes_and_it_may_join_late():
+    fake, told = Fake("ssp", 0), []
+    fake.join(0)
+    for _ in range(50):
+        told = fake.wait(1, [(0, 0)])
+        if told and told[0][1]["status"] == Status.DONE:
+            break
+        fake.send(0, Kind.ASK)
+    weights(told[0])
+    np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
+    np.testing.assert_array_equal(weights(*fake.join(1)), WEIGHTS - 1)
+    assert fake.push(0, 2.0) == []
+    assert len(fake.push(1, 2.0)) == 2
+
+
+def test_a_worker_that_ends_with_an_error_ends_all_of_a_synchronous_run():
+    fake = Fake("sync")
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 1.0)
+    bye, told = fake.send(1, Kind.LEAVE, messages.to_body("ValueError: no"), number=1)
+    assert bye[0] == 3
+    assert "worker 1 ended with ValueError: no" in refusal(told)
+
+
+def test_a_worker_that_is_done_ends_nobody():
+    fake = Fake("sync")
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 2.0)
+    _, told = fake.send(1, Kind.LEAVE, number=1)
+    np.testing.assert_array_equal(weights(told), WEIGHTS - 1)
+    fake.send(0, Kind.LEAVE, number=1)
+    assert fake.loop.service.is_over(fake.time)
+
+
+def test_a_new_process_takes_the_place_of_an_old_one():
+    fake = Fake("ssp", 0)
+    fake.join(0)
+    fake.join(1)
+    fake.push(1, 2.0)
+    # The old one's request is answered first, as its caller may be there.
+    old, joined = fake.send(1, Kind.JOIN, body_of(fake), process=1)
+    assert "is replaced by another process" in refusal(old)
+    assert json.loads(messages.to_text(joined[2])) == {"give": False}
+    assert fake.send(1, Kind.START, process=1) == []  # its push is not yet applied
+    replies = fake.push(0, 2.0)
+    assert [slot for slot, *_ in replies] == [0, 1]
+    np.testing.assert_array_equal(weights(replies[1]), WEIGHTS - 2)
+    (stranger,) = fake.push(1, 2.0, process=0)
+    assert "does not know this process of worker 1" in refusal(stranger)
+    assert fake.clock == 1
+
+
+def test_who_was_to_give_the_weights_and_is_gone():
+    fake = Fake()
+    fake.send(0, Kind.JOIN, body_of(fake))
+    fake.join(1)
+    told = []
+    for _ in range(15):
+        told = fake.wait(1, [(1, 0)])
+        if told and told[0][1]["status"] == Status.AGAIN:
+            break
+        fake.send(1, Kind.ASK)
+    assert told[0][1]["status"] == Status.AGAIN
+    weights(fake.join(1)[-1])
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"num_workers": 3}, "num_workers is 3, and the server's TF_CONFIG names 2"),
+        ({"version": "0.0"}, "version is '0.0', not "),
+        ({"settings": {}}, "settings mode is None, not 'async'"),
+        ({"variables": []}, "variables has 0 entries, not 1"),
+    ],
+)
+def test_workers_that_differ_are_refused(change, text):
+    fake = Fake()
+    fake.join(0)
+    found = fake.join(1, handed={**fake.handed, **change})
+    assert text in found
+    assert "The server refuses worker 1" in found
+    assert len(fake.push(0, 1.0)) == 1
+
+
+def test_shapes_and_rates_that_differ_are_named():
+    fake = Fake()
+    fake.join(0)
+    other = Fake(rule=keras.optimizers.SGD(0.25)).handed
+    assert "optimizer config learning_rate is 0.25, not 0.5" in fake.join(1, 0, other)
+    other = json.loads(handing.to_text(fake.handed))
+    other["variables"][0]["shape"] = [2, 4]
+    found = fake.join(1, 1, other)
+    assert "variables 0 shape 1 is 4, not 3" in found
+
+
+def test_an_optimizer_that_the_server_does_not_know():
+    fake = Fake()
+    handed = json.loads(handing.to_text(fake.handed))
+    handed["optimizer"]["class_name"] = "Mine"
+    handed["optimizer"]["module"] = "my_module"
+    fake.send(0, Kind.JOIN, messages.to_body(json.dumps(handed)))
+    (reply,) = fake.send(0, Kind.GIVE, WEIGHTS.view(np.int32))
+    assert "cannot make the optimizer" in refusal(reply)
+    assert len(fake.join(1)) == 1  # another one can
+
+
+def test_weights_of_another_size():
+    fake = Fake()
+    fake.send(0, Kind.JOIN, body_of(fake))
+    (reply,) = fake.send(0, Kind.GIVE, np.zeros(5, np.int32))
+    assert "must be 6 words" in refusal(reply)
+
+
+def test_a_learning_rate_that_a_worker_sets_is_that_of_the_server():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 2.0, rate=0.5)
+    fake.push(1, 2.0, rate=0.5)
+    before = weights(*fake.push(0, 0.0, rate=0.25))
+    np.testing.assert_array_equal(weights(*fake.push(1, 4.0, rate=0.5)), before - 1)
+    assert "learning rate 0.25, by worker 0" in fake.lines
+
+
+def test_a_push_that_cannot_be_read_is_refused_and_nothing_is_updated():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    (reply,) = fake.send(0, Kind.PUSH, np.zeros(3, np.int32))
+    assert "worker 0 what it pushed is refused" in refusal(reply)
+    np.testing.assert_array_equal(weights(*fake.push(1, 0.0)), WEIGHTS)
+
+
+def test_strangers_and_damage_are_refused_by_name():
+    fake = Fake()
+    fake.join(0)
+    (reply,) = fake.push(1, 1.0, secret=[1, 2, 3, 4])
+    assert "in the name of worker 1 is refused: its secret is another" in refusal(reply)
+    (reply,) = fake.take(1, np.zeros(40, np.int32))
+    assert "it is of another program or version" in refusal(reply)
+    (reply,) = fake.send(1, 77)
+    assert "its kind, 77, is unknown" in refusal(reply)
+    words = messages.seal(
+        REQUEST, np.zeros([0], np.int32), kind=Kind.PUSH, worker=0, number=3
+    )
+    (reply,) = fake.take(1, words)
+    assert "it says that it is of worker 0" in refusal(reply)
+    assert fake.clock == 0
+    assert sum("in the name of worker 1" in line for line in fake.lines) == 4
+
+
+def test_what_has_no_place_is_refused():
+    fake = Fake()
+    fake.send(0, Kind.JOIN, body_of(fake))
+    (reply,) = fake.push(0, 1.0)
+    assert "before the first weights were asked for" in refusal(reply)
+    (reply,) = fake.send(0, Kind.PULL)
+    assert "has no place here" in refusal(reply)
+    fake.send(1, Kind.JOIN, body_of(fake))
+    (reply,) = fake.send(1, Kind.GIVE, WEIGHTS.view(np.int32))
+    assert "nobody asked for weights" in refusal(reply)
+
+
+def test_weights_can_be_had_at_any_time():
+    fake = Fake()
+    fake.join(0)
+    fake.push(0, 2.0)
+    fake.join(1)
+    np.testing.assert_array_equal(weights(*fake.send(1, Kind.PULL)), WEIGHTS - 1)
+
+
+@pytest.mark.parametrize(
+    "mode, staleness",
+    [
+        ("ssp", 2),
+        pytest.param("async", None, marks=pytest.mark.slow),
+        pytest.param("ssp", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_thousand_kills_and_joins_and_every_push_is_applied_once(mode, staleness):
+    """Whatever is sent again; who is killed leaves a push behind, or none."""
+    fake, draw, sent = Fake(mode, staleness, number=3), random.Random(0), 0
+    for worker in range(3):
+        fake.join(worker)
+    process, waits = dict.fromkeys(range(3), 0), set()
+    kills = 0
+    while kills < 1000:
+        worker = draw.randrange(3)
+        if worker in waits or draw.random() < 0.3:
+            kills += 1
+            process[worker] += 1
+            fake.join(worker, process[worker])
+        else:
+            fake.push(worker, 2.0, process[worker])
+            sent += 1
+        if draw.random() < 0.2:
+            kind = draw.choice([Kind.PUSH, Kind.START])
+            fake.send(worker, kind, process=process[worker], repeat=True)
+        waits = {w for w, m in fake.loop.service.members.items() if m.waits}
+        assert len(waits) < 3
+    applied = WEIGHTS[0] - fake.loop.service.model.variables[0].numpy().ravel()[0]
+    pending = len(fake.loop.service._pushes)
+    assert applied == sent - pending
+    assert pending < 3
+    assert sent > 300
+
+
+def test_it_is_over_when_nobody_comes_any_more():
+    fake = Fake()
+    assert not fake.loop.service.is_over(1e9)
+    fake.join(0)
+    fake.send(0, Kind.LEAVE, number=1)
+    assert not fake.loop.service.is_over(fake.time)
+    fake.wait(46)
+    assert fake.loop.service.is_over(fake.time)

@@ -1,0 +1,112 @@
+"""Messages: the same words by NumPy and by TensorFlow, and none that is damaged."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dgc.launch import loopback
+from tf_dgc.server import messages, sealing
+from tf_dgc.server.messages import REPLY, REQUEST, DamagedError, Kind, Status
+from tf_dgc.server.sealing import Asked
+
+BODY = np.array([5, -7, 2**31 - 1, -(2**31)], np.int32)
+
+
+def request(**changed):
+    fields = {"kind": Kind.PUSH, "worker": 3, "incarnation": 2**61 + 5, "number": 77}
+    fields |= {"step": 12, "rate": 0.1, "part": 1, "parts": 2, **changed}
+    return messages.seal(
+        REQUEST, BODY, secret=messages.secret_words("between us"), **fields
+    )
+
+
+def reply(**changed):
+    fields = {"status": Status.DONE, "incarnation": 2**61 + 5, "number": 77}
+    return messages.seal(REPLY, BODY, **{**fields, "clock": 9, "parts": 1, **changed})
+
+
+def test_a_request_comes_back():
+    head, body = messages.unseal(REQUEST, request())
+    assert head["kind"] == Kind.PUSH
+    assert (head["worker"], head["number"], head["step"]) == (3, 77, 12)
+    assert (head["incarnation"], head["rate"]) == (2**61 + 5, 0.1)
+    np.testing.assert_array_equal(body, BODY)
+
+
+def test_tensorflow_seals_the_same_words(monkeypatch):
+    monkeypatch.setenv(messages.SECRET_VARIABLE, "between us")
+    asked = Asked(
+        tf.constant(int(Kind.PUSH)),
+        tf.constant(12, tf.int64),
+        tf.constant(0.1, tf.float64),
+        tf.constant(1),
+        tf.constant(2),
+    )
+    number = tf.constant(77, tf.int64)
+    words = sealing.seal(asked, tf.constant(BODY), number, 3, 2**61 + 5)
+    np.testing.assert_array_equal(words.numpy(), request())
+
+
+def test_tensorflow_reads_replies():
+    number = tf.constant(77, tf.int64)
+    right, answer = sealing.unseal(tf.constant(reply()), number, 2**61 + 5)
+    assert right
+    assert (answer.status, answer.clock, answer.parts) == (Status.DONE, 9, 1)
+    np.testing.assert_array_equal(answer.body, BODY)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        reply(number=76),
+        reply(incarnation=5),
+        np.zeros([0], np.int32),
+        np.zeros([3], np.int32),
+        reply()[:-1],
+        reply() + (np.arange(len(reply())) == 14),
+    ],
+    ids=["number", "process", "empty", "short", "cut", "damaged"],
+)
+def test_another_reply_is_not_taken(words):
+    number = tf.constant(77, tf.int64)
+    right, _ = sealing.unseal(tf.constant(words, tf.int32), number, 2**61 + 5)
+    assert not right
+
+
+def test_a_refusal_is_taken_whatever_its_number():
+    text = messages.to_body('no: "why" é')
+    words = messages.seal(REPLY, text, status=Status.REFUSED, parts=1)
+    right, answer = sealing.unseal(tf.constant(words), tf.constant(7, tf.int64), 5)
+    assert right
+    assert sealing.text_of(answer.body).numpy() == rb'no: "why" \xe9'
+
+
+@pytest.mark.parametrize("place", range(len(request())))
+def test_a_word_that_changed_on_the_way_is_noticed(place):
+    words = request()
+    words[place] ^= 1 << (place % 32)
+    with pytest.raises(DamagedError):
+        messages.unseal(REQUEST, words)
+
+
+@pytest.mark.parametrize("words", [request()[:10], request()[:-1], np.zeros(40, "<i4")])
+def test_what_is_no_message_is_refused(words):
+    with pytest.raises(DamagedError):
+        messages.unseal(REQUEST, words)
+
+
+def test_secrets(monkeypatch):
+    assert messages.secret_words("") == [0] * 4
+    assert messages.secret_words("a") != messages.secret_words("b")
+    monkeypatch.setenv(messages.SECRET_VARIABLE, "a")
+    assert messages.secret_words() == messages.secret_words("a")
+    assert messages.SECRET_VARIABLE == loopback.SECRET_VARIABLE
+
+
+def test_parts():
+    most = messages.MOST_WORDS
+    body = np.arange(2 * most + 3, dtype=np.int32)
+    assert [messages.num_parts(n) for n in (0, 1, most, most + 1)] == [1, 1, 1, 2]
+    parts = [messages.part_of(body, i) for i in range(messages.num_parts(len(body)))]
+    np.testing.assert_array_equal(np.concatenate(parts), body)
+    assert 4 * (most + REQUEST.itemsize // 4) < 4 * 2**20

@@ -1,0 +1,147 @@
+"""Several workers by threads, against NumPy and the mirrored run."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from harness import Trainer, initial_weights, make_gradients
+from serving import Served, Trained, leaving, run_together
+
+import tf_dgc
+from tf_dgc.server import connection, messages
+
+STEPS = 3
+TOP_K = {"compressor": tf_dgc.compressors.TopK(0.9), "min_compress_size": 100}
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=3.0)
+
+
+def train(monkeypatch, mode, inner, gradients, weights, **settings):
+    """Return the server, its weights and each worker's, after given gradients."""
+    number = len(gradients[0])
+    with Served(number) as served:
+        optimizers = [
+            served.optimizer(monkeypatch, i, inner(), mode, **settings)
+            for i in range(number)
+        ]
+        workers = [Trained(optimizer, weights) for optimizer in optimizers]
+        with leaving(*workers):
+
+            def run(i):
+                for step in gradients:
+                    workers[i].step(step[i])
+
+            run_together(*(lambda i=i: run(i) for i in range(number)))
+        return served, served.weights(), [w.weights() for w in workers]
+
+
+@pytest.mark.parametrize(
+    "mode, staleness", [("sync", None), pytest.param("ssp", 0, marks=pytest.mark.slow)]
+)
+def test_sync_equals_mirrored_workers(strategies, monkeypatch, mode, staleness):
+    """In float64, step for step, with momentum correction and what is kept back."""
+    gradients, weights = make_gradients(2, STEPS), initial_weights()
+    settings = {"momentum_correction": True, **TOP_K}
+    mirrored = Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(sgd(), **settings),
+        weights,
+    )
+    for step in gradients:  # Keras divides them by the number of workers
+        mirrored.step([[g / 2 for g in worker] for worker in step])
+    settings["staleness"] = staleness
+    served, found, each = train(monkeypatch, mode, sgd, gradients, weights, **settings)
+    for worker in (found, *each):
+        for mine, theirs in zip(worker, mirrored.weights(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    assert served.model.clock == STEPS
+
+
+def test_adam_on_the_server_is_adam(monkeypatch):
+    """Without compression, by one worker, and in parts of two kilobytes."""
+    for module in (connection, messages):
+        monkeypatch.setattr(module, "MOST_WORDS", 500)
+    gradients, weights = make_gradients(1, STEPS, "float32"), initial_weights("float32")
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.01])
+
+    def adam():
+        return keras.optimizers.AdamW(rate, weight_decay=0.01)
+
+    alone = [keras.Variable(w) for w in weights]
+    reference = adam()
+    reference.build(alone)
+    for ((*given,),) in gradients:
+        reference.apply(given, alone)
+    served, found, (worker,) = train(
+        monkeypatch, "async", adam, gradients, weights, compressor="none"
+    )
+    for mine, his, theirs in zip(found, worker, alone, strict=True):
+        np.testing.assert_array_equal(mine, his)
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-7)
+    assert served.model.clock == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode, staleness", [("async", None), ("ssp", 2)])
+def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness):
+    """What has arrived and what is kept back add up to all gradients, in float64."""
+    gradients, weights = make_gradients(3, 6), initial_weights()
+    with Served(3) as served:
+        settings = {"staleness": staleness, "momentum_correction": False, **TOP_K}
+        rate = keras.optimizers.SGD(1.0)
+        workers = [
+            Trained(served.optimizer(monkeypatch, i, rate, mode, **settings), weights)
+            for i in range(3)
+        ]
+
+        def run(i):
+            for step in gradients:
+                workers[i].step(step[i])
+
+        with leaving(*workers):
+            run_together(*(lambda i=i: run(i) for i in range(3)))
+            workers[0].optimizer.pull_weights()
+            pulled = workers[0].weights()
+        assert served.model.clock == 18
+        assert served.loop.service.clock.most_ahead <= (
+            math.inf if staleness is None else staleness
+        )
+        for i, (before, after) in enumerate(
+            zip(weights, served.weights(), strict=True)
+        ):
+            np.testing.assert_array_equal(pulled[i], after)
+            total = sum(step[w][i] for step in gradients for w in range(3)) / 3
+            kept = sum(
+                worker.optimizer.residual[i].numpy().reshape(before.shape)
+                for worker in workers
+            )
+            np.testing.assert_allclose(before - after, total - kept, atol=1e-12)
+
+
+def test_a_worker_whose_model_differs_is_refused(monkeypatch):
+    with Served(2) as served:
+        one, other = (
+            Trained(served.optimizer(monkeypatch, i, sgd(), "async"), weights)
+            for i, weights in enumerate([[np.zeros([4, 3])], [np.zeros([4, 2])]])
+        )
+        with leaving(one, other):
+            one.optimizer.join()
+            with pytest.raises(RuntimeError, match=r"shape 1 is 2, not 3"):
+                other.optimizer.join()
+            one.step([np.ones([4, 3])])
+        assert served.model.clock == 1
+
+
+def test_a_server_with_another_secret(monkeypatch):
+    with Served(1) as served:
+        worker = Trained(
+            served.optimizer(monkeypatch, 0, sgd(), "async"), [np.zeros([4, 3])]
+        )
+        monkeypatch.setenv(messages.SECRET_VARIABLE, "another")
+        with pytest.raises(RuntimeError, match="its secret is another one"):
+            worker.optimizer.join()
+        monkeypatch.undo()
+        worker.optimizer.leave()

@@ -1,0 +1,207 @@
+"""`ServerOptimizer` by itself: what it refuses, its config, and what a file has."""
+
+import json
+import socket
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc.cli import main
+from tf_dgc.launch import loopback
+from tf_dgc.server import handing, process, tasks
+
+CLUSTER = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+
+
+def be(monkeypatch, job="worker", index=1, cluster=CLUSTER):
+    task = {"type": job, "index": index}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+
+
+@pytest.fixture(autouse=True)
+def _worker(monkeypatch):
+    be(monkeypatch)
+
+
+def sgd(**settings):
+    return keras.optimizers.SGD(0.1, momentum=0.9, **settings)
+
+
+def test_tasks(monkeypatch):
+    assert tasks.find() == tasks.Task("127.0.0.1:1", 2, 1)
+    assert tasks.find().is_loopback
+    be(monkeypatch, "ps", 0)
+    assert tasks.find().worker is None
+    be(monkeypatch, cluster={**CLUSTER, "chief": ["a:1"], "ps": ["b:1"]})
+    assert tasks.find() == tasks.Task("b:1", 3, 2)
+    assert not tasks.find().is_loopback
+
+
+@pytest.mark.parametrize(
+    "cluster, job, text",
+    [
+        ({"worker": ["a:1", "b:1"]}, "worker", "Received: 0 tasks of type `ps`"),
+        ({**CLUSTER, "ps": ["a:1", "b:1"]}, "worker", "Received: 2 tasks of type `ps`"),
+        ({**CLUSTER, "other": ["a:1", "b:1"]}, "other", "task other 1"),
+    ],
+)
+def test_clusters_without_one_server(monkeypatch, cluster, job, text):
+    be(monkeypatch, job, cluster=cluster)
+    with pytest.raises(ValueError, match=text):
+        tf_dgc.ServerOptimizer(sgd())
+
+
+def test_no_cluster(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG")
+    with pytest.raises(ValueError, match="tf-dgc run --servers 1 --workers N"):
+        tf_dgc.ServerOptimizer(sgd())
+
+
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        ({"mode": "fast"}, "`mode` must be one of 'sync', 'async', 'ssp'"),
+        ({"mode": "ssp"}, "needs `staleness`"),
+        ({"mode": "sync", "staleness": 1}, "the others take none"),
+        ({"mode": "ssp", "staleness": -1}, "0 or more"),
+        ({"mode": "ssp", "staleness": 1.5}, "whole number of steps"),
+        ({"compressor": "sign_sgd"}, "which is a vote"),
+        ({"compressor": "power_sgd"}, "keeps a state"),
+        ({"compressor": "scale_com"}, "needs what others send"),
+        ({"compressor": "no_such"}, "no_such"),
+        ({"min_compress_size": -1}, "min_compress_size"),
+        ({"pull": "all"}, '"whole" or "sparse"'),
+        ({"pull_sparsity": 0.9}, 'pulls of `pull="sparse"`'),
+        ({"pull": "sparse", "pull_sparsity": 1.0}, "number in"),
+        ({"pull": "sparse", "compressor": "qsgd"}, "Pass `pull_sparsity`"),
+        ({"compressor": "qsgd", "momentum_correction": True}, "needs error feedback"),
+        ({"inner": sgd(use_ema=True)}, "use_ema"),
+        ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "is not sent code"),
+    ],
+)
+def test_settings_that_do_not_go(settings, text):
+    with pytest.raises(ValueError, match=text):
+        tf_dgc.ServerOptimizer(**{"inner": sgd(), **settings})
+
+
+def test_not_within_a_strategy(strategies):
+    with strategies[2].scope(), pytest.raises(ValueError, match="without a strategy"):
+        tf_dgc.ServerOptimizer(sgd())
+
+
+def test_variables_that_a_server_cannot_train():
+    bounded = keras.Variable(np.zeros([2, 2]))
+    bounded.constraint = keras.constraints.NonNeg()
+    with pytest.raises(ValueError, match="constraint"):
+        tf_dgc.ServerOptimizer(sgd()).build([bounded])
+
+
+def test_every_variable_needs_a_gradient():
+    optimizer = tf_dgc.ServerOptimizer(sgd())
+    variables = [keras.Variable(np.zeros([2, 2]), name=f"v{i}") for i in range(2)]
+    optimizer.build(variables)
+    with (
+        pytest.warns(UserWarning, match="Gradients do not exist"),
+        pytest.raises(ValueError, match="1 gradients for 2 variables"),
+    ):
+        optimizer.apply([tf.ones([2, 2]), None], variables)
+
+
+def test_xla_is_refused():
+    optimizer = tf_dgc.ServerOptimizer(sgd())
+    variable = keras.Variable(np.zeros([2, 2]))
+    optimizer.build([variable])
+    step = tf.function(lambda g: optimizer.apply([g], [variable]), jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile=False"):
+        step(tf.ones([2, 2]))
+
+
+def test_no_server_there(monkeypatch):
+    monkeypatch.setenv("TF_DGC_START_TIMEOUT", "0.1")
+    monkeypatch.setenv("TF_DGC_TIMEOUT", "0.2")
+    optimizer = tf_dgc.ServerOptimizer(sgd())
+    optimizer.build([keras.Variable(np.zeros([2, 2]))])
+    with pytest.raises(RuntimeError, match=r"finds no server at 127.0.0.1:1 within"):
+        optimizer.join()
+
+
+def test_not_built():
+    optimizer = tf_dgc.ServerOptimizer(sgd())
+    for method in (optimizer.join, optimizer.pull_weights):
+        with pytest.raises(ValueError, match="needs a built optimizer"):
+            method()
+    optimizer.leave()
+    assert optimizer.stats.steps == 0
+
+
+def test_config_round_trip():
+    method = tf_dgc.compressors.TopK(0.99, "bfloat16")
+    optimizer = tf_dgc.ServerOptimizer(
+        sgd(clipnorm=1.0), "ssp", 3, compressor=method, seed=4, name="mine"
+    )
+    config = json.loads(json.dumps(optimizer.get_config()))
+    again = tf_dgc.ServerOptimizer.from_config(config)
+    assert again.get_config() == optimizer.get_config()
+    assert (again.mode, again.staleness, again.clipnorm) == ("ssp", 3, 1.0)
+    assert again.inner_optimizer.momentum == 0
+    assert "mode='ssp'" in repr(again)
+
+
+def test_what_the_server_is_given():
+    rule = keras.optimizers.AdamW(0.1, weight_decay=0.1)
+    biases = [keras.Variable(np.zeros([2]), name="bias")]
+    kernels = [keras.Variable(np.zeros([2, 2]), name="kernel")]
+    rule.exclude_from_weight_decay(var_list=biases)
+    given = {"mode": "async"}, 2, rule, tf_dgc.compressors.TopK()
+    handed = handing.collect(*given, biases + kernels, [True, False])
+    assert [v["decays"] for v in handed["variables"]] == [False, True]
+    assert json.loads(handing.to_text(handed)) == handed
+    assert handing.difference(handed, handed) is None
+
+
+def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(tf_dgc.ServerOptimizer(sgd()), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.residual[0].assign(np.ones([3, 2]))
+    model.save(tmp_path / "model.keras")
+    monkeypatch.delenv("TF_CONFIG")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+    np.testing.assert_array_equal(loaded.optimizer.residual[0].numpy(), np.ones([3, 2]))
+    assert loaded.optimizer.num_workers == 1
+    loaded.predict(np.zeros([1, 3]), verbose=0)
+    with pytest.raises(RuntimeError, match="was loaded outside of a cluster"):
+        loaded.fit(np.zeros([4, 3]), np.zeros([4, 2]), verbose=0)
+
+
+def test_serving_needs_the_servers_task(capsys):
+    assert main.main(["serve"]) == 1
+    assert "This process must be the server" in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken(monkeypatch, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [address]})
+        assert main.main(["serve"]) == 1
+    assert f"the server cannot listen on {address}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("secret", ["", "of ours"])
+def test_serving_until_all_have_left(monkeypatch, capsys, secret):
+    """A server that others can reach warns if it has no secret."""
+    monkeypatch.setenv("TF_DGC_SECRET", secret)
+    (port,) = loopback.free_ports(1)
+    monkeypatch.setattr(process.Loop, "run", lambda loop: None)
+    be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [f"0.0.0.0:{port}"]})
+    with pytest.raises(SystemExit, match="0"):
+        tf_dgc.ServerOptimizer(sgd())
+    printed = capsys.readouterr().out
+    assert f"listens on 0.0.0.0:{port}, for 2 workers" in printed
+    assert ("WARNING: whoever reaches this address" in printed) is (not secret)

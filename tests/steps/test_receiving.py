@@ -1,0 +1,138 @@
+"""What a server makes of a push is what its worker takes for sent, by every method."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from selection import rows
+
+from tf_dgc import compressors, schedules
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.server import validation
+from tf_dgc.steps import pushing
+from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.memory import make_memory
+from tf_dgc.steps.receiving import Receiver
+
+SHAPES = [(30, 40), (7,), (25, 20)]
+SCHEDULE = schedules.PiecewiseConstantSparsity([3], [0.0, 0.9])
+
+
+def goes(name):
+    try:
+        validation.check_method(compressors.get(name))
+    except ValueError:
+        return False
+    return True
+
+
+METHODS = [name for name in compressors.METHODS if goes(name)]
+
+
+def test_most_methods_can_be_pushed():
+    some = {"none", "top_k", "random_k", "float16", "uniform_8bit", "qsgd", "tern_grad"}
+    assert some <= {*METHODS}
+    assert not {"sign_sgd", "power_sgd", "scale_com", "diana", "laq"} & {*METHODS}
+
+
+def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
+    """Return a worker's push, and what receives it."""
+    kind = tf.as_dtype(dtype)
+    tensors = [
+        Tensor(f"t{i}", s, kind, exempt=i == 1, largest=math.inf)
+        for i, s in enumerate(SHAPES)
+    ]
+    feedback = compressor.error_feedback in ("required", "default")
+    memory = make_memory(
+        tensors,
+        compressor,
+        keeps_residual=feedback,
+        keeps_velocity=momentum > 0,
+        keeps_second_moment=False,
+        tracks_staleness=False,
+    )
+    rng = np.random.default_rng(seed)
+    gradients = [tf.constant(rng.normal(size=s), kind) for s in SHAPES]
+    if bad:
+        gradients[0] *= math.nan
+    number = tf.constant(step, tf.int64)
+    inputs = Inputs(
+        compressor,
+        tensors,
+        [0, 1, 2],
+        gradients,
+        [0.5] * 3,
+        memory,
+        momentum,
+        False,
+        True,
+        7,
+        number,
+        worker,
+        pushing.NUM_WORKERS,
+        [t.size for t in tensors],
+    )
+    pushed = pushing.push(inputs)
+    receivers = [Receiver(compressor, tensors, feedback, 7, n) for n in (False, True)]
+    return pushed, receivers, number
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", rows(["float32", "float64"], ["float32"]))
+def test_the_server_has_what_was_sent(name, dtype):
+    pushed, (receiver, native), step = take(compressors.get(name), dtype, 5)
+    sent, _ = pushed.outcome.decode()
+    for one in (receiver, native):
+        found, nonfinite = one.receive([pushed.words], [tf.constant(1)], step).decode()
+        assert nonfinite == pushed.nonfinite == 0
+        for mine, theirs in zip(found, sent, strict=True):
+            np.testing.assert_array_equal(
+                np.ravel(mine.numpy()), np.ravel(theirs.numpy())
+            )
+
+
+@pytest.mark.parametrize("step", [2, 5], ids=["dense", "sparse"])
+@pytest.mark.parametrize("sparsity", [0.9, 0.3, SCHEDULE], ids=["0.9", "0.3", "moves"])
+def test_pushes_of_several_workers_are_added(step, sparsity):
+    method = compressors.TopK(sparsity)
+    pushes, total = [], [0.0] * 3
+    for worker in range(3):
+        pushed, (receiver, _), number = take(
+            method, "float64", step, worker, worker, momentum=0.9
+        )
+        pushes.append(pushed.words)
+        sent, _ = pushed.outcome.decode()
+        total = [t + np.ravel(s.numpy()) for t, s in zip(total, sent, strict=True)]
+    found, _ = receiver.receive(
+        pushes, list(map(tf.constant, range(3))), number
+    ).decode()
+    for mine, theirs in zip(found, total, strict=True):
+        np.testing.assert_array_equal(np.ravel(mine.numpy()), theirs)
+
+
+@pytest.mark.parametrize("name", ["top_k", "none", "uniform_8bit"])
+def test_a_gradient_that_is_not_finite_is_flagged_and_zero(name):
+    pushed, (receiver, _), step = take(compressors.get(name), "float32", 5, bad=True)
+    assert pushed.nonfinite == 1
+    found, nonfinite = receiver.receive([pushed.words], [tf.constant(1)], step).decode()
+    assert nonfinite == 1
+    assert not any(np.any(f) for f in found)
+
+
+@pytest.mark.parametrize("name", ["top_k", "uniform_8bit"])
+@pytest.mark.parametrize("change", ["cut", "longer", "damaged", "empty"])
+def test_another_message_is_refused(name, change):
+    pushed, (receiver, _), step = take(compressors.get(name), "float32", 5)
+    words = pushed.words.numpy()
+    words = {
+        "cut": words[:-1],
+        "longer": np.append(words, 0),
+        "damaged": words ^ (np.arange(len(words)) == 9),
+        "empty": words[:0],
+    }[change].astype(np.int32)
+    outcome = tf.function(lambda w: receiver.receive([w], [1], step).decode()[0])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        outcome.get_concrete_function(tf.TensorSpec([None], tf.int32))(
+            tf.constant(words)
+        )

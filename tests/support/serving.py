@@ -1,0 +1,150 @@
+"""A server in this process, and threads that stand for workers."""
+
+import contextlib
+import json
+import threading
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc._internals import rpc
+from tf_dgc.launch import loopback
+from tf_dgc.server.loop import Loop
+from tf_dgc.server.members import Limits
+
+QUICK = Limits(lease=30.0, start=20.0, wait=20.0, hold=0.2)
+
+
+class Served:
+    """A server on a port of its own; a context manager that ends it.
+
+    Args:
+        num_workers: number of workers.
+        limits: seconds that it waits.
+    """
+
+    def __init__(self, num_workers, limits=QUICK):
+        self.num_workers, self.lines, self.error = num_workers, [], None
+        (port,) = loopback.free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self.transport = rpc.Server(self.address, 2 * num_workers)
+        settings = {"say": self.lines.append, "secret": ""}
+        self.loop = Loop(self.transport, num_workers, limits, **settings)
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True),
+            threading.Thread(target=self._wake, daemon=True),
+        ]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.loop.service.is_over = lambda now: True
+        self._threads[0].join(10)
+        self._over.set()
+        self._threads[1].join(10)
+        assert self.error is None, self.error
+
+    def _serve(self):
+        try:
+            self.loop.run()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _wake(self):
+        while not self._over.wait(0.05):
+            self.transport.wake()
+
+    @property
+    def model(self):
+        return self.loop.service.model
+
+    def weights(self):
+        return [v.numpy() for v in self.model.variables]
+
+    def config(self, worker):
+        cluster = {
+            "ps": [self.address],
+            "worker": [f"127.0.0.1:{i + 1}" for i in range(self.num_workers)],
+        }
+        return json.dumps(
+            {"cluster": cluster, "task": {"type": "worker", "index": worker}}
+        )
+
+    def optimizer(self, monkeypatch, worker, inner, *args, **settings):
+        """Return the optimizer of a worker."""
+        with monkeypatch.context() as patch:
+            patch.setenv("TF_CONFIG", self.config(worker))
+            return tf_dgc.ServerOptimizer(inner, *args, **settings)
+
+
+class Trained:
+    """Variables and their optimizer, which takes traced steps with given gradients."""
+
+    def __init__(self, optimizer, weights):
+        self.optimizer = optimizer
+        self.variables = [
+            keras.Variable(w, dtype=w.dtype.name, name=f"w{i}")
+            for i, w in enumerate(weights)
+        ]
+        optimizer.build(self.variables)
+        self._apply = tf.function(self._step)
+
+    def _step(self, gradients):
+        self.optimizer.apply_gradients(
+            list(zip(gradients, self.variables, strict=True))
+        )
+
+    def step(self, gradients):
+        self._apply([tf.constant(g) for g in gradients])
+
+    def weights(self):
+        return [v.numpy() for v in self.variables]
+
+
+def run_together(*functions, seconds=60.0):
+    """Run functions in threads of their own; return what they return, or raise."""
+    results, errors = [None] * len(functions), [None] * len(functions)
+
+    def run(i, function):
+        try:
+            results[i] = function()
+        except BaseException as error:
+            errors[i] = error
+
+    threads = [
+        threading.Thread(target=run, args=pair, daemon=True)
+        for pair in enumerate(functions)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert not any(t.is_alive() for t in threads), (results, errors)
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
+
+
+@contextlib.contextmanager
+def leaving(*trained):
+    """Let workers say good-bye at the end."""
+    try:
+        yield
+    finally:
+        for worker in trained:
+            worker.optimizer.leave()
+
+
+def some_weights(shapes, dtype="float64", seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=s).astype(dtype) for s in shapes]

@@ -1,0 +1,108 @@
+"""What workers hand to the server as they join: what it is to be, as text.
+
+So the server needs no script of its own. All workers must hand over the same.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc._versions import tf_dgc_version
+from tf_dgc.optimizers import tensors
+
+Handed = dict[str, Any]
+"""JSON; `collect` says what is in it."""
+
+
+def collect(
+    settings: dict[str, Any],
+    num_workers: int,
+    rule: keras.optimizers.Optimizer,
+    compressor: Any,
+    variables: Sequence[keras.Variable],
+    exempt: Sequence[bool],
+) -> Handed:
+    """Return what the server is to be.
+
+    Args:
+        settings: settings of the optimizer that concern the server.
+        num_workers: number of workers, N.
+        rule: inner optimizer, without what workers apply in its place.
+        compressor: method of what is pushed.
+        variables: variables of the model.
+        exempt: whether each is sent whole.
+    """
+    serialize = keras.saving.serialize_keras_object
+    excluded = [
+        bool(rule.weight_decay)
+        and not keras_optimizers.uses_weight_decay(rule, v.value)
+        for v in variables
+    ]
+    return tensors.without_identities(
+        {
+            "version": tf_dgc_version(),
+            "settings": settings,
+            "num_workers": num_workers,
+            "optimizer": serialize(rule),
+            "compressor": serialize(compressor),
+            "variables": [
+                {
+                    "shape": list(v.shape),
+                    "dtype": v.dtype,
+                    "exempt": bool(e),
+                    "decays": not x,
+                    "name": v.path,
+                }
+                for v, e, x in zip(variables, exempt, excluded, strict=True)
+            ],
+        }
+    )
+
+
+def to_text(handed: Handed) -> str:
+    """Return it as text.
+
+    Raises:
+        ValueError: if there is something in it that only this process has.
+    """
+    try:
+        return json.dumps(handed, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "The inner optimizer and the compressor run on the server, which is given "
+            "their configs, and one of these cannot be written as JSON: "
+            f"{error}. Pass numbers and Keras's own schedules. Received: {handed!r}"
+        ) from error
+
+
+def difference(one: Handed, other: Handed) -> str | None:
+    """Return in what two differ, as errors say it; None if they are the same.
+
+    Names are not compared: Keras numbers them anew in each process.
+    """
+    found = _differences(_unnamed(one), _unnamed(other), "")
+    return "; ".join(found[:3]) or None
+
+
+def _unnamed(handed: Handed) -> Handed:
+    rule = dict(handed["optimizer"])
+    rule["config"] = {k: v for k, v in rule["config"].items() if k != "name"}
+    variables = [{**v, "name": ""} for v in handed["variables"]]
+    return {**handed, "optimizer": rule, "variables": variables}
+
+
+def _differences(one: Any, other: Any, where: str) -> list[str]:
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if isinstance(one, list) and isinstance(other, list):
+        return [f"{where} has {len(other)} entries, not {len(one)}"]
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [] if one == other else [f"{where} is {other!r}, not {one!r}"]
+    return [
+        text
+        for key in dict.fromkeys([*one, *other])
+        for text in _differences(one.get(key), other.get(key), f"{where} {key}".strip())
+    ]

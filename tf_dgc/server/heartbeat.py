@@ -1,0 +1,76 @@
+"""Signs of life of a worker, from a thread; and its good-bye."""
+
+import atexit
+import sys
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc._internals import rpc
+from tf_dgc.cluster import workers
+from tf_dgc.server import messages
+from tf_dgc.server.messages import REQUEST, Kind, seal
+from tf_dgc.server.tasks import Task
+
+_BEATS_PER_LEASE = 5
+_LAST_SECONDS = 2.0
+
+
+class Heartbeat:
+    """Tells the server from time to time that this process lives.
+
+    At the end of the process it says good-bye, with the error that ends it, if one
+    does.
+
+    Args:
+        client: client of the server.
+        task: task of this process, a worker.
+        incarnation: number of this process.
+    """
+
+    def __init__(self, client: rpc.Client, task: Task, incarnation: int):
+        self._client, self._incarnation = client, incarnation
+        self._worker = int(task.worker or 0)
+        self._slot = task.num_workers + self._worker
+        self._every = workers.heartbeat_timeout_seconds() / _BEATS_PER_LEASE
+        self._number = 0
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        atexit.register(self.leave)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Say good-bye, once."""
+        if self._left.is_set():
+            return
+        self._left.set()
+        self._thread.join(_LAST_SECONDS)
+        atexit.unregister(self.leave)
+        error = getattr(sys, "last_value", None)
+        said = ""
+        if error is not None:
+            said = f"{type(error).__name__}: {messages.gist(str(error))[:300]}"
+        self._say(Kind.LEAVE, messages.to_body(said))
+
+    def _run(self) -> None:
+        while not self._left.wait(self._every):
+            self._say(Kind.BEAT, np.zeros([0], np.int32))
+
+    def _say(self, kind: Kind, body: np.ndarray) -> None:
+        """Say something, if the server is there."""
+        self._number += 1
+        words = seal(
+            REQUEST,
+            body,
+            secret=messages.secret_words(),
+            kind=kind,
+            worker=self._worker,
+            incarnation=self._incarnation,
+            number=self._number,
+            parts=1,
+        )
+        self._client.call(self._slot, tf.constant(words), _LAST_SECONDS)

@@ -1,0 +1,177 @@
+"""The server's loop: takes messages, refuses what is none, and answers each once."""
+
+import hmac
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from tf_dgc.server.members import Limits, Member
+from tf_dgc.server.messages import (
+    REPLY,
+    REQUEST,
+    DamagedError,
+    Kind,
+    Status,
+    seal,
+    secret_words,
+    to_body,
+    to_text,
+    unseal,
+)
+from tf_dgc.server.model import Push
+from tf_dgc.server.service import Service
+from tf_dgc.server.sessions import Session
+
+
+class Transport(Protocol):
+    """What takes messages and returns replies, as `rpc.Server` does."""
+
+    def take(self) -> tuple[int, np.ndarray]:
+        """Wait for a message, or for anything else; return slot, or -1, and words."""
+
+    def answer(self, slot: int, words: np.ndarray) -> None:
+        """Return words to the oldest message of a slot."""
+
+
+class Loop:
+    """Serves one model to workers, until all that came have left.
+
+    Worker i has two slots: i for its steps, N + i for signs of life, also while a step
+    waits.
+
+    Args:
+        transport: source of messages.
+        num_workers: number of workers, N.
+        limits: seconds that are waited.
+        secret: text that all processes share, or None for that of `TF_DGC_SECRET`.
+        say: function that is given lines of the log.
+        now: function that returns the time, in seconds.
+
+    Attributes:
+        service: object that does what is asked for.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        num_workers: int,
+        limits: Limits,
+        secret: str | None = None,
+        say: Callable[[str], None] = print,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self.service = Service(num_workers, limits, say)
+        self._transport, self._num_workers = transport, num_workers
+        self._secret = np.array(secret_words(secret), "<i4").tobytes()
+        self._say, self._now = say, now
+
+    def run(self) -> None:
+        """Serve until it is over."""
+        while not self.service.is_over(self._now()):
+            slot, words = self._transport.take()
+            begin = self._now()
+            if slot >= 0:
+                self._take(slot, words)
+            self.service.settle(self._now())
+            # Meanwhile signs of life have come, and nobody has taken them.
+            self.service.members.forgive(self._now() - begin)
+        self._say(self.service.summary())
+
+    def _take(self, slot: int, words: np.ndarray) -> None:
+        """Take a message of a slot, which gets one reply."""
+        try:
+            head, body = unseal(REQUEST, words)
+            kind = self._check(slot, head)
+        except DamagedError as error:
+            worker = slot % self._num_workers
+            reason = f"a message in the name of worker {worker} is refused: {error}"
+            self._say(reason)
+            self._transport.answer(
+                slot, seal(REPLY, to_body(reason), status=Status.REFUSED, parts=1)
+            )
+            return
+        member = self.service.members.find(head)
+        if member is not None:
+            member.seen = self._now()
+        if kind in (Kind.BEAT, Kind.LEAVE):
+            self._take_sign(slot, head, body, member)
+        else:
+            self._take_step(slot, head, body, member)
+
+    def _check(self, slot: int, head: Any) -> Kind:
+        """Return the kind of a message.
+
+        Raises:
+            DamagedError: if it is of no kind, has another secret or is in another
+                worker's name.
+        """
+        if not hmac.compare_digest(head["secret"].tobytes(), self._secret):
+            raise DamagedError(
+                "its secret is another one (environment variable TF_DGC_SECRET)"
+            )
+        kinds = set(map(int, Kind))
+        if head["kind"] not in kinds:
+            raise DamagedError(f"its kind, {head['kind']}, is unknown")
+        kind = Kind(head["kind"])
+        own = int(head["worker"]) + self._num_workers * (
+            kind in (Kind.BEAT, Kind.LEAVE)
+        )
+        if slot != own:
+            raise DamagedError(f"it says that it is of worker {head['worker']}")
+        return kind
+
+    def _take_sign(
+        self, slot: int, head: Any, body: np.ndarray, member: Member | None
+    ) -> None:
+        if member is not None and head["kind"] == Kind.LEAVE:
+            reason = to_text(body)
+            said = f"ended with {reason}" if reason else "has left"
+            self.service.drop(member, said, orderly=not reason)
+        fields = {name: head[name] for name in ("incarnation", "number")}
+        nothing = np.zeros([0], np.int32)
+        self._transport.answer(slot, seal(REPLY, nothing, parts=1, **fields))
+
+    def _take_step(
+        self, slot: int, head: Any, body: np.ndarray, member: Member | None
+    ) -> None:
+        now = self._now()
+        if member is None and head["kind"] == Kind.JOIN:
+            member = self._begin(slot, head, now)
+        if member is None:
+            reason = to_body(
+                f"The server does not know this process of worker {head['worker']}: it "
+                "has dropped it, as it did not respond or another one took its place, "
+                "or was itself started again and has lost its state. Start the worker "
+                "again."
+            )
+            fields = {name: head[name] for name in ("incarnation", "number")}
+            refused = seal(REPLY, reason, status=Status.REFUSED, parts=1, **fields)
+            self._transport.answer(slot, refused)
+            return
+        whole = member.session.take(head, body)
+        if whole is None:
+            return
+        kind = Kind(head["kind"])
+        if kind == Kind.PUSH:
+            push = Push(whole, member.worker, int(head["step"]))
+            if not self.service.push(member, push, float(head["rate"])):
+                member.refuse("a push came before the first weights were asked for")
+                return
+        self.service.do(member, kind, whole, now)
+
+    def _begin(self, slot: int, head: Any, now: float) -> Member:
+        """Let a process take part, in place of an earlier one of its worker."""
+        before = self.service.members.get(int(head["worker"]))
+        if before is not None:
+            self.service.drop(before, "is replaced by another process")
+
+        def send(words: np.ndarray) -> None:
+            self._transport.answer(slot, words)
+
+        number = int(head["number"]) - 1
+        session = Session(int(head["incarnation"]), number, send)
+        member = Member(int(head["worker"]), session, now)
+        self.service.members[member.worker] = member
+        return member

@@ -1,0 +1,170 @@
+"""The server's model: its variables, and the inner optimizer with all of its state."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.compressors import Compressor
+from tf_dgc.optimizers import tensors, updating
+from tf_dgc.server import pulls
+from tf_dgc.server.handing import Handed
+from tf_dgc.steps import native, native_update
+from tf_dgc.steps.receiving import Receiver
+
+
+class Push(NamedTuple):
+    """What a worker pushed.
+
+    Attributes:
+        words: message, int32 `[w]`.
+        worker: index of the worker.
+        step: number of the step that it was planned by.
+    """
+
+    words: np.ndarray
+    worker: int
+    step: int
+
+
+class Model:
+    """Variables of the model, updated by what is pushed.
+
+    Args:
+        handed: description that workers handed over.
+
+    Attributes:
+        clock: number of updates.
+
+    Raises:
+        ValueError, TypeError: if Keras knows no such optimizer or compressor.
+    """
+
+    def __init__(self, handed: Handed):
+        settings = handed["settings"]
+        self.clock = 0
+        self.optimizer = _deserialize(handed["optimizer"])
+        compressor: Compressor = _deserialize(handed["compressor"])
+        self.variables = [
+            keras.Variable(
+                initializer="zeros",
+                shape=v["shape"],
+                dtype=v["dtype"],
+                name=v["name"].replace("/", "_"),
+            )
+            for v in handed["variables"]
+        ]
+        pairs = list(zip(self.variables, handed["variables"], strict=True))
+        excluded = [v for v, described in pairs if not described["decays"]]
+        if excluded:
+            self.optimizer.exclude_from_weight_decay(var_list=excluded)
+        self.optimizer.build(self.variables)
+        feedback, number = settings["error_feedback"], handed["num_workers"]
+        found = [tensors.describe(v, d["exempt"], feedback, number) for v, d in pairs]
+        live = native.is_live(self.variables)
+        self._natively = native_update.is_live(self.variables)
+        self._receiver = Receiver(compressor, found, feedback, settings["seed"], live)
+        self._steps: dict[int, Callable] = {}
+        self._whole: tuple[int, np.ndarray] | None = None
+        self._copies: pulls.Copies | None = None
+        if settings["pull"] == "sparse":
+            by = compressor, number, settings["pull_sparsity"]
+            self._copies = pulls.Copies(self.variables, pulls.form_of(found, *by))
+
+    @property
+    def num_words(self) -> int:
+        """Words of all variables."""
+        return pulls.num_words(self.variables)
+
+    def load(self, words: np.ndarray) -> None:
+        """Set the variables.
+
+        Args:
+            words: bits of all of them, as `whole` returns them.
+
+        Raises:
+            ValueError: for another number of words.
+        """
+        if len(words) != self.num_words:
+            raise ValueError(
+                f"The first weights must be {self.num_words} words, as the variables "
+                f"that were handed over are. Received: {len(words)} words"
+            )
+        pulls.assign(self.variables, tf.constant(words))
+        self._whole = None
+
+    def whole(self, worker: int) -> np.ndarray:
+        """Return the bits of all variables, int32 `[num_words]`, for a worker."""
+        if self._copies:
+            self._copies.reset(worker)
+        if self._whole is None or self._whole[0] != self.clock:
+            self._whole = self.clock, pulls.collect(self.variables).numpy()
+        return self._whole[1]
+
+    def pull(self, worker: int) -> np.ndarray:
+        """Return what a worker is sent behind a push, int32 `[w]`."""
+        if self._copies is None:
+            return self.whole(worker)
+        return self._copies.pull(worker).numpy()
+
+    def forget(self, worker: int) -> None:
+        """Forget what a worker has, which is gone."""
+        if self._copies:
+            self._copies.forget(worker)
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate."""
+        self.optimizer.learning_rate = rate
+
+    def apply(self, pushes: Sequence[Push]) -> int:
+        """Take one step by the sum of some pushes.
+
+        Args:
+            pushes: pushes of one step, by different workers.
+
+        Returns:
+            How many of them were left out, as their gradients were not finite.
+
+        Raises:
+            ValueError: if their steps differ.
+            tf.errors.InvalidArgumentError: if one is not what was agreed upon; nothing
+                is updated then.
+        """
+        steps = {push.step for push in pushes}
+        if len(steps) > 1:
+            raise ValueError(
+                "Pushes of one step must have been planned by the same clock. "
+                f"Received: {sorted(steps)}"
+            )
+        words = [tf.constant(push.words) for push in pushes]
+        workers = tf.constant([push.worker for push in pushes])
+        if len(pushes) not in self._steps:
+            self._steps[len(pushes)] = self._traced(len(pushes))
+        step = self._steps[len(pushes)]
+        nonfinite = int(step(words, workers, tf.constant(steps.pop(), tf.int64)))
+        self.clock += 1
+        return nonfinite
+
+    def _traced(self, number: int) -> Callable:
+        """Return the function of a step of so many pushes, of any length."""
+        words = [tf.TensorSpec([None], tf.int32)] * number
+        workers = tf.TensorSpec([number], tf.int32)
+        step = tf.TensorSpec([], tf.int64)
+        return tf.function(self._step, input_signature=[words, workers, step])
+
+    def _step(
+        self, words: Sequence[tf.Tensor], workers: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        outcome = self._receiver.receive(words, tf.unstack(workers), step)
+        return updating.update(self.optimizer, outcome, self.variables, self._natively)
+
+
+def _deserialize(config: dict[str, Any]) -> Any:
+    """Return what Keras makes of a config, nothing of which is code."""
+    found = keras.saving.deserialize_keras_object(config, safe_mode=True)
+    if isinstance(found, keras.optimizers.Optimizer):
+        keras_optimizers.replace_all_reduce(found, list)
+    return found

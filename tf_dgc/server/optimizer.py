@@ -1,0 +1,296 @@
+"""A Keras optimizer whose rule runs on a parameter server."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import compressors
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.cluster import tf_config
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import Compressor
+from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.metrics import counting
+from tf_dgc.optimizers import inputs, takeover, tensors
+from tf_dgc.optimizers import validation as common
+from tf_dgc.optimizers.configuration import take_apart
+from tf_dgc.optimizers.wrapper import OptimizerWrapper
+from tf_dgc.server import process, tasks, validation
+from tf_dgc.server.worker import Worker
+from tf_dgc.steps.memory import make_memory
+
+_SETTINGS = (
+    "mode",
+    "staleness",
+    "compressor",
+    "error_feedback",
+    "momentum_correction",
+    "factor_masking",
+    "pull",
+    "pull_sparsity",
+    "min_compress_size",
+    "seed",
+)
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class ServerOptimizer(OptimizerWrapper):
+    """Pushes compressed gradients to a server, which keeps weights and optimizer.
+
+    Use it as the optimizer of a model on every worker, without a strategy, and start
+    the script by `tf-dgc run --servers 1 --workers N`:
+
+    >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    >>> model.compile(tf_dgc.ServerOptimizer(sgd, mode="ssp", staleness=3), loss="mse")
+    >>> model.fit(dataset)
+
+    The first worker hands the server its first weights and the config of the inner
+    optimizer, whose rule runs there with all of its state; all others begin with these
+    weights. In every step a worker pushes its gradient, divided by N, compressed with
+    error feedback, and pulls the weights. In mode "sync" the pushes of all workers are
+    one step, as without a server; in mode "async" each is a step, applied as it comes;
+    in mode "ssp" too, but no worker is more than `staleness` completed steps ahead of
+    the slowest.
+
+    Momentum of an SGD becomes momentum correction, and clipping of the inner optimizer
+    local gradient clipping, both on the workers, as in `DGCOptimizer`. In a process
+    that `TF_CONFIG` says is the server, making one serves, and then ends the process.
+
+    Args:
+        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
+            or config. Schedules of the learning rate are evaluated by the server's
+            clock; a rate that a callback sets on a worker is sent along.
+        mode: way in which workers wait for each other: "sync", "async" or "ssp".
+        staleness: number of completed steps that a worker may be ahead of the slowest
+            one, in mode "ssp"; 0 makes the pushes of a clock one step.
+        compressor: a `tf_dgc.compressors.Compressor` without a state, of one worker at
+            a time, or its name; the default sends 0.1 % of all entries.
+        error_feedback: whether to keep what is not sent in `residual`. None for the
+            method's own choice.
+        momentum_correction: whether to accumulate the local velocity of an `SGD`. None:
+            wherever there is error feedback and something is left out.
+        factor_masking: whether to clear that velocity where entries were sent. None for
+            True.
+        pull: weights that a worker gets in a step: "whole" for all, or "sparse"
+            for those that differ most from what it has; for that the server keeps a
+            copy of the model for each worker.
+        pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None
+            for as many entries as the pushes of N workers have, by `TopK` of a fixed
+            sparsity; with plain SGD these are all that change in N pushes.
+        min_compress_size: number of entries below which tensors, and those of rank
+            below 2, are sent whole, in both directions.
+        seed: seed of all random choices of the method.
+        name: name of the optimizer.
+
+    Attributes:
+        inner_optimizer: copy of `inner` whose config the server is given; its state
+            here stays empty. Its iterations are the server's clock.
+        velocity: variables, one per model variable, the local momentum; empty without
+            momentum correction.
+        residual: variables, one per model variable, accumulated and not yet sent;
+            empty without error feedback.
+
+    Raises:
+        ValueError: for settings that do not go together; without a server in
+            `TF_CONFIG`; within the scope of a strategy; at build time for variables
+            that a server cannot train.
+        RuntimeError: in the first step, if the server cannot be reached, or refuses
+            this worker as its model or settings differ from the first one's.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | str | dict,
+        mode: str = "sync",
+        staleness: int | None = None,
+        *,
+        compressor: Compressor | str = "top_k",
+        error_feedback: bool | None = None,
+        momentum_correction: bool | None = None,
+        factor_masking: bool | None = None,
+        pull: str = "whole",
+        pull_sparsity: float | None = None,
+        min_compress_size: int = 1024,
+        seed: int = 0,
+        name: str = "server_optimizer",
+    ):
+        validation.check_mode(mode, staleness)
+        compressor = compressors.get(compressor)
+        validation.check_method(compressor)
+        validation.check_pull(pull, pull_sparsity, compressor)
+        feedback = common.uses_error_feedback(compressor, error_feedback)
+        common.check_momentum_correction(bool(momentum_correction), feedback)
+        common.check_min_compress_size(min_compress_size)
+        validation.check_strategy()
+        inner = takeover.get_inner(inner)
+        common.check_one_momentum(compressor, inner)
+        validation.check_inner(inner)
+        corrects = momentum_correction
+        if corrects is None:
+            corrects = feedback and not compressor.lossless
+        rule, took = takeover.take_over(inner, bool(corrects))
+        task = _find_task()
+        super().__init__(rule, took, name, tf.distribute.get_strategy())
+        self._task = task
+        self.mode = mode
+        self.staleness = None if staleness is None else int(staleness)
+        self.compressor = compressor
+        self.error_feedback = error_feedback
+        self.momentum_correction = momentum_correction
+        self.factor_masking = factor_masking
+        self.pull = pull
+        self.pull_sparsity = pull_sparsity
+        self.min_compress_size = int(min_compress_size)
+        self.seed = int(seed)
+        self.velocity: list[PerWorkerVariable] = []
+        self.residual: list[PerWorkerVariable] = []
+        self._feedback = feedback
+        self._counters: keras.Variable | None = None
+        self._worker: Worker | None = None
+
+    # --- before the first step ------------------------------------------------------
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create what stays on this worker.
+
+        Args:
+            variables: model's trainable variables.
+
+        Raises:
+            ValueError: see the class.
+        """
+        if self.built:
+            return
+        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        common.check_variables(self._strategy, variables)
+        validation.check_variables(variables)
+        with keras_optimizers.tracked():
+            keras_optimizers.remember_variables(self, variables)
+            memory = make_memory(
+                [self._describe(v) for v in variables],
+                self.compressor,
+                keeps_residual=self._feedback,
+                keeps_velocity=bool(self._took.momentum),
+                keeps_second_moment=False,
+                tracks_staleness=False,
+            )
+            # Keras saves what is an attribute of the optimizer.
+            self._counters = memory.counters
+            self.residual = list(memory.residual)
+            self.velocity = list(memory.velocity)
+        self._worker = Worker(self, variables, memory, self._took, self._task)
+
+    def _describe(self, variable: keras.Variable) -> Tensor:
+        small = tensors.is_small(variable, self.min_compress_size)
+        return tensors.describe(variable, small, self._feedback, self.num_workers)
+
+    def join(self) -> None:
+        """Take part now: give the server what it needs, and take its weights.
+
+        The first step does so by itself, within `fit` before it runs. Call this before
+        a loop of your own that takes eager steps, of which the first would begin with
+        this worker's own weights; the optimizer must be built.
+
+        Raises:
+            RuntimeError: see the class.
+            ValueError: before the optimizer is built.
+        """
+        self._built_worker("join").join()
+
+    # --- in every step --------------------------------------------------------------
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Push the gradients and pull the weights.
+
+        Args:
+            grads: one gradient per variable, a tensor or `tf.IndexedSlices`, of the
+                mean over this worker's batch.
+            trainable_variables: the variables; the optimizer is built for those of the
+                first call.
+
+        Raises:
+            ValueError: for variables the optimizer was not built with, and without a
+                gradient; within XLA.
+            tf.errors.InvalidArgumentError: when run, if the server cannot be reached
+                within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
+        """
+        validation.check_not_compiled()
+        grads, variables = inputs.match(self, grads, trainable_variables)
+        worker = self._built_worker("apply")
+        validation.check_gradients(len(grads), worker.variables)
+        with tf.init_scope():
+            worker.join()
+        with tf.name_scope(self.name):
+            worker.step(grads, variables)
+
+    # --- outside of steps -----------------------------------------------------------
+
+    def pull_weights(self) -> None:
+        """Set the model's variables to the server's weights as they are now.
+
+        Raises:
+            ValueError: before the optimizer is built.
+            RuntimeError: if the server cannot be reached, or refuses this worker.
+        """
+        self._built_worker("pull_weights").pull()
+
+    def leave(self) -> None:
+        """Take part no longer; the end of the process does so by itself."""
+        if self._worker is not None:
+            self._worker.leave()
+
+    def _built_worker(self, what: str) -> Worker:
+        if self._worker is None:
+            raise ValueError(
+                f"`{what}` needs a built optimizer: call "
+                "`optimizer.build(model.trainable_variables)` before. "
+                f"Received: {self!r}"
+            )
+        return self._worker
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that `TF_CONFIG` names, N; 1 without a cluster."""
+        return self._task.num_workers if self._task else 1
+
+    @property
+    def stats(self) -> counting.CompressionStats:
+        """What this worker pushed so far and in the last step."""
+        return counting.read(self._counters, "server")
+
+    @property
+    def bytes_per_pull(self) -> int:
+        """Bytes of weights that a step takes from the server; 0 before it is built."""
+        return self._worker.bytes_per_pull if self._worker else 0
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate."""
+        values = {name: getattr(self, name) for name in _SETTINGS}
+        return {
+            "name": self.name,
+            "inner": self.inner_config(),
+            **keras.saving.serialize_keras_object(values),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "ServerOptimizer":
+        """Build an optimizer from `get_config`'s dictionary."""
+        arguments, _ = take_apart(config, custom_objects)
+        with tf_config.loading():
+            return cls(**arguments)
+
+
+def _find_task() -> tasks.Task | None:
+    """Return this process's task; serve, if it is the server, and end the process."""
+    if tf_config.is_loading() and not tasks.is_cluster():
+        return None
+    task = tasks.find()
+    if task.worker is None:
+        process.serve(task)
+        sys.exit(0)
+    return task

@@ -1,0 +1,70 @@
+"""The server's process: listens where it is told, and serves until all have left."""
+
+import socket
+import threading
+
+import tensorflow as tf
+
+from tf_dgc._internals import rpc
+from tf_dgc.server import messages
+from tf_dgc.server.loop import Loop
+from tf_dgc.server.members import Limits
+from tf_dgc.server.tasks import Task
+
+_WAKE_SECONDS = 0.2
+
+
+def serve(task: Task) -> None:
+    """Serve the workers of a cluster, and return when they have left.
+
+    Args:
+        task: this process's task, a server.
+
+    Raises:
+        RuntimeError: if it cannot listen on its address.
+    """
+    try:
+        _try_to_bind(task.server)
+        transport = rpc.Server(task.server, 2 * task.num_workers)
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise RuntimeError(
+            f"tf_dgc: the server cannot listen on {task.server}: {error}"
+        ) from error
+    _say(f"listens on {task.server}, for {task.num_workers} workers")
+    if not (task.is_loopback or any(messages.secret_words())):
+        _say(
+            "WARNING: whoever reaches this address can train the model. Set the same "
+            f"{messages.SECRET_VARIABLE} for all processes (docs/server.md)."
+        )
+    done = threading.Event()
+    waker = threading.Thread(target=_wake, args=(transport, done), daemon=True)
+    waker.start()
+    try:
+        Loop(transport, task.num_workers, Limits.of_environment(), say=_say).run()
+    finally:
+        done.set()
+        waker.join()
+
+
+def _try_to_bind(address: str) -> None:
+    """Raise `OSError` or `ValueError` if nobody can listen there, as TensorFlow waits.
+
+    As its servers do, with `SO_REUSEADDR`: a port that `tf-dgc run` holds is free.
+    """
+    host, _, port = address.rpartition(":")
+    family, kind, *_, place = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind(place)
+
+
+def _wake(transport: rpc.Server, done: threading.Event) -> None:
+    """Let the loop look at the time, again and again."""
+    while not done.wait(_WAKE_SECONDS):
+        transport.wake()
+
+
+def _say(line: str) -> None:
+    print(f"tf_dgc server: {line}", flush=True)

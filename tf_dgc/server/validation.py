@@ -1,0 +1,171 @@
+"""What an optimizer with a server checks before its first step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import schedules
+from tf_dgc._internals import keras_optimizers, tracing
+from tf_dgc.arguments import check_whole
+from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.server.tasks import Task
+
+MODES = ("sync", "async", "ssp")
+
+
+def check_mode(mode: str, staleness: int | None) -> None:
+    """Raise `ValueError` for a mode that there is not, or a bound that it has not.
+
+    Args:
+        mode: way in which workers wait for each other.
+        staleness: number of completed steps that one may be ahead.
+    """
+    if mode not in MODES:
+        raise ValueError(
+            f"`mode` must be one of {', '.join(map(repr, MODES))}. "
+            f"Received: mode={mode!r}"
+        )
+    if (mode == "ssp") is (staleness is None):
+        raise ValueError(
+            'Mode "ssp" needs `staleness`, the number of completed steps that a worker '
+            "may be ahead of the slowest, for example "
+            '`ServerOptimizer(inner, mode="ssp", staleness=3)`; the others take none. '
+            f"Received: mode={mode!r}, staleness={staleness!r}"
+        )
+    if staleness is not None:
+        check_whole("staleness", staleness, 0, " of steps")
+
+
+def check_method(compressor: Compressor) -> None:
+    """Raise `ValueError` for a method whose messages a server cannot take one by one.
+
+    Args:
+        compressor: method of what is pushed.
+    """
+    reasons = {
+        "needs what others send in the same step": compressor.needs_others,
+        "is a vote of all workers in one round": compressor.aggregation == "vote",
+        "keeps a state that the server does not have": bool(
+            compressor.state((64, 64)) or compressor.common_state()
+        ),
+        "looks at the residual": compressor.reads_residual,
+        "is not the sum of what each worker sends": not compressor.additive,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise ValueError(
+            "A server takes pushes one by one, so a method must be of one worker at a "
+            "time and without a state, such as `TopK`, `RandomK`, `Uniform8Bit`, "
+            f'`TernGrad`, `Float16` or "none". Received: {compressor!r}, which '
+            f"{found[0]}"
+        )
+
+
+def check_pull(mode: str, sparsity: float | None, compressor: Compressor) -> None:
+    """Raise `ValueError` for pulls of which it is not known how much they send.
+
+    Args:
+        mode: weights that are pulled, "whole" or "sparse".
+        sparsity: share of entries that a pull leaves out, or None.
+        compressor: method of pushes.
+    """
+    if mode not in ("whole", "sparse"):
+        raise ValueError(f'`pull` must be "whole" or "sparse". Received: pull={mode!r}')
+    if sparsity is not None:
+        schedules.check_sparsity(sparsity, "pull_sparsity")
+    if mode == "whole" and sparsity is not None:
+        raise ValueError(
+            '`pull_sparsity` is about pulls of `pull="sparse"`. Received: '
+            f"pull={mode!r}, pull_sparsity={sparsity!r}"
+        )
+    fixed = type(compressor) is TopK and not callable(compressor.sparsity)
+    if mode == "sparse" and sparsity is None and not fixed:
+        raise ValueError(
+            "How much a sparse pull sends follows from `TopK` of a fixed sparsity, and "
+            "of nothing else. Pass `pull_sparsity`, for example 0.99. Received: "
+            f"compressor={compressor!r}, pull_sparsity=None"
+        )
+
+
+def check_strategy() -> None:
+    """Raise `ValueError` within the scope of a strategy."""
+    strategy = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy():
+        raise ValueError(
+            "With a server each worker trains a model of its own, without a strategy. "
+            "Make model and optimizer outside of `strategy.scope()`; or use "
+            "`DGCOptimizer`, by which workers exchange directly. Received: "
+            f"{strategy!r}"
+        )
+
+
+def check_inner(inner: keras.optimizers.Optimizer) -> None:
+    """Raise `ValueError` for settings that cannot be had where the weights are not."""
+    if inner.use_ema:
+        raise ValueError(
+            "`use_ema` averages weights where the optimizer is, which is the server, "
+            "and workers would not see it. Average on a worker, by a callback. "
+            "Received: use_ema=True"
+        )
+    rate = keras_optimizers.settings_of(inner)["learning_rate"]
+    scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    if callable(rate) and not scheduled:
+        raise ValueError(
+            "The server evaluates the learning rate, and is not sent code. Pass a "
+            "number, which callbacks may change, or one of "
+            f"`keras.optimizers.schedules`. Received: learning_rate={rate!r}"
+        )
+
+
+def check_variables(variables: Sequence[keras.Variable]) -> None:
+    """Raise `ValueError` for variables that cannot be trained by a server."""
+    for v in variables:
+        if v.constraint is not None:
+            raise ValueError(
+                "A constraint is applied where weights are updated, which is the "
+                "server, and it is not sent code. Use a regularizer, or weight decay. "
+                f"Received: variable {v.path} with constraint={v.constraint!r}"
+            )
+        if keras_optimizers.overwrites_with_gradient(v):
+            raise ValueError(
+                "Variables that gradients overwrite, as the scales of float8 layers, "
+                "have to be alike on all workers, and pushes do not carry them. Use "
+                f"another dtype policy. Received: variable {v.path}"
+            )
+
+
+def check_gradients(number: int, variables: Sequence[keras.Variable]) -> None:
+    """Raise `ValueError` unless every variable has a gradient.
+
+    Args:
+        number: number of gradients.
+        variables: variables of the optimizer.
+    """
+    if number != len(variables):
+        raise ValueError(
+            "A push is of all variables, so each needs a gradient in every step. Set "
+            "`trainable=False` on layers that have none. Received: "
+            f"{number} gradients for {len(variables)} variables"
+        )
+
+
+def check_not_compiled() -> None:
+    """Raise `ValueError` within XLA."""
+    if tracing.in_xla_context():
+        raise ValueError(
+            "XLA cannot compile a step that asks a server. Compile the model with "
+            "`jit_compile=False`. Received: a step within `jit_compile=True`"
+        )
+
+
+def check_task(task: Task | None, optimizer: Any) -> Task:
+    """Return the task of this process; raise `RuntimeError` if there is none."""
+    if task is None:
+        raise RuntimeError(
+            "This optimizer was loaded outside of a cluster, to look at the model or "
+            "to predict. To train, start the script by `tf-dgc run --servers 1 "
+            f"--workers N`. Received: {optimizer!r}"
+        )
+    return task
