@@ -79,6 +79,7 @@ def test_no_cluster(monkeypatch):
         ({"pull": "sparse", "compressor": "qsgd"}, "Pass `pull_sparsity`"),
         ({"compressor": "qsgd", "momentum_correction": True}, "needs error feedback"),
         ({"inner": sgd(use_ema=True)}, "use_ema"),
+        ({"inner": sgd(gradient_accumulation_steps=2)}, "pushes in every call"),
         ({"inner": keras.optimizers.SGD(lambda: 0.1)}, "is not sent code"),
     ],
 )

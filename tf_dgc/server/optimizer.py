@@ -175,6 +175,7 @@ class ServerOptimizer(OptimizerWrapper):
                 keeps_residual=self._feedback,
                 keeps_velocity=bool(self._took.momentum),
                 keeps_second_moment=False,
+                keeps_largest_moment=False,
                 tracks_staleness=False,
             )
             # Keras saves what is an attribute of the optimizer.

@@ -109,6 +109,12 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
             "and workers would not see it. Average on a worker, by a callback. "
             "Received: use_ema=True"
         )
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "A worker pushes in every call, and `gradient_accumulation_steps` has a "
+            "step of several. Use a larger batch, or stronger compression. Received: "
+            f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
+        )
     rate = keras_optimizers.settings_of(inner)["learning_rate"]
     scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     if callable(rate) and not scheduled:
