@@ -86,7 +86,8 @@ class Background:
         """
         self._start()
         rows = list(map(self._strategy.experimental_local_results, values))
-        put = functools.partial(self._put, number, len(rows[0]))
+        # TensorFlow keeps what it may call, and this is to end with its owner.
+        put = functools.partial(_put, weakref.ref(self), number, len(rows[0]))
         with tf.device("CPU:0"):
             begun = self._under_way.assign_add(1, read_value=False)
             with tf.control_dependencies([] if begun is None else [begun]):
@@ -168,7 +169,8 @@ class Background:
             weakref.finalize(self, self._tasks.put, None).atexit = False
             atexit.register(_end, weakref.ref(self))
 
-    def _put(self, number: int, replicas: int, *flat: tf.Tensor) -> None:
+    def put(self, number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
+        """Let one thing be done; arguments are those of `do`."""
         with self._changed:
             self._left += 1
         self._tasks.put((number, replicas, flat))
@@ -221,6 +223,12 @@ class Background:
 
 def _nothing(*_: Any) -> None:
     """Do what nobody has asked for."""
+
+
+def _put(lane: weakref.ref, number: int, replicas: int, *flat: tf.Tensor) -> None:
+    owner = lane()
+    if owner is not None:
+        owner.put(number, replicas, flat)
 
 
 def _run(lane: weakref.ref, tasks: queue.SimpleQueue) -> None:
