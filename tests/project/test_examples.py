@@ -154,8 +154,8 @@ def test_two_sites(tmp_path):
         tmp_path, "two_sites.py", *flags, "--rounds=6", "--epochs=2"
     )
     assert code == 0
-    assert "12 rounds of 10 steps" in output
+    assert "20 rounds of 10 steps" in output
     accuracy, sites = re.findall(r"accuracy (\S+)% at (\d) sites", output)[0]
-    assert float(accuracy) > 60
+    assert float(accuracy) > 40  # by chance 10
     assert sites == "2"
     assert int(re.findall(r"per round, 1/(\d+)", output)[0]) > 20
