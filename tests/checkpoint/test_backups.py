@@ -96,9 +96,10 @@ def split(directory):
     with h5py.File(directory / worker["part"], "r") as file:
         for replica in worker["replicas"]:
             name = generations.part_name(generation.number, 100 + replica)
-            with parts.writing(directory / name, generation.name) as writer:
+            with h5py.File(directory / name, "w") as part:
+                part.attrs["backup"] = generation.name
                 for key in file:
-                    values = writer.file.create_dataset(key, data=file[key][[replica]])
+                    values = part.create_dataset(key, data=file[key][[replica]])
                     values.attrs.update(file[key].attrs)
             files = {name: generations.describe(directory / name)}
             each.append(

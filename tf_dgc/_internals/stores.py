@@ -53,6 +53,38 @@ class _Nowhere(saving_lib.H5IOStore):
         pass
 
 
+def save_weights(model: keras.Model, file: Any, check: Callable[[], None]) -> None:
+    """Do what `save_weights` does, to a file that is open (`save_weights_only`).
+
+    Args:
+        model: Keras model, built.
+        file: `h5py.File`, open to write.
+        check: function that is called after every value.
+    """
+    saving_lib._save_state(
+        model,
+        weights_store=_InFile(file, check),
+        assets_store=None,
+        inner_path="",
+        visited_saveables=set(),
+    )
+
+
+class _InFile(saving_lib.H5IOStore):
+    """A store in a file that others open and close."""
+
+    def __init__(self, file: Any, check: Callable[[], None]):
+        self._file, self._check = file, check
+        super().__init__("", mode="w")
+
+    def _get_h5_file(self, path_or_io: Any, mode: str | None = None) -> Any:
+        return self._file
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._check()
+
+
 def path_being_saved() -> str | None:
     """Return the path that Keras, somewhere among our callers, is saving to."""
     codes = (saving_lib.save_model.__code__, saving_lib.save_weights_only.__code__)

@@ -6,8 +6,10 @@ Files are complete or not there at all. May import `training` and `cluster`.
 __all__ = [
     "backup",
     "generations",
+    "hdf5",
     "keras_saving",
     "parts",
+    "position",
     "resuming",
     "saving",
 ]

@@ -9,22 +9,21 @@ import json
 import pathlib
 import uuid
 import warnings
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import stores
-from tf_dgc.checkpoint import generations, parts, saving
+from tf_dgc.checkpoint import generations, parts, position, saving
 from tf_dgc.checkpoint.generations import Generation
+from tf_dgc.checkpoint.position import Position
 from tf_dgc.cluster import meeting, workers
 from tf_dgc.training import agreed
 from tf_dgc.training.statistics import average_statistics
 
-_GROUP = "tf_dgc_backup"
 _WHAT_TO_DO = (
     "Every worker needs its part of the last backup, and what all have alike; another "
     "number of workers needs the parts of all. Bring back what is named, for example "
@@ -32,26 +31,6 @@ _WHAT_TO_DO = (
     "own, start as many workers, each where it was, or put the files of all into one "
     "directory that all can see. To start anew, delete the backups."
 )
-
-
-class Position(NamedTuple):
-    """Where training was.
-
-    Attributes:
-        epoch: number of the epoch to go on with, from 0.
-        batches: number of this epoch's batches that are done.
-        metrics: values of the model's metric variables, if batches are done.
-    """
-
-    epoch: int
-    batches: int
-    metrics: list[Any]
-
-
-def position(model: keras.Model, epoch: int, batches: int) -> Position:
-    """Return where `model` is; call it on every worker."""
-    metrics = model.metrics_variables if batches else []
-    return Position(epoch, batches, [v.numpy() for v in metrics])
 
 
 def own_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -101,6 +80,7 @@ class Backups:
         """
         mine, unreadable = generations.find(self._directory)
         note = {
+            "where": self._where(),
             "names": {str(number): g.name for number, g in mine.items()},
             "unreadable": unreadable,
             "last": generations.last_number(self._directory),
@@ -118,17 +98,18 @@ class Backups:
             if found:
                 wrong |= found
                 continue
-            if wrong:
+            newer = {k: v for k, v in wrong.items() if _number(k) > number}
+            if newer:
                 text = f"Going on from backup {number}, as newer ones cannot be read"
-                warnings.warn(f"{text}: {wrong}", stacklevel=3)
+                warnings.warn(f"{text}: {newer}", stacklevel=3)
             self._kept = [number]
             return mine[number]
-        names = [n["names"] for n in notes]
-        if wrong or any(names):
-            seen = wrong or f"backups of each worker, by number: {names}"
+        if wrong or any(n["names"] for n in notes):
+            seen = [f"{path!r}: {what!r}" for path, what in wrong.items()]
+            seen = seen or [_has(n["where"], n["names"].values()) for n in notes]
             raise ValueError(
                 f"No backup can be read by all workers. {_WHAT_TO_DO} "
-                f"Received: backup_dir={str(self._directory)!r}; {seen}"
+                f"Received: backup_dir={str(self._directory)!r}; {'; '.join(seen)}"
             )
         return None
 
@@ -168,7 +149,7 @@ class Backups:
         number = self._strategy.num_replicas_in_sync
         sizes = self._replicas(), number, found.num_replicas
         with parts.reading(asked, *sizes) as reader:
-            yield path, _read_position(path), reader
+            yield path, position.read(path), reader
 
     def _places(self, found: Generation) -> list[tuple[str, int]]:
         """Return part and row of the replicas that this worker needs."""
@@ -230,7 +211,7 @@ class Backups:
                 writer.put_as(key, np.stack([copy.numpy() for copy in copies]))
             if self._writes_for_all():
                 with saving.replacing(here / whole) as path:
-                    _write_model(model, now, name, path)
+                    position.write(model, now, name, path)
             else:
                 stores.take_part_in_saving(model)
         files = [part, whole] if self._writes_for_all() else [part]
@@ -269,6 +250,12 @@ class Backups:
         each = self._strategy.num_replicas_in_sync // self._num_workers
         return range(self._worker * each, (self._worker + 1) * each)
 
+    def _where(self) -> tuple[str, str]:
+        """Return how errors name this worker, and its directory."""
+        several = meeting.is_multi_worker(self._strategy)
+        who = workers.me(self._strategy) if several else "this worker"
+        return who, str(self._directory)
+
     def _name(self, number: int) -> str:
         return f"{self._run}-{number}"
 
@@ -278,22 +265,17 @@ class Backups:
         return [json.loads(text) for text in notes.values()]
 
 
-def _write_model(
-    model: keras.Model, now: Position, name: str, path: pathlib.Path
-) -> None:
-    type(model).save_weights(model, path)  # the instance's own asks the other workers
-    with h5py.File(path, "r+") as file:
-        file.attrs["backup"] = name
-        group = file.create_group(_GROUP)
-        group.attrs["epoch"] = now.epoch
-        group.attrs["batches"] = now.batches
-        for i, value in enumerate(now.metrics):
-            group.create_dataset(str(i), data=value)
+def _number(path: str) -> int:
+    return generations.number_of(pathlib.Path(path))
 
 
-def _read_position(path: pathlib.Path) -> Position:
-    with h5py.File(path, "r") as file:
-        group = file[_GROUP]
-        metrics = [group[str(i)][()] for i in range(len(group))]
-        epoch, batches = (int(group.attrs[name]) for name in ("epoch", "batches"))
-    return Position(epoch, batches, metrics)
+def _has(where: tuple[str, str], names: Iterable[str]) -> str:
+    """Return what a worker has, for an error.
+
+    Args:
+        where: name of the worker, and its directory.
+        names: names of its backups.
+    """
+    who, directory = where
+    what = " and ".join(map(repr, names))
+    return f"{who} has {f'backup {what}' if what else 'no backup'} in {directory!r}"

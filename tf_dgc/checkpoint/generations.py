@@ -16,7 +16,11 @@ import h5py
 
 from tf_dgc.checkpoint import saving
 
-_NAME = re.compile(r"(?:\.unfinished\.)?backup-(\d+)\..+")
+# What is written here and nothing else, as the others may be of the user's own.
+_NAME = re.compile(
+    r"(?:\.unfinished\.)?backup-(\d+)\."
+    r"(?:part-\d+\.h5|model-\d+\.weights\.h5|manifest-\d+\.json)"
+)
 _MANIFEST = re.compile(r"backup-(\d+)\.manifest-\d+\.json")
 _AT_ONCE = 2**24  # bytes that are read of a file at a time
 
@@ -88,6 +92,12 @@ def write_manifest(directory: pathlib.Path, worker: int, found: Generation) -> N
         unfinished.write_text(json.dumps(whole))
 
 
+def number_of(path: pathlib.Path) -> int:
+    """Return the number of the backup that a file is of, by its name; 0 if of none."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else 0
+
+
 def find(directory: pathlib.Path) -> tuple[dict[int, Generation], dict[str, str]]:
     """Return the generations that have a manifest, and what cannot be read."""
     found: dict[int, Generation] = {}
@@ -104,7 +114,7 @@ def find(directory: pathlib.Path) -> tuple[dict[int, Generation], dict[str, str]
 
 def last_number(directory: pathlib.Path) -> int:
     """Return the largest number that any file has, complete or not; 0 without files."""
-    return max(map(_number, _files(directory)), default=0)
+    return max(map(number_of, _files(directory)), default=0)
 
 
 def problem(directory: pathlib.Path, found: Generation, name: str) -> str | None:
@@ -142,7 +152,7 @@ def remove(directory: pathlib.Path, kept: Iterable[int], last: int) -> None:
         last: largest number that is removed.
     """
     gone = set(range(last + 1)) - set(kept)
-    old = [path for path in _files(directory) if _number(path) in gone]
+    old = [path for path in _files(directory) if number_of(path) in gone]
     for path in sorted(old, key=lambda p: not _MANIFEST.fullmatch(p.name)):
         path.unlink(missing_ok=True)
 
@@ -153,18 +163,13 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
 
 
-def _number(path: pathlib.Path) -> int:
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else 0
-
-
 def _read_manifest(path: pathlib.Path) -> Generation:
     whole = json.loads(path.read_text())
     text = whole["manifest"]
     if zlib.crc32(text.encode()) != whole["crc32"]:
         raise ValueError("it is not what was written")
     found = Generation(**json.loads(text))
-    if found.number != _number(path):
+    if found.number != number_of(path):
         raise ValueError(f"it is that of backup {found.number}")
     return found
 

@@ -13,16 +13,18 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.checkpoint import hdf5
+
 
 class Writer:
     """Takes values of the replicas of this process, one variable after the other.
 
-    Attributes:
-        file: file of the part, open to write.
+    Args:
+        writing: file of the part.
     """
 
-    def __init__(self, file: h5py.File):
-        self.file = file
+    def __init__(self, writing: hdf5.Writing):
+        self._writing = writing
         self._count = 0
 
     def put(self, rows: np.ndarray) -> np.ndarray:
@@ -46,9 +48,10 @@ class Writer:
         # As bytes, because HDF5 knows no bfloat16.
         flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         content = flat.reshape(len(rows), rows.nbytes // len(rows))
-        made = self.file.create_dataset(name, data=content)
+        made = self._writing.file.create_dataset(name, data=content)
         made.attrs["dtype"] = rows.dtype.name
         made.attrs["shape"] = np.array(rows.shape[1:], np.int64)
+        self._writing.check()
 
 
 class Reader:
@@ -134,10 +137,13 @@ def writing(path: pathlib.Path, name: str) -> Iterator[Writer]:
     Args:
         path: path of the part.
         name: name of the backup that it belongs to.
+
+    Raises:
+        OSError: if the disk does not take all of it.
     """
-    with h5py.File(path, "w") as file:
-        file.attrs["backup"] = name
-        writer = Writer(file)
+    with hdf5.writing(path) as part:
+        part.file.attrs["backup"] = name
+        writer = Writer(part)
         token = _writer.set(writer)
         try:
             yield writer

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import stores, trainer
-from tf_dgc.checkpoint import backup, parts, saving
-from tf_dgc.checkpoint.backup import Backups, Position
+from tf_dgc.checkpoint import backup, parts, position, saving
+from tf_dgc.checkpoint.backup import Backups
 from tf_dgc.checkpoint.generations import Generation
+from tf_dgc.checkpoint.position import Position
 from tf_dgc.cluster import meeting
 
 
@@ -133,11 +134,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not model.optimizer.built:
             with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
-        with backups.reading(found) as (path, position, part):
+        with backups.reading(found) as (path, where, part):
             model.load_weights(path)
             self._restore_own(part)
-        trainer.start_fit_at(model, position.epoch)
-        self._restored = position
+        trainer.start_fit_at(model, where.epoch)
+        self._restored = where
 
     def _restore_own(self, part: parts.Reader) -> None:
         """Give every local replica its own streams, and its own loss scale."""
@@ -211,7 +212,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _back_up(self, epoch: int, batches: int) -> None:
         self._since = 0
-        now = backup.position(self.model, epoch, batches)
+        now = position.position(self.model, epoch, batches)
         keep = 2 if self.double_checkpoint else 1
         if self._backups is not None:
             self._backups.write(self.model, now, keep)

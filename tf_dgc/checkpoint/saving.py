@@ -9,6 +9,7 @@ of them writes.
 
 import contextlib
 import contextvars
+import functools
 import os
 import pathlib
 import tempfile
@@ -19,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import stores
+from tf_dgc.checkpoint import hdf5
 from tf_dgc.cluster import meeting
 from tf_dgc.training import agreed
 from tf_dgc.training.statistics import average_statistics
@@ -57,7 +59,15 @@ def save_weights(model: keras.Model, filepath: Path) -> None:
         OSError: as `save_model`.
         RuntimeError: as `save_model`.
     """
-    save(model, filepath, ".weights.h5", model.save_weights)
+    save(model, filepath, ".weights.h5", functools.partial(_write_weights, model))
+
+
+def _write_weights(model: keras.Model, path: pathlib.Path) -> None:
+    if type(model).save_weights is not keras.Model.save_weights:
+        model.save_weights(path)
+        return
+    with hdf5.writing(path) as writing:
+        stores.save_weights(model, writing.file, writing.check)
 
 
 def save(
@@ -138,7 +148,8 @@ def _writing() -> Iterator[None]:
 def told_to_all(strategy: tf.distribute.Strategy, path: Path) -> Iterator:
     """Let nobody wait for a worker that cannot write."""
     try:
-        yield
+        with hdf5.as_os_errors(path):
+            yield
     except OSError as error:
         if not meeting.is_multi_worker(strategy):
             raise
