@@ -1,7 +1,6 @@
 """The server's loop, with messages and a time that the test makes."""
 
 import json
-import random
 
 import keras
 import numpy as np
@@ -423,42 +422,6 @@ def test_weights_can_be_had_at_any_time():
     fake.push(0, 2.0)
     fake.join(1)
     np.testing.assert_array_equal(weights(*fake.send(1, Kind.PULL)), WEIGHTS - 1)
-
-
-@pytest.mark.parametrize(
-    "mode, staleness",
-    [
-        ("ssp", 2),
-        pytest.param("async", None, marks=pytest.mark.slow),
-        pytest.param("ssp", 0, marks=pytest.mark.slow),
-    ],
-)
-def test_a_thousand_kills_and_joins_and_every_push_is_applied_once(mode, staleness):
-    """Whatever is sent again; who is killed leaves a push behind, or none."""
-    fake, draw, sent = Fake(mode, staleness, number=3), random.Random(0), 0
-    for worker in range(3):
-        fake.join(worker)
-    process, waits = dict.fromkeys(range(3), 0), set()
-    kills = 0
-    while kills < 1000:
-        worker = draw.randrange(3)
-        if worker in waits or draw.random() < 0.3:
-            kills += 1
-            process[worker] += 1
-            fake.join(worker, process[worker])
-        else:
-            fake.push(worker, 2.0, process[worker])
-            sent += 1
-        if draw.random() < 0.2:
-            kind = draw.choice([Kind.PUSH, Kind.START])
-            fake.send(worker, kind, process=process[worker], repeat=True)
-        waits = {w for w, m in fake.loop.service.members.items() if m.waits}
-        assert len(waits) < 3
-    applied = WEIGHTS[0] - fake.loop.service.model.variables[0].numpy().ravel()[0]
-    pending = len(fake.loop.service._pushes)
-    assert applied == sent - pending
-    assert pending < 3
-    assert sent > 300
 
 
 def test_it_is_over_when_nobody_comes_any_more():
