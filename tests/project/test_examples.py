@@ -151,7 +151,7 @@ def test_mnist_says_how_to_get_the_data(tmp_path):
 def test_two_sites(tmp_path):
     flags = "--period=10", "--batch_size=16", f"--directory={tmp_path / 'backups'}"
     code, _, output = launch(
-        tmp_path, "two_sites.py", *flags, "--rounds=6", "--epochs=2"
+        tmp_path, "two_sites.py", *flags, "--rounds=10", "--epochs=2"
     )
     assert code == 0
     assert "20 rounds of 10 steps" in output
