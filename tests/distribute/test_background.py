@@ -1,8 +1,6 @@
 """The background: one thing after the other, and what counts as waited for."""
 
-import gc
 import threading
-import time
 
 import pytest
 import tensorflow as tf
@@ -55,20 +53,6 @@ def test_what_is_forgotten_is_not_waited_for(strategies):
     lane.wait()
     begin(lane, 1, 1)
     lane.wait()
-
-
-def test_a_thread_ends_with_what_it_is_for(strategies):
-    lane = Background(strategies[1])
-    begin(lane, 0, 1)
-    lane.wait()
-    thread = lane._thread
-    del lane
-    for _ in range(50):
-        gc.collect()
-        if not thread.is_alive():
-            break
-        time.sleep(0.1)
-    assert not thread.is_alive()
 
 
 def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
