@@ -53,7 +53,8 @@ class Server:
     def take(self) -> tuple[int, np.ndarray]:
         """Wait for a call or a wake-up; return its slot, -1 of that, and its words."""
         slot, words = self._inbox.dequeue()
-        return int(slot), words.numpy().view(np.int32)
+        # The signature holds in this process alone: a caller sends any shape.
+        return int(slot), np.ravel(words.numpy()).view(np.int32)
 
     def wake(self) -> None:
         """Let `take` return; from another thread."""
