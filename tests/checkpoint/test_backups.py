@@ -32,6 +32,13 @@ def make_local():
     return tf_dgc.diloco(keras.optimizers.AdamW(0.01), 3)
 
 
+def make_power():
+    """Factors that all have alike, beside a residual of each."""
+    return tf_dgc.CompressedOptimizer(
+        keras.optimizers.SGD(0.05), "power_sgd", min_compress_size=1
+    )
+
+
 def make_gossip():
     ring = tf_dgc.exchanges.Gossip("ring", step_size=0.3)
     return tf_dgc.LocalOptimizer(
@@ -129,10 +136,13 @@ OF_THE_SECOND = [name.replace("-1.", "-2.") for name in OF_THE_FIRST]
 
 @pytest.mark.parametrize(
     ("make", "scaled"),
-    rows(
-        [*itertools.product([make_dgc, make_local, make_gossip], [False, True])],
-        [(make_dgc, False), (make_local, True)],
-    ),
+    [
+        *rows(
+            itertools.product([make_dgc, make_local, make_gossip], [False, True]),
+            [(make_dgc, False), (make_local, True)],
+        ),
+        pytest.param(make_power, False, marks=pytest.mark.slow),
+    ],
 )
 def test_each_worker_goes_on_from_its_own_part(
     strategies, tmp_path, monkeypatch, make, scaled
