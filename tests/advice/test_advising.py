@@ -1,5 +1,6 @@
 """`tf_dgc.advise`: a model is timed and left as it was, and every way has a row."""
 
+import dataclasses
 import json
 
 import keras
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.advice import batches, candidates
+from tf_dgc.advice import advising, batches, candidates, predicting
 from tf_dgc.cli import main
 
 QUICK = {"batch_size": 2, "seconds": 0.1}
@@ -55,11 +56,12 @@ def test_slow_links_are_compressed_for_and_others_not():
     assert slow.best(2).name == "float16"
     said = slow.sentences()[0]
     assert 'tf_dgc.CompressedOptimizer(optimizer, "float16")' in said
+    dense, half = (p.timed for p in slow.predictions[2])
     links = tf_dgc.exchanges.Links(1e-9, 1e-9, 1e-15)
-    fast = tf_dgc.advise(make_model(), links=links, **asks)
-    rows = {r["method"]: r for r in fast.rows()}
-    if rows["float16"]["alone_ms"] > 0.96 * rows["dense"]["alone_ms"]:
-        assert fast.sentences() == ["2 workers: do not compress."]
+    timed = [dense, half._replace(seconds=dense.seconds)]
+    found = {2: [predicting.predict_step(t, 2, links) for t in timed]}
+    fast = dataclasses.replace(slow, predictions=found, links=links, turning_points={})
+    assert fast.sentences() == ["2 workers: do not compress."]
 
 
 def test_own_data_and_own_optimizer():
@@ -83,11 +85,29 @@ def test_own_data_and_own_optimizer():
     assert advice.sentences() == []
 
 
+def test_the_optimizer_that_is_wrapped_is_the_users_own():
+    sgd = keras.optimizers.SGD(0.25, gradient_accumulation_steps=2)
+    scaled = keras.optimizers.LossScaleOptimizer
+    for optimizer in (
+        scaled(tf_dgc.DGCOptimizer(sgd)),
+        scaled(sgd),
+        tf_dgc.LocalOptimizer(sgd, 4),
+        sgd,
+    ):
+        model = make_model()
+        model.compile(optimizer, "mse")
+        inner = advising._inner(model)
+        assert type(inner) is keras.optimizers.SGD
+        assert float(inner.learning_rate) == 0.25
+        assert inner.gradient_accumulation_steps is None
+
+
 @pytest.mark.parametrize(
     ("asks", "message"),
     [
         ({"methods": ["zip"]}, r"`methods` must be of .*Received: 'zip'"),
         ({"methods": ["dgc much"]}, r"Received: 'dgc much'"),
+        ({"methods": ["local_sgd 0"]}, r"Received: 'local_sgd 0'"),
         ({"num_workers": 0}, "`num_workers` must be a whole number"),
         ({"batch_size": 0.5}, "`batch_size` must be a whole number"),
         ({"bandwidth": "fast"}, "`bandwidth` must be above 0"),

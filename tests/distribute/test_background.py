@@ -75,7 +75,7 @@ def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
     monkeypatch.setattr(background.workers, "everyone", lambda _: ["a", "b"])
     counts = {None: [3, 2], (0, 1): [5, 5]}
     monkeypatch.setattr(lane.hook, "count", lambda: counts)
-    number = -lane._number
+    number = -lane.number
     assert lane.count() == {(number, 0, 1): [8, 8]}  # all are a group of theirs
     lane._met = True
     assert lane.count() == {(number, 0, 1): [8, 7]}

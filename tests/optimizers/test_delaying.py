@@ -375,6 +375,10 @@ def test_config_round_trip(settings):
         ({"period": lambda step: 4, "parts": 2}, "that `parts` divides"),
         ({"parts": 3, "compressor": "global_top_k"}, "cannot take turns"),
         ({"exchange": tf_dgc.exchanges.Gossip("ring")}, "no mean that could come"),
+        (
+            {"parts": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
+            "Use `parts=1`, or no `use_ema`",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):

@@ -12,7 +12,7 @@ from tf_dgc.advice.predicting import Prediction
 from tf_dgc.arguments import check_whole
 from tf_dgc.exchanges import Links
 from tf_dgc.optimizers import probing
-from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.wrapper import OptimizerWrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +145,16 @@ def advise(
 
 
 def _inner(model: keras.Model) -> keras.optimizers.Optimizer:
-    """Return the optimizer of the model that is to be wrapped."""
+    """Return the optimizer of the model that is to be wrapped, of one call a step."""
     found = getattr(model, "optimizer", None)
-    if isinstance(found, CompressedOptimizer):
+    if isinstance(found, keras.optimizers.LossScaleOptimizer):
+        found = found.inner_optimizer
+    if isinstance(found, OptimizerWrapper):
         found = keras.optimizers.get(found.get_config()["inner"])
-    return found or keras.optimizers.SGD(0.01, momentum=0.9)
+    if found is None:
+        return keras.optimizers.SGD(0.01, momentum=0.9)
+    config = {**found.get_config(), "gradient_accumulation_steps": None}
+    return type(found).from_config(config)
 
 
 def _code(prediction: Prediction) -> str:

@@ -8,6 +8,7 @@ import keras
 from tf_dgc import compressors
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
+from tf_dgc.schedules import check_period
 
 DENSE = "dense"
 PERIOD = 16
@@ -58,10 +59,10 @@ def _find(name: str) -> Candidate:
             )
             return Candidate(name, lambda i: DGCOptimizer(i, sparsity), code=code)
         if kind == "local_sgd":
-            period = int(number or PERIOD)
+            period = check_period(int(number or PERIOD))
             code = f"tf_dgc.local_sgd(optimizer, {period})"
             # A local step is the inner optimizer's own.
-            return Candidate(name, lambda inner: inner, max(1, period), code)
+            return Candidate(name, lambda inner: inner, period, code)
         method = compressors.METHODS[name]
     except (KeyError, ValueError):
         raise ValueError(

@@ -106,7 +106,8 @@ def turning_point(
 ) -> float:
     """Return the bandwidth from which on nothing is to be compressed, in bits/s.
 
-    0 if that is so at any, infinity if at none.
+    0 if that is so at any, infinity if at none. Local steps, which save round trips,
+    have no part in it.
 
     Args:
         timed: ways to train, in the order of preference, the dense one first.
@@ -114,10 +115,11 @@ def turning_point(
         latency: seconds of a round trip.
         speeds: see `links_of`.
     """
+    every_step = [t for t in timed if t.candidate.period == 1]
 
     def pays(bandwidth: float) -> bool:
         links = links_of(bandwidth, latency, speeds)
-        found = [predict_step(t, num_workers, links) for t in timed]
+        found = [predict_step(t, num_workers, links) for t in every_step]
         return best(found).name != DENSE
 
     low, high = _SLOWEST, _FASTEST

@@ -33,6 +33,7 @@ class Background:
         strategy: strategy of the workers, prepared.
 
     Attributes:
+        number: number of its lane, the same on all workers.
         hook: hook of its collectives; None with one replica.
         work: function of a number and tensors of a replica, called in replica context,
             that does what was begun by that number.
@@ -40,12 +41,12 @@ class Background:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self.work: Callable[..., None] = _nothing
         self.hook: CompressedCrossDeviceOps | None = None
         if strategy.num_replicas_in_sync > 1:
             base = cross_device.cross_device_ops(strategy)
-            self.hook = _in_lane(base, self._number)
+            self.hook = _in_lane(base, self.number)
         lanes = vars(strategy).setdefault("_tf_dgc_lanes", weakref.WeakSet())
         lanes.add(self)
         self._waits = Counters()  # of steps, for this
@@ -151,7 +152,7 @@ class Background:
         everyone = tuple(range(len(workers.everyone(self._strategy))))
         found: dict[Group, list[int]] = {}
         for group, (begun, done) in self.hook.count().items():
-            pair = found.setdefault((-self._number, *(group or everyone)), [0, 0])
+            pair = found.setdefault((-self.number, *(group or everyone)), [0, 0])
             pair[0] += begun
             pair[1] += done if waits else begun
         return found
@@ -189,10 +190,11 @@ class Background:
                     self._function(number, replicas, flat)
         except BaseException as error:
             self._fail(error)
-        self._done.enqueue(True)
-        with self._changed:
-            self._left -= 1
-            self._changed.notify_all()
+        finally:
+            self._done.enqueue(True)
+            with self._changed:
+                self._left -= 1
+                self._changed.notify_all()
 
     @functools.cached_property
     def _function(self) -> Callable:

@@ -226,7 +226,12 @@ def _assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) ->
 
 
 def check(
-    delay: Any, parts: Any, period: Any, compressor: Compressor, exchange: Any
+    delay: Any,
+    parts: Any,
+    period: Any,
+    compressor: Compressor,
+    exchange: Any,
+    outer: Any,
 ) -> tuple[int, int]:
     """Return both as ints; raise `ValueError` for those that cannot be.
 
@@ -236,6 +241,7 @@ def check(
         period: number of steps of a round, or a schedule.
         compressor: method.
         exchange: exchange, or its name.
+        outer: outer optimizer, its name or config; None for the mean.
     """
     delay = arguments.check_whole("delay", delay, 0, " of steps (0: none)")
     parts = arguments.check_whole("parts", parts, 1, " of parts of the model")
@@ -262,6 +268,12 @@ def check(
         raise ValueError(
             "The mean of a round must be there before the next one is formed, so "
             f"`delay` must be `period / parts` at the most, here {most}. {given}"
+        )
+    if parts > 1 and getattr(outer, "use_ema", False):
+        raise ValueError(
+            "Averages of the outer optimizer are of all tensors, and with `parts` one "
+            "part of them arrives at a time. Use `parts=1`, or no `use_ema`. "
+            f"{given}, outer={outer!r}"
         )
     if parts > 1 and compressor.together:
         raise ValueError(

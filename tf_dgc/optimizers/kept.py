@@ -84,8 +84,12 @@ def meet(
         Whether all workers have the native operations for the variables.
     """
     with tf.init_scope():  # the first call may come while a step is being traced
+        lane = getattr(getattr(optimizer, "background", None), "number", None)
         meeting.agree(
-            strategy, lambda: tensors.agreement(optimizer.get_config(), variables)
+            strategy,
+            lambda: tensors.agreement(
+                {**optimizer.get_config(), "lane": lane}, variables
+            ),
         )
         return have_operations(strategy, variables)
 

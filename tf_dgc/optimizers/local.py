@@ -128,7 +128,8 @@ class LocalOptimizer(DifferingOptimizer):
     ):
         period = schedules.get_period(period)
         compressor = compressors.get(compressor)
-        delay, parts = delaying.check(delay, parts, period, compressor, exchange)
+        asks = delay, parts, period, compressor, exchange, outer
+        delay, parts = delaying.check(*asks)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
         ways = validation.get_exchange(exchange, compressor, feedback, near=True)
