@@ -175,3 +175,20 @@ def test_a_worker_that_broke_keeps_the_state(strategies):
             np.testing.assert_allclose(np.mean(each(trainer), axis=0), mean, rtol=1e-9)
         mean = np.mean(each(trainer), axis=0)
     assert trainer.optimizer.resets == 1
+
+
+def test_behind_weights_that_were_set_copies_are_these(strategies):
+    """What was known was of others, and would draw workers back to them."""
+    used, fresh = (make_trainer(strategies[2], "ring", "top_k") for _ in range(2))
+    steps = make_gradients(2, 6, shapes=SHAPES)
+    for gradients in steps[:3]:
+        used.step(gradients)
+    for variable, value in zip(
+        used.variables, initial_weights("float64", SHAPES), strict=True
+    ):
+        variable.assign(value)
+    used.optimizer.weights_were_set()
+    for gradients in steps[3:]:
+        used.step(gradients)
+        fresh.step(gradients)
+        np.testing.assert_allclose(each(used), each(fresh), rtol=1e-12)

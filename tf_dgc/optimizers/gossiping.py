@@ -62,7 +62,10 @@ class Gossiping:
     # --- in replica context ---------------------------------------------------------
 
     def begin(self, rounds: Rounds) -> None:
-        """Let the public copies be what all workers begin with, in the first call."""
+        """Let the public copies be what all workers begin with, as in the first call.
+
+        And behind weights that were set: what was known was of others.
+        """
         known = self.known
         if known is None:
             return
@@ -71,7 +74,7 @@ class Gossiping:
             known.begin(self._weights())
             return tf.constant(True)
 
-        tf.cond(rounds.is_first(), copy, lambda: tf.constant(True))
+        tf.cond(rounds.alike(), copy, lambda: tf.constant(True))
 
     def end(self, rounds: Rounds) -> None:
         """Exchange with the neighbours, and count the round."""

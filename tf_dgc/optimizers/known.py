@@ -123,9 +123,8 @@ class Known:
         ]
 
     def begin(self, weights: Values) -> None:
-        """Let all copies be these, and states as at first."""
-        for copy, value in zip(self.public, weights, strict=True):
-            copy.assign(tf.broadcast_to(value, copy.shape))
+        """Let all copies be these, which all workers have, and states as at first."""
+        self.agree(weights)
         for state in self.states:
             for variable in state.values():
                 variable.assign(variable.first())

@@ -43,10 +43,6 @@ class Rounds:
         """Number of the round, from 0, scalar int64."""
         return self._read()[_ROUNDS]
 
-    def is_first(self) -> tf.Tensor:
-        """Return whether there was no call before, scalar bool."""
-        return tf.equal(self._read()[_CALLS], 0)
-
     def begins(self) -> Choice:
         """Return whether the round begins with this call."""
         return True if self._period == 1 else tf.equal(self._read()[_IN_ROUND], 0)
