@@ -1,5 +1,6 @@
 """Remote calls: what a caller sends is words, whatever its shape."""
 
+import gc
 import threading
 
 import numpy as np
@@ -33,3 +34,22 @@ def test_any_shape_is_words(shape):
     assert not caller.is_alive()
     assert slot == 0
     np.testing.assert_array_equal(words, sent.ravel().view(np.int32))
+
+
+@pytest.mark.workers
+def test_a_call_that_nobody_answers_ends_with_the_server():
+    """And does not keep it: TensorFlow's waits for its calls when it is deleted."""
+    (port,) = loopback.free_ports(1)
+    server = rpc.Server(f"127.0.0.1:{port}", 1)
+    client = rpc.Client(f"127.0.0.1:{port}", "unanswered", 60.0)
+    codes = []
+    caller = threading.Thread(
+        target=lambda: codes.append(int(client.call(0, tf.zeros([3], tf.int32))[0])),
+        daemon=True,
+    )
+    caller.start()
+    server.take()
+    del server
+    gc.collect()
+    caller.join(20)
+    assert codes and codes[0] != 0

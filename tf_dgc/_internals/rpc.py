@@ -5,6 +5,8 @@ bits are kept: int32 would be coded number by number, in several times the time.
 longer than 4 MiB is refused by TensorFlow, in both directions.
 """
 
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,9 @@ class Server:
             for slot in range(num_slots):  # not possible any more behind `start`
                 self._server.register(f"slot{slot}", self._method(slot))
             self._server.start()
+        # TensorFlow's server does not end before all calls have: those that nobody
+        # answers would keep it, and this process, for ever.
+        weakref.finalize(self, _close, [*self._boxes, self._inbox])
 
     def _method(self, slot: int) -> Any:
         @tf.function(input_signature=[_VECTOR])
@@ -68,6 +73,12 @@ class Server:
             words: reply, int32 `[w]`.
         """
         self._boxes[slot].enqueue([tf.constant(words.view(np.float32))])
+
+
+def _close(queues: Sequence[tf.queue.FIFOQueue]) -> None:
+    """Let all calls that wait end with an error."""
+    for queue in queues:
+        queue.close(cancel_pending_enqueues=True)
 
 
 class Client:
