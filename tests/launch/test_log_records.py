@@ -63,7 +63,7 @@ def test_pieces_may_end_anywhere_after_the_head():
 )
 def test_lines_are_shown_when_they_are_finished(tmp_path, chunks, lines):
     shown = []
-    output = WorkerOutput(open_log(tmp_path, 0, 1), shown.append)
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown.append)
     for chunk in chunks:
         output.feed(chunk if isinstance(chunk, bytes) else chunk.encode())
     output.close()
@@ -74,7 +74,7 @@ def test_lines_are_shown_when_they_are_finished(tmp_path, chunks, lines):
 def test_a_line_that_is_redrawn_for_long_is_shown_now_and_then(tmp_path, monkeypatch):
     seconds, shown = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    output = WorkerOutput(open_log(tmp_path, 0, 1), shown.append)
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown.append)
     for i in range(70):
         seconds[0] = i
         output.feed(f"{i}/70\r".encode())

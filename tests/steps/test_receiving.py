@@ -50,6 +50,7 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
         keeps_residual=feedback,
         keeps_velocity=momentum > 0,
         keeps_second_moment=False,
+        keeps_largest_moment=False,
         tracks_staleness=False,
     )
     rng = np.random.default_rng(seed)
