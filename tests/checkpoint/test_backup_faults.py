@@ -175,6 +175,15 @@ class Together:
 def start(monkeypatch):
     """Return what starts a number of workers anew."""
 
+    one_at_a_time = threading.Lock()  # as no two processes share what h5py keeps
+    write_part = Backups._write_part
+
+    def write_alone(*args):
+        with one_at_a_time:
+            return write_part(*args)
+
+    monkeypatch.setattr(Backups, "_write_part", write_alone)
+
     def start(number):
         together = Together(number)
         monkeypatch.setattr(backup, "meeting", together)
@@ -263,10 +272,12 @@ def test_a_death_leads_all_to_the_last_backup_of_all(
         with_state += [v.gather()[0] for v in model.optimizer.velocity]
         assert any(np.array_equal(value, state) for state in with_state)
     assert write(together, backups, two, 3) == [None, None]
-    for i in range(2):
-        assert {name.split(".")[0] for name in names(tmp_path / f"w{i}")} == {
-            "backup-3"
-        }
+    one, other = (
+        {name.split(".")[0] for name in names(tmp_path / f"w{i}")} for i in range(2)
+    )
+    # Where nothing of the second was written, by the other one either, this is it.
+    assert one == other
+    assert one in ([{"backup-3"}] if done else [{"backup-2"}, {"backup-3"}])
 
 
 def test_workers_without_a_backup_are_named(start, two, tmp_path):

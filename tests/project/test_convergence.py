@@ -120,7 +120,8 @@ def test_periods(tmp_path):
         same, local = (found["local_sgd", period, seed] for period in (1, 8))
         assert same["loss"] == pytest.approx(dense["loss"], rel=1e-4)
         assert local["loss"] != pytest.approx(dense["loss"], rel=1e-3)
-        assert local["bytes"] * 8 == same["bytes"]
+        # The first round of several steps carries a check of the models too.
+        assert local["bytes"] * 8 == pytest.approx(same["bytes"], rel=0.01)
         assert found["sparse_loco", 8, seed]["bytes"] < local["bytes"]
     assert "largest: accuracy after 16 steps, 2 workers" in output
 

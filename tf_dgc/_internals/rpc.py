@@ -77,8 +77,9 @@ class Server:
 
 def _close(queues: Sequence[tf.queue.FIFOQueue]) -> None:
     """Let all calls that wait end with an error."""
-    for queue in queues:
-        queue.close(cancel_pending_enqueues=True)
+    with tf.init_scope():  # garbage is collected while others are traced, too
+        for queue in queues:
+            queue.close(cancel_pending_enqueues=True)
 
 
 class Client:
