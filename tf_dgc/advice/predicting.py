@@ -64,10 +64,11 @@ def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
     """
     asked = timed.asked(num_workers)
     period = timed.candidate.period
+    twice = _counted_twice(asked, num_workers, links)
     found = []
     for exchange in _exchanges(timed, num_workers):
         seconds = predict(exchange, asked, num_workers, links)
-        seconds -= _counted_twice(exchange, asked, num_workers, links)
+        seconds -= twice
         found.append((timed.seconds + max(0.0, seconds) / period, exchange))
     seconds, exchange = min(found, key=lambda pair: pair[0])
     sent = sum(model.cost_of(exchange, a, num_workers).sent for a in asked)
@@ -82,9 +83,7 @@ def _exchanges(timed: Timed, num_workers: int) -> list[Exchange]:
     return Auto().candidates(num_workers, merges)
 
 
-def _counted_twice(
-    exchange: Exchange, asked: Sequence[Asked], num_workers: int, links: Links
-) -> float:
+def _counted_twice(asked: Sequence[Asked], num_workers: int, links: Links) -> float:
     """Return what decoding its own words takes a worker, which its own step has too."""
     if num_workers == 1:
         return 0.0

@@ -26,8 +26,7 @@ class Timed(NamedTuple):
         candidate: way to train.
         seconds: seconds of a step: forward and backward pass, compression, decoding of
             its own words, update.
-        asked: function of a number of workers that returns what the step asks for;
-            nothing if that is known only when it runs.
+        asked: function of a number of workers that returns what the step asks for.
     """
 
     candidate: Candidate
