@@ -110,6 +110,31 @@ class Killed(Exception):
     """The end of the process of a worker."""
 
 
+class Meetings:
+    """A barrier where a death ends no meeting to which all have come.
+
+    One of `threading` that is aborted also ends those who have not woken yet.
+    """
+
+    def __init__(self, number):
+        self.number, self.came, self.dead = number, 0, False
+        self.changed = threading.Condition()
+
+    def wait(self):
+        with self.changed:
+            self.came += 1
+            last = -(-self.came // self.number) * self.number
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.came >= last or self.dead, timeout=20)
+            if self.came < last:
+                raise threading.BrokenBarrierError
+
+    def abort(self):
+        with self.changed:
+            self.dead = True
+            self.changed.notify_all()
+
+
 class Together:
     """Workers in threads: what `Backups` asks of the others, without a cluster.
 
@@ -118,7 +143,7 @@ class Together:
 
     def __init__(self, number):
         self.number = number
-        self.barrier = threading.Barrier(number, timeout=20)
+        self.barrier = Meetings(number)
         self.notes = {}
 
     def strategy(self, index, model):
@@ -244,14 +269,14 @@ def test_a_death_leads_all_to_the_last_backup_of_all(
     left = [done]
 
     def replace(source, target, stock=os.replace):
-        if f"w{dying}" in str(target):
+        if pathlib.Path(target).parent.name == f"w{dying}":
             if not left[0]:
                 raise Killed
             left[0] -= 1
         stock(source, target)
 
     def unlink(path, missing_ok=False, stock=pathlib.Path.unlink):
-        if f"w{dying}" in str(path) and "unfinished" not in path.name:
+        if path.parent.name == f"w{dying}" and "unfinished" not in path.name:
             raise Killed
         stock(path, missing_ok)
 
