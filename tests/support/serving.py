@@ -34,6 +34,7 @@ class Served:
         settings = {"say": self.lines.append, "secret": ""}
         self.loop = Loop(self.transport, num_workers, limits, **settings)
         self._over = threading.Event()
+        self._optimizers = []
         self._threads = [
             threading.Thread(target=self._serve, daemon=True),
             threading.Thread(target=self._wake, daemon=True),
@@ -45,6 +46,8 @@ class Served:
         return self
 
     def __exit__(self, *_):
+        for optimizer in self._optimizers:  # or their threads go on in other tests
+            optimizer.leave()
         self.loop.service.is_over = lambda now: True
         self._threads[0].join(10)
         self._over.set()
@@ -82,7 +85,9 @@ class Served:
         """Return the optimizer of a worker."""
         with monkeypatch.context() as patch:
             patch.setenv("TF_CONFIG", self.config(worker))
-            return tf_dgc.ServerOptimizer(inner, *args, **settings)
+            made = tf_dgc.ServerOptimizer(inner, *args, **settings)
+        self._optimizers.append(made)
+        return made
 
 
 class Trained:

@@ -103,6 +103,7 @@ class Connection:
                 if status != Status.AGAIN:
                     break
         except tf.errors.OpError as error:
+            self.leave()
             raise RuntimeError(messages.gist(str(error.message))) from error
         assign(variables, words)
         return clock
