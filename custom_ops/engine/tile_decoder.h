@@ -50,12 +50,13 @@ class TileDecoder : public Decoder {
            float* sums) const override {
     const int64_t row = begin / part() * tiling().across;
     for (int64_t tile = row; begin < end && tile < row + tiling().across; ++tile) {
-      float* components = tiling().Memory();
-      for (const Components& of : received_) of.AddTo(tiling(), tile, components);
-      tiling().tiles.TurnBack(level_, components);
+      float* seen = tiling().Memory();
+      TileSum& sum = TileSum::Of(tiling().tiles, level_);
+      for (const Components& of : received_) of.AddTo(tiling(), tile, &sum);
+      sum.Write(seen);
       tiling().ForEachRun(tile, tile + 1, [&](int64_t first, int64_t n, int64_t at) {
         float* to = sums + (first - begin);
-        for (int64_t i = 0; i < n; ++i) to[i] = method_.Total(components[at + i]);
+        for (int64_t i = 0; i < n; ++i) to[i] = method_.Total(seen[at + i]);
       });
     }
   }

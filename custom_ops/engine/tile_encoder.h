@@ -36,9 +36,14 @@ class TileEncoder : public Encoder {
   int64_t NumJobs() const override { return tiling().count / tiling().across * jobs_across_; }
 
   void Encode(int64_t job) override {
-    ForEachTileOf(job, true, [&](int64_t tile, float* values) {
-      const int64_t n = tiling().tiles.Floats();
-      for (int64_t i = 0; i < n; ++i) values[i] = AtMost(values[i], method_.bound);
+    LoadTiles(job);
+    ForEachTileOf(job, [&](int64_t tile) {
+      float* values = tiling().Memory();
+      std::fill_n(values, tiling().tiles.Floats(), 0.0f);
+      tiling().ForEachRun(tile, tile + 1, [&](int64_t first, int64_t n, int64_t at) {
+        const float* residual = source_.residual + first;
+        for (int64_t i = 0; i < n; ++i) values[at + i] = AtMost(residual[i], method_.bound);
+      });
       tiling().tiles.Turn(level_, values);
       Choose(tile, values);
     });
@@ -57,12 +62,14 @@ class TileEncoder : public Encoder {
   bool joins() const override { return true; }
   // Takes what a decoder sees out of the residual.
   void Join(int64_t job) override {
-    ForEachTileOf(job, false, [&](int64_t tile, float* components) {
-      sent_.AddTo(tiling(), tile, components);
-      tiling().tiles.TurnBack(level_, components);
+    ForEachTileOf(job, [&](int64_t tile) {
+      float* seen = tiling().Memory();
+      TileSum& sum = TileSum::Of(tiling().tiles, level_);
+      sent_.AddTo(tiling(), tile, &sum);
+      sum.Write(seen);
       tiling().ForEachRun(tile, tile + 1, [&](int64_t first, int64_t n, int64_t at) {
         float* residual = source_.residual + first;
-        for (int64_t i = 0; i < n; ++i) residual[i] -= components[at + i];
+        for (int64_t i = 0; i < n; ++i) residual[i] -= seen[at + i];
       });
     });
   }
@@ -75,26 +82,25 @@ class TileEncoder : public Encoder {
  private:
   const Tiling& tiling() const { return method_.tiling; }
 
-  // Calls work(tile, memory) with each of a job's tiles; the memory is 0, or holds its values.
-  template <class Work>
-  void ForEachTileOf(int64_t job, bool loads, Work work) {
+  // The tiles of a job are of one row of them.
+  struct Range {
+    int64_t begin, end;
+  };
+  Range TilesOf(int64_t job) const {
     const int64_t row = job / jobs_across_ * tiling().across;
     const int64_t begin = row + job % jobs_across_ * per_job_;
-    const int64_t end = std::min(row + tiling().across, begin + per_job_);
-    if (loads) LoadTiles(job, begin, end);
-    for (int64_t tile = begin; tile < end; ++tile) {
-      float* memory = tiling().Memory();
-      if (loads) {
-        tiling().ForEachRun(tile, tile + 1, [&](int64_t first, int64_t n, int64_t at) {
-          std::copy_n(source_.residual + first, n, memory + at);
-        });
-      }
-      work(tile, memory);
-    }
+    return {begin, std::min(row + tiling().across, begin + per_job_)};
+  }
+
+  template <class Work>
+  void ForEachTileOf(int64_t job, Work work) const {
+    const auto [begin, end] = TilesOf(job);
+    for (int64_t tile = begin; tile < end; ++tile) work(tile);
   }
 
   // Accumulates.
-  void LoadTiles(int64_t job, int64_t begin, int64_t end) {
+  void LoadTiles(int64_t job) {
+    const auto [begin, end] = TilesOf(job);
     tiling().ForEachRun(begin, end, [&](int64_t first, int64_t n, int64_t) {
       float* values = source_.residual + first;
       left_out_[job] |= LoadDecayed(source_, first, first + n, method_.decay, level_, values);

@@ -33,10 +33,10 @@ struct Tiling {
     }
   }
 
-  // A tile's memory of this thread, all 0.
+  // A tile's memory of this thread.
   float* Memory() const {
     thread_local std::vector<float> memory;
-    memory.assign(tiles.Floats(), 0.0f);
+    if (static_cast<int64_t>(memory.size()) < tiles.Floats()) memory.resize(tiles.Floats());
     return memory.data();
   }
 
@@ -54,12 +54,12 @@ struct Components {
   int64_t count;
 
   // Adds those of a tile.
-  void AddTo(const Tiling& tiling, int64_t tile, float* components) const {
+  void AddTo(const Tiling& tiling, int64_t tile, TileSum* sum) const {
     const auto begin = positions.begin(), end = begin + count;
     const int64_t first = tile * tiling.width, behind = first + tiling.width;
     for (auto at = std::lower_bound(begin, end, first); at != end && *at < behind; ++at) {
       const int64_t place = *at - first, across = tiling.tiles.width();
-      components[place / across * tiling.tiles.stride() + place % across] += values[at - begin];
+      sum->Add(place / across, place % across, values[at - begin]);
     }
   }
 };
