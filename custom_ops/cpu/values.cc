@@ -238,7 +238,7 @@ void StoreValues(const Layout& layout, int64_t first, int64_t count, const A* va
       for (int64_t i = 0; i < count; ++i) words[first + i] = BitCast<uint32_t>(Narrow(values[i]));
       return;
     default:
-      std::memcpy(reinterpret_cast<A*>(words) + first, values, count * sizeof(A));
+      if (count > 0) std::memcpy(reinterpret_cast<A*>(words) + first, values, count * sizeof(A));
   }
 }
 

@@ -193,6 +193,8 @@ class Numbers {
     data_.reset(new T[count]);
     count_ = count;
   }
+  // Leaves the first ones.
+  void Keep(int64_t count) { count_ = count; }
   T* data() const { return data_.get(); }
   const T* begin() const { return data(); }
   const T* end() const { return data() + count_; }

@@ -9,6 +9,18 @@
 
 namespace tf_dgc {
 
+// Decodes a worker's words. Returns what is wrong with them, or "". Methods whose words are
+// others have a function of this name for their class.
+template <class M>
+std::string ReadEntries(const M& method, const uint32_t* words, Entries<float>* entries) {
+  const Layout& layout = method.layout;
+  entries->positions.Allocate(layout.k);
+  entries->values.Allocate(layout.k);
+  const std::string wrong = ReadPositions(layout, words, entries->positions.data());
+  if (!wrong.empty()) return wrong;
+  return method.Read(words + StreamsOf(layout).values, entries->values.data());
+}
+
 template <class M>
 class SelectingDecoder : public Decoder {
  public:
@@ -22,15 +34,8 @@ class SelectingDecoder : public Decoder {
   }
 
   std::string Open(int64_t worker, const void* buffer) override {
-    const Layout& layout = method_.layout;
-    const auto* words = static_cast<const uint32_t*>(buffer);
-    Entries<float>& entries = entries_[worker];
     workers_[worker] = buffer;
-    entries.positions.Allocate(layout.k);
-    entries.values.Allocate(layout.k);
-    const std::string wrong = ReadPositions(layout, words, entries.positions.data());
-    if (!wrong.empty()) return wrong;
-    return method_.Read(words + StreamsOf(layout).values, entries.values.data());
+    return ReadEntries(method_, static_cast<const uint32_t*>(buffer), &entries_[worker]);
   }
 
   double Bound(const void* worker) const override {

@@ -156,6 +156,12 @@ CASES = {
         *(lambda: compressors.CountSketch(0.95, 1), 3),
         settings={"error_feedback": False},
     ),
+    "chunked_top_k": Case(compressors.ChunkedTopK, 2),
+    "chunked_top_k, momentum": Case(
+        lambda: compressors.ChunkedTopK(100, 7, 0.9),
+        *(1, lambda: SGD(0.125, 0.9), CORRECTED),
+    ),
+    "chunked_top_k, many": Case(lambda: compressors.ChunkedTopK(50, 49, 0.95), 2),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
 # Every part of the engine at least once; the rest is `slow`.
@@ -167,6 +173,7 @@ ALWAYS = [
     "stc, momentum",
     "random_k, unbiased",
     "laq, often lazy",
+    "chunked_top_k, momentum",
 ]
 
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from paths import SHAPES, Path
+from selection import rows
 
 import tf_dgc
 from tf_dgc import compressors
@@ -34,7 +35,12 @@ CASES = {
         *(1, compressors.PowerSGD, keras.optimizers.Adam),
         {"adam_correction": False},
     ),
+    "demo": (2, lambda: compressors.DeMo(16, 5, 0.9, False), lambda: SGD(0.125), {}),
+    "demo, signs in halves": (
+        *(1, lambda: compressors.DeMo(value_dtype="float16"), lambda: SGD(0.01), {}),
+    ),
 }
+UNBOUNDED = [name for name in CASES if "demo" not in name]
 
 
 def make_path(strategy, name, chosen):
@@ -47,7 +53,7 @@ def make_path(strategy, name, chosen):
         return Path(strategy, functools.partial(make_optimizer))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=rows(CASES, [*UNBOUNDED, "demo"]))
 def case(request, strategies):
     """Number of workers, and paths by name."""
     workers = CASES[request.param][0]
@@ -112,6 +118,7 @@ def test_what_is_not_finite_is_left_out(case, rng):
         assert path.outcome(gradients)["nonfinite"] == 1
 
 
+@pytest.mark.parametrize("case", UNBOUNDED, indirect=True, scope="module")
 def test_a_sum_that_overflows_is_refused(case, rng):
     workers, paths = case
     kept = draw(rng, workers, 0.0), draw(rng, workers, 0.0)

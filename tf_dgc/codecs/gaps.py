@@ -40,6 +40,13 @@ def num_words(size: int, k: int) -> int:
     return -(-k // digits) + bitstream.num_words(_unary_bits(size, k, b))
 
 
+def native_parameters(size: int, k: int) -> list[float]:
+    """Return what the native code of k positions below `size` takes."""
+    digits, b = radix(size, k)
+    room = _unary_bits(size, k, b)
+    return [digits, b, room >> 16, room & 0xFFFF]  # exact as float32
+
+
 def turn(positions: tf.Tensor, size: int, offset: tf.Tensor) -> tf.Tensor:
     """Return distinct positions as counted cyclically from `offset`, ascending."""
     return tf.sort(tf.math.floormod(positions - offset, size))

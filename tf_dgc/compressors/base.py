@@ -64,6 +64,7 @@ class Native(NamedTuple):
             where rounds are sums, that the second one leaves for its decoder.
         by_all: whether all workers must have it, as its sums have other bits than those
             of `exchange`.
+        bounded: whether it takes, as one more parameter, what may be sent of an entry.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Native(NamedTuple):
     num_words: int = 0
     num_notes: int = 0
     by_all: bool = False
+    bounded: bool = False
 
     @staticmethod
     def in_halves(number: int) -> list[float]:

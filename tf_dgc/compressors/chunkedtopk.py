@@ -11,13 +11,16 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc.codecs import gaps, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.topk import tie_offset
 
 _STEPS = 4  # of a chunk's scale in an octave
-_SHARES = np.append(0.0, 2.0 ** ((np.arange(1, 256) - 255) / _STEPS))
+# Powers of 2**0.25 as numbers, as not all computers round alike what they compute.
+_ROOTS = np.array([1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429])
+_AT = np.arange(2, 257)
+_SHARES = np.append(0.0, np.ldexp(_ROOTS[_AT % _STEPS], _AT // _STEPS - 64))
 _LARGEST = float(np.finfo(np.float32).max) / 4  # twice it, and rounded up, still fits
 
 
@@ -104,6 +107,17 @@ class ChunkedTopK(Compressor):
         number = tf.cast(there, tf.int32)
         chosen = tf.scatter_nd(at[:, tf.newaxis], number, [size]) > 0
         return Result(total, sent, entries=tf.reduce_sum(number), chosen=chosen)
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method."""
+        size = math.prod(shape)
+        parameters = [
+            *Native.in_halves(self.chunk),
+            *Native.in_halves(self.per_chunk),
+            self.decay,
+            *gaps.native_parameters(size, sum(self._counts(size))),
+        ]
+        return Native(self.name, parameters, bounded=True)
 
     def _counts(self, size: int) -> list[int]:
         """Return how many entries of each chunk are sent."""

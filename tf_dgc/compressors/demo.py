@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc.codecs import gaps, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.topk import tie_offset
 
@@ -104,6 +105,21 @@ class DeMo(Compressor):
 
         total = back(sum_decoded(gathered, decode, [size], dtype))
         return Result(tf.sign(total) if self.sign else total, back(decode(words)))
+
+    def native(self, shape: tuple[int, ...]) -> Native:
+        """Return the native method, whose sums are rounded otherwise."""
+        size, k = self._sizes(shape)
+        *_, value_type = sparse.native_places(k, self.value_dtype)
+        parameters = [
+            *Native.in_halves(self.tile),
+            *Native.in_halves(self.per_tile),
+            self.decay,
+            float(self.sign),
+            value_type,
+            _LARGEST / self.tile**2,
+            *gaps.native_parameters(size, k),
+        ]
+        return Native(self.name, parameters, by_all=True)
 
     def _choose(self, components: tf.Tensor, size: int) -> tf.Tensor:
         """Return the positions of the largest of each tile, int32 `[k]`."""

@@ -68,12 +68,15 @@ def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | Non
     if tensor.exempt:
         summed = apart or compressor.aggregation == "sum"
         return Native("whole", [tensor.largest], (), tf.float32 if summed else None)
-    bounded = compressor.respects_largest and tensor.largest < math.inf
     # What a class derives from is native; what it does otherwise is not.
-    inherits = "native" not in vars(type(compressor))
-    if compressor.together or bounded or inherits:
+    if compressor.together or "native" not in vars(type(compressor)):
         return None
-    return compressor.native(tensor.shape)
+    method = compressor.native(tensor.shape)
+    if method is None or not compressor.respects_largest:
+        return method
+    if method.bounded:
+        return method._replace(parameters=[*method.parameters, tensor.largest])
+    return None if tensor.largest < math.inf else method
 
 
 def _step(inputs: Inputs, methods: Sequence[Native], updates: bool = True) -> Step:

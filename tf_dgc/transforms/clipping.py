@@ -77,7 +77,12 @@ def multiply(
     """
     products = [_times(g, s) for g, s in zip(gradients, scales, strict=True)]
     finite = all_finite(products)
-    return [tf.where(finite, p, tf.zeros_like(p)) for p in products], finite
+    if not products:
+        return products, finite
+    kept = tf.cond(  # of which a branch that hands on copies nothing
+        finite, lambda: products, lambda: [tf.zeros_like(p) for p in products]
+    )
+    return kept, finite
 
 
 def _times(gradient: tf.Tensor, scale: Scale) -> tf.Tensor:
