@@ -4,8 +4,9 @@
 
 Every line of standard input is a JSON object: `exchange`, `kind` and `payload`, its
 bytes, or entries and sparsity; "shards" are such entries after gradients were added up
-inside the machine. It is done once, traced before the first time, and
-answered by its `ms` and `bytes`; "probe" by the numbers of `tf_dgc.exchanges.Links`.
+inside the machine, and "step" is a whole step of a model of them. It is done once,
+traced before the first time, and answered by its `ms` and `bytes`, and a step by the
+exchange that the optimizer states; "probe" by the numbers of `tf_dgc.exchanges.Links`.
 """
 
 import faulthandler
@@ -14,6 +15,7 @@ import json
 import sys
 import time
 
+import keras
 import numpy as np
 import tensorflow as tf
 from common.replies import reply, take_standard_output
@@ -40,11 +42,14 @@ class Worker:
     def __init__(self, strategy):
         self._strategy = strategy
         self._step = functools.cache(self._make)
+        self._whole = functools.lru_cache(maxsize=1)(self._make_whole)
 
     def run(self, exchange, kind, payload):
         """Do it once; return milliseconds, and bytes of this worker."""
         if kind == "probe":
             return {"links": self._probe()}
+        if kind == "step":
+            return self._take(exchange, payload)
         step, size = self._step(exchange, kind, payload)
         start = time.perf_counter()
         step().numpy()
