@@ -5,9 +5,15 @@
 Real workers in network namespaces, whose links have the rate; nothing is computed but
 the sums themselves, and those of entries by exchanges that merge: the others gather
 entries, which are not decoded. Bytes are counted on each worker's link, protocols
-included, and stand beside those of the exchange's formula: the most that a worker
-sends. Times stand beside those that the cost model has for them, of the numbers that
-these workers measure as with `exchange="auto"`; what it has for more workers follows.
+included: the most that a worker sends, beside what the exchange's formula has, and
+beside 2(N - 1)/N payloads, which a sum of one sends. Times stand beside those that the
+cost model has, of the numbers that these workers measure as with `exchange="auto"`;
+what it has for more workers follows.
+
+With `--steps` whole steps of `DGCOptimizer` are measured too, on a model of as many
+entries, with a gradient that is there: along each way, by `auto`, and beside them those
+of `float16`, which sends everything, and of `scale_com`. They do not take turns, as a
+worker has memory for one optimizer of 25 M entries, and not for a dozen.
 """
 
 import sys
@@ -16,7 +22,7 @@ import numpy as np
 from absl import app, flags
 from common import choice, extrapolation, network, reporting
 from common.cluster import Cluster, WorkerError
-from common.ways import make
+from common.ways import METHODS, cost_of_step, make, merges
 
 from tf_dgc.exchanges import Asked, Links, model
 
@@ -34,6 +40,7 @@ COLUMNS = [
     ("sent", "sent", ",d"),
     ("formula", "by formula", ",d"),
     ("ratio", "ratio", ".2f"),
+    ("of_a_sum", "of 2(N - 1)/N of them", ".2f"),
 ]
 EXCHANGES = [
     *("ring", "tree", "butterfly", "star", "star 2", "star all"),
@@ -48,6 +55,9 @@ _GATHERS = flags.DEFINE_list(
 )
 _ENTRIES = flags.DEFINE_list(
     "entries", ["25e6:0.999"], "Entries of a model, and the share that is not sent."
+)
+_STEPS = flags.DEFINE_list(
+    "steps", [], "Likewise, of models whose whole steps are to be measured."
 )
 _EXCHANGES = flags.DEFINE_list("exchanges", EXCHANGES, "Ways; `star N` has N servers.")
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Times of each, by turns.", 3)
@@ -82,7 +92,9 @@ def main(_):
 
 def _errors(rows):
     """Return a sentence that says how far the model is off."""
-    off = [abs(row["model_ms"] / row["median_ms"] - 1) for row in rows]
+    off = [abs(r["model_ms"] / r["median_ms"] - 1) for r in rows if "model_ms" in r]
+    if not off:
+        return "Of whole steps the model has the exchange alone."
     return (
         f"The model is off by {np.median(off):.0%} in the median of {len(off)} rows, "
         f"{np.percentile(off, 90):.0%} at the 90th percentile."
@@ -121,7 +133,10 @@ def measure(number):
             found = cluster.ask(exchange="ring", kind="probe", payload="")[0]["links"]
             for kind, payload in all_work():
                 rows += _take_turns(cluster, links, number, kind, payload)
-    return [_predict(row, Links(*found)) for row in rows]
+            rows = [_predict(row, Links(*found)) for row in rows]
+            for payload in _STEPS.value:
+                rows += _steps(cluster, links, number, payload)
+    return [{**row, "links": found} for row in rows]
 
 
 def _predict(row, links):
@@ -129,34 +144,57 @@ def _predict(row, links):
     asked = Asked(row["kind"], row["payload"])
     cost = model.cost_of(make(row["exchange"], row["workers"]), asked, row["workers"])
     seconds = links.start + model.on_the_way(cost, links)
-    return {**row, "model_ms": 1000 * seconds, "links": list(links)}
+    return {**row, "model_ms": 1000 * seconds}
 
 
 def _take_turns(cluster, links, number, kind, payload):
     """Return a row per exchange, which take turns."""
     # Of those that merge entries, all else goes around the ring.
-    names = [n for n in _EXCHANGES.value if kind == "entries" or not _merges(n, number)]
-    times = {name: [] for name in names}
-    sent = dict.fromkeys(times, 0)
-    for name in times:  # trace, and meet for the first time
+    names = [n for n in _EXCHANGES.value if kind == "entries" or not merges(n, number)]
+    found = {name: ([], []) for name in names}
+    for name in names:  # trace, and meet for the first time
         size = cluster.ask(exchange=name, kind=kind, payload=payload)[0]["bytes"]
     for _ in range(_REPEATS.value):
-        for name, found in times.items():
-            before = links.sent_by_each()
-            answers = cluster.ask(exchange=name, kind=kind, payload=payload)
-            found.append(max(answer["ms"] for answer in answers))
-            after = links.sent_by_each()
-            sent[name] += max(b - a for a, b in zip(before, after, strict=True))
-    found = [_row(number, kind, size, name, times[name], sent[name]) for name in times]
-    ring = next((row["median_ms"] for row in found if row["exchange"] == "ring"), None)
-    return [{**row, "of_ring": ring and row["median_ms"] / ring} for row in found]
+        for name, turns in found.items():
+            _once(cluster, links, turns, exchange=name, kind=kind, payload=payload)
+    rows = []
+    for name, turns in found.items():
+        cost = model.cost_of(make(name, number), Asked(kind, size), number)
+        rows.append(_row(number, kind, size, name, turns, cost))
+    return _beside_the_ring(rows)
 
 
-def _row(number, kind, payload, name, times, sent):
-    asked = "merge" if _merges(name, number) else "gather"
-    asked = asked if kind == "entries" else kind
-    cost = getattr(make(name, number), f"cost_of_{asked}")(payload, number)
-    counted = round(sent / len(times)) if sent else None
+def _steps(cluster, links, number, payload):
+    """Return a row per way of whole steps, one way after the other."""
+    rows = []
+    for name in [*_EXCHANGES.value, *METHODS, "auto"]:
+        asked, turns = {"exchange": name, "kind": "step", "payload": payload}, ([], [])
+        said = cluster.ask(**asked)[0]  # traces
+        for _ in range(_REPEATS.value):
+            _once(cluster, links, turns, **asked)
+        cost = cost_of_step(name, said["stated"], said["bytes"], number)
+        row = _row(number, "step", said["bytes"], name, turns, cost)
+        rows.append({**row, "stated": said["stated"], "asked": payload})
+    return _beside_the_ring(rows)
+
+
+def _once(cluster, links, turns, **asked):
+    """Do it once more; the slowest counts, and the one that sends most."""
+    times, sent = turns
+    before = links.sent_by_each()
+    times.append(max(answer["ms"] for answer in cluster.ask(**asked)))
+    after = links.sent_by_each()
+    sent.append(max(b - a for a, b in zip(before, after, strict=True)))
+
+
+def _beside_the_ring(rows):
+    ring = next((row["median_ms"] for row in rows if row["exchange"] == "ring"), None)
+    return [{**row, "of_ring": ring and row["median_ms"] / ring} for row in rows]
+
+
+def _row(number, kind, payload, name, turns, cost):
+    times, sent = turns
+    counted = round(sum(sent) / len(sent)) if any(sent) else None
     return {
         "workers": number,
         "rate": _RATE.value,
@@ -169,12 +207,9 @@ def _row(number, kind, payload, name, times, sent):
         "sent": counted,
         "formula": round(cost.sent),
         "ratio": counted and counted / cost.sent,
+        "of_a_sum": counted and counted / (2 * (number - 1) / number * payload),
         "times_measured": len(times),
     }
-
-
-def _merges(name, number):
-    return make(name, number).drops_entries
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ update are part of it); then a backward pass that takes as long, or `--backward`
 as long, alone, with a step behind it, and with one that overlaps; and the update, which
 cannot overlap, as it waits for everything. By turns, after a first time that traces.
 
+With `--auto` all of them have `exchange="auto"`, and one more step leaves it to that
+whether to overlap; it knows the links, and not the backward pass. What it chose stands
+beside its time, by turns with the others, and what that is of the faster of both.
+
 The backward pass is simulated: layer by layer it waits, without the processor, as if a
 GPU computed, since workers share the processors of this machine. With `--computes` it
 multiplies matrices, on one thread of each worker.
@@ -35,6 +39,12 @@ COLUMNS = [
     ("update_ms", "update (ms)", ",.1f"),
     ("of_longer", "without it, of the longer", ".2f"),
 ]
+AUTO = [
+    ("chosen", "`auto`", ""),
+    ("auto_ms", "its step (ms)", ",.1f"),
+    ("auto_p90_ms", "its p90 (ms)", ",.1f"),
+    ("of_faster", "of the faster", ".2f"),
+]
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of workers.", 2)
 _RATE = flags.DEFINE_string("rate", "100mbit", "Of every link, as `tc` writes it.")
@@ -49,6 +59,7 @@ _BACKWARD = flags.DEFINE_float(
     "backward", 1.0, "Time of the backward pass, in times of the exchange.", 0
 )
 _COMPUTES = flags.DEFINE_boolean("computes", False, "Whether it uses the processor.")
+_AUTO = flags.DEFINE_boolean("auto", False, "Whether to show what `auto` chooses too.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Times of each, by turns.", 3)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a turn may take.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
@@ -62,7 +73,8 @@ def main(_):
         sys.exit(f"overlap.py: {error}")
     what = "computes" if _COMPUTES.value else "waits"
     size = f"{_LAYERS.value} layers of {_WIDTH.value} x {_WIDTH.value}"
-    reporting.report(rows, COLUMNS, f"{size}; the backward pass {what}", _JSON.value)
+    columns = COLUMNS + AUTO if _AUTO.value else COLUMNS
+    reporting.report(rows, columns, f"{size}; the backward pass {what}", _JSON.value)
 
 
 def measure():
@@ -73,6 +85,7 @@ def measure():
             "layers": _LAYERS.value,
             "width": _WIDTH.value,
             "computes": _COMPUTES.value,
+            "exchange": "auto" if _AUTO.value else "ring",
         }
         asked = links.addresses(0), links, _TIMEOUT.value, "overlap_worker.py"
         with Cluster(settings, *asked) as cluster:
@@ -98,8 +111,10 @@ def _measure(cluster, method):
         "backward": (backward, "nothing"),
         "update": (0.0, "update"),
         "whole": (backward, "step"),
-        "overlap": (backward, "step", backward),
+        "overlap": (backward, "step", backward or True),
     }
+    if _AUTO.value:
+        turns["auto"] = backward, "step", None
     said = {name: ask(*turn) for name, turn in turns.items()}  # traces
     times = {name: [] for name in turns}
     for _ in range(_REPEATS.value):
@@ -107,20 +122,37 @@ def _measure(cluster, method):
             times[name].append(ask(*turn)["ms"])
     found = {f"{name}_ms": float(np.median(some)) for name, some in times.items()}
     shorter, longer = sorted([found["exchange_ms"], found["backward_ms"]])
-    _, _, buckets = said["overlap"]["exchange"].partition(", ")
     return {
         "method": method,
         "workers": _WORKERS.value,
         "rate": _RATE.value,
         "bytes": said["overlap"]["bytes"],
-        "buckets": int(buckets.split()[0]) if buckets else 1,
+        "buckets": _buckets(said["overlap"]["exchange"]),
         **found,
         "p90_ms": float(np.percentile(times["overlap"], 90)),
         "hidden": (shorter + longer - found["overlap_ms"]) / shorter,
         "of_longer": (found["overlap_ms"] - found["update_ms"]) / longer,
+        **(_chosen(said, times, found) if _AUTO.value else {}),
         "computes": _COMPUTES.value,
         "times_measured": _REPEATS.value,
     }
+
+
+def _chosen(said, times, found):
+    """Return what `auto` chose, its time, and that beside the faster of both."""
+    faster = min(found["whole_ms"], found["overlap_ms"])
+    return {
+        "chosen": said["auto"]["exchange"],
+        "chosen_whole": said["whole"]["exchange"],
+        "chosen_overlap": said["overlap"]["exchange"],
+        "auto_p90_ms": float(np.percentile(times["auto"], 90)),
+        "of_faster": found["auto_ms"] / faster,
+    }
+
+
+def _buckets(exchange):
+    *_, last = exchange.split(", ")
+    return int(last.split()[0]) if last.endswith(" buckets") else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-MAX_WORKERS = 4
+MAX_WORKERS = 8
 GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 
 
@@ -140,8 +140,15 @@ def strategies():
     """Return a strategy by number of workers, all in this process."""
     import tensorflow as tf
 
-    mirrored = {n: _mirrored(n) for n in range(2, MAX_WORKERS + 1)}
-    return {1: tf.distribute.get_strategy(), **mirrored}
+    return _Strategies({1: tf.distribute.get_strategy()})
+
+
+class _Strategies(dict):
+    """Those of several workers are made when they are asked for."""
+
+    def __missing__(self, num_workers):
+        self[num_workers] = _mirrored(num_workers)
+        return self[num_workers]
 
 
 @pytest.fixture(scope="session")

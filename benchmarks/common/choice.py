@@ -1,6 +1,6 @@
 """What `exchange="auto"` would choose among exchanges that were measured."""
 
-from common.ways import make
+from common.ways import METHODS, make
 from tf_dgc.exchanges import Auto, Links
 
 COLUMNS = [
@@ -21,14 +21,31 @@ def choices(rows):
 
     Of its candidates that were measured, the one for which the model has least; a
     gather that is not merged is behind by what the decoding of its buffers takes, on
-    both sides of the comparison.
+    both sides of the comparison. Of whole steps it is what `auto` took itself.
     """
-    cases = {}
+    cases, steps = {}, {}
     for row in rows:
+        if row["kind"] == "step":
+            steps.setdefault((row["workers"], row["asked"]), []).append(row)
+            continue
         case = row["workers"], row["kind"], row["payload"]
         if repr(make(row["exchange"], row["workers"])) in _candidates(*case[:2]):
             cases.setdefault(case, []).append(row)
-    return [_choice(measured) for measured in cases.values()]
+    found = [_choice(measured) for measured in cases.values()]
+    return found + [_of_steps(measured) for measured in steps.values()]
+
+
+def _of_steps(measured):
+    """Return what `auto` took for its steps, beside the fastest of its candidates."""
+    (auto,) = [row for row in measured if row["exchange"] == "auto"]
+    number = auto["workers"]
+    known = _candidates(number, "entries")
+    others = [row for row in measured if row["exchange"] == "float16"]
+    for row in measured:
+        if row["exchange"] not in {"auto", *METHODS}:
+            others += [row] if repr(make(row["exchange"], number)) in known else []
+    best = min(others, key=lambda row: row["median_ms"])
+    return _beside(auto, auto["stated"], best)
 
 
 def _candidates(number, kind):
@@ -38,10 +55,14 @@ def _candidates(number, kind):
 def _choice(measured):
     chosen = min(measured, key=lambda row: row["model_ms"] + _decoding_ms(row))
     best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
+    return _beside(chosen, chosen["exchange"], best)
+
+
+def _beside(chosen, name, best):
     mine, least = (row["median_ms"] + _decoding_ms(row) for row in (chosen, best))
     return {
-        **{name: chosen[name] for name in ("workers", "kind", "payload")},
-        "chosen": chosen["exchange"],
+        **{key: chosen[key] for key in ("workers", "kind", "payload")},
+        "chosen": name,
         "median_ms": mine,
         "best": best["exchange"],
         "best_ms": least,

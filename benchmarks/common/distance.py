@@ -6,6 +6,7 @@ when they have been held for half of the round trip. Ends of the links are as wi
 addresses, TCP with its slow start, rates, and where bytes are counted.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -82,8 +83,13 @@ class Distance(network.Namespaces):
         return float(network.run(*self.command(0, command)))
 
     def _hold(self, seconds):
-        self.relay.stdin.write(f"{seconds}\n")
-        self.relay.stdin.flush()
+        try:
+            self.relay.stdin.write(f"{seconds}\n")
+            self.relay.stdin.flush()
+        except BrokenPipeError as error:
+            raise network.NetworkError(
+                f"The relay between the links ended, with code {self.relay.wait()}"
+            ) from error
 
     def _create(self):
         super()._create()
@@ -115,12 +121,19 @@ class Distance(network.Namespaces):
             raise network.NetworkError("The relay between the links did not start")
 
     def _delete(self):
-        if self.relay:
+        try:
+            if self.relay:
+                self._end_relay()
+        finally:
+            super()._delete()
+
+    def _end_relay(self):
+        with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
             self.relay.stdin.close()
-            try:
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.relay.wait(_PATIENCE)
-            finally:
-                self.relay.kill()
-                self.relay.wait()
-                self.relay.stdout.close()
-        super()._delete()
+        finally:
+            self.relay.kill()
+            self.relay.wait()
+            self.relay.stdout.close()

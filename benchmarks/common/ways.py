@@ -1,6 +1,10 @@
 """Exchanges by the names that benchmarks have for them."""
 
 from tf_dgc import exchanges
+from tf_dgc.exchanges import Asked, model
+
+METHODS = ["float16", "scale_com"]
+"""Of steps that sum around the ring: everything, or what one worker chooses."""
 
 
 def make(name, num_workers):
@@ -9,3 +13,26 @@ def make(name, num_workers):
         shards = name.removeprefix("star ")
         return exchanges.Star(num_workers if shards == "all" else int(shards))
     return exchanges.get(name)
+
+
+def merges(name, num_workers):
+    """Return whether an exchange merges entries on the way."""
+    return make(name, num_workers).drops_entries
+
+
+def cost_of_step(name, stated, num_bytes, num_workers):
+    """Return what the exchange of a step costs, in which entries are sent.
+
+    Args:
+        name: of the exchange, of `METHODS`, or "auto".
+        stated: what the optimizer says that it goes by.
+        num_bytes: bytes that a worker hands over.
+        num_workers: number of workers, N.
+    """
+    *dense, exchange = stated.split(", ")
+    if name != "auto":
+        dense, exchange = name in METHODS, "ring" if name in METHODS else name
+    elif exchange == "star":  # the one of which it chooses
+        exchange = "star all"
+    asked = Asked("sum" if dense else "entries", num_bytes)
+    return model.cost_of(make(exchange, num_workers), asked, num_workers)

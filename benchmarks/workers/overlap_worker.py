@@ -37,10 +37,11 @@ class Worker:
         layers: number of layers.
         width: number of inputs and of outputs of each.
         computes: whether a backward pass computes, or waits.
+        exchange: exchange of the optimizers.
     """
 
-    def __init__(self, strategy, layers, width, computes):
-        self._strategy = strategy
+    def __init__(self, strategy, layers, width, computes, exchange):
+        self._strategy, self._exchange = strategy, exchange
         self._step = functools.cache(self._make)
         self._product = _seconds_of_product() if computes else None
         # Of a constant, the graph would know all beforehand.
@@ -67,7 +68,7 @@ class Worker:
 
     def _make(self, method, backward, behind, overlap):
         with self._strategy.scope():
-            optimizer = _optimizer(method, overlap)
+            optimizer = _optimizer(method, overlap, self._exchange)
             optimizer.build(self._variables)
 
         @tf.function
@@ -117,13 +118,13 @@ def _wait(done, seconds):
     return tf.ensure_shape(late, [])
 
 
-def _optimizer(method, overlap):
+def _optimizer(method, overlap, exchange):
     sgd = keras.optimizers.SGD(0.01, momentum=0.9)
+    asks = {"check_every": None, "overlap": overlap, "exchange": exchange}
     if method == "dgc":
-        return tf_dgc.DGCOptimizer(sgd, check_every=None, overlap=overlap)
+        return tf_dgc.DGCOptimizer(sgd, **asks)
     name, *rank = method.split()
     compressor = tf_dgc.compressors.PowerSGD(int(rank[0])) if rank else name
-    asks = {"check_every": None, "overlap": overlap}
     return tf_dgc.CompressedOptimizer(sgd, compressor, **asks)
 
 
@@ -154,7 +155,7 @@ def main():
     tf.config.threading.set_inter_op_parallelism_threads(4)
     strategy = tf_dgc.prepare(tf_dgc.multi_worker_strategy())
     sizes = settings["layers"], settings["width"]
-    worker = Worker(strategy, *sizes, settings["computes"])
+    worker = Worker(strategy, *sizes, settings["computes"], settings["exchange"])
     reply(replies, ready=True)
     for line in sys.stdin:
         reply(replies, **worker.run(**json.loads(line)))

@@ -82,10 +82,13 @@ bool IsWrong(const Layout& layout, const uint32_t* words) {
   return !ReadTensor(layout, words, &read).empty();
 }
 
-// Hands on a buffer that is refused, so that who reads it refuses it too.
+// Hands on a buffer that is refused, so that who reads it refuses it too. One of another model
+// may be sound to others, if it is this worker that has another one.
 std::string HandOn(const std::vector<Layout>& layout, const uint32_t* refused,
-                   const std::string& wrong, uint32_t* words, int32_t* places) {
+                   uint32_t fingerprint, const std::string& wrong, uint32_t* words,
+                   int32_t* places) {
   std::copy(refused, refused + BufferWords(layout), words);
+  if (!IsOf(fingerprint, words)) Spoil(words, BufferWords(layout));
   std::fill(places, places + NumChosen(layout), -1);
   return wrong;
 }
@@ -106,7 +109,7 @@ std::string Merge(const std::vector<Layout>& layout, const Pair& pair, uint32_t 
   for (const int which : {0, 1}) {
     const std::string wrong =
         ReadHeader(buffers[which], pair.num_words, expected, fingerprint, &finite[which]);
-    if (!wrong.empty()) return HandOn(layout, buffers[which], wrong, words, places);
+    if (!wrong.empty()) return HandOn(layout, buffers[which], fingerprint, wrong, words, places);
   }
   std::vector<int64_t> starts, firsts;
   int64_t start = kHeaderWords, first = 0;
@@ -127,7 +130,8 @@ std::string Merge(const std::vector<Layout>& layout, const Pair& pair, uint32_t 
     if (wrong[t].empty()) continue;
     const auto is_wrong = layout[t].wide ? IsWrong<double> : IsWrong<float>;
     const bool is_mine = is_wrong(layout[t], pair.mine + starts[t]);
-    return HandOn(layout, is_mine ? pair.mine : pair.theirs, wrong[t], words, places);
+    const uint32_t* refused = is_mine ? pair.mine : pair.theirs;
+    return HandOn(layout, refused, fingerprint, wrong[t], words, places);
   }
   WriteHeader(fingerprint, finite[0] && finite[1], words, expected);
   return "";

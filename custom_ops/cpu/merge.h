@@ -28,8 +28,9 @@ int64_t NumChosen(const std::vector<Layout>& layout);
 // places[i] is where the i-th of one's own entries is in the result, -1 where it is left out;
 // entries are counted tensor after tensor, without exempt ones, which are summed whole.
 //
-// Returns what is wrong with a buffer, or "". `words` is that buffer then, as it is: it goes on
-// to those who wait for the result, and all refuse it. There must be room for `BufferWords` of
+// Returns what is wrong with a buffer, or "". `words` is that buffer then, and goes on to
+// those who wait for the result, and all refuse it: its checksum is wrong if it says that it is
+// of another model. There must be room for `BufferWords` of
 // each. No tensor's values may be coded by less than the accumulators' type.
 std::string Merge(const std::vector<Layout>& layout, const Pair& pair, uint32_t fingerprint,
                   Threads& threads, uint32_t* words, int32_t* places);

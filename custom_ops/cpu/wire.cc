@@ -84,6 +84,14 @@ void WriteHeader(uint32_t fingerprint, bool finite, uint32_t* words, int64_t num
   words[4] = Checksum(words, num_words);
 }
 
+bool IsOf(uint32_t fingerprint, const uint32_t* words) {
+  return words[0] == kMagic && words[1] == fingerprint;
+}
+
+void Spoil(uint32_t* words, int64_t num_words) {
+  words[4] = Checksum(words, num_words) + 1;
+}
+
 void ClearPositions(const Layout& layout, uint32_t* words) {
   std::fill(words, words + StreamsOf(layout).values, 0);
 }

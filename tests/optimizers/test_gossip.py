@@ -59,10 +59,10 @@ def assert_same(trainer, reference, rtol=1e-12):
     ("graph", "num_workers"),
     rows(
         [
-            *itertools.product(["ring", "exponential", "torus"], [1, 2, 3, 4]),
+            *itertools.product(["ring", "exponential", "torus"], [1, 2, 3, 4, 5, 8]),
             ("path", 3),
         ],
-        [("exponential", 3), ("torus", 4), ("path", 3)],
+        [("exponential", 8), ("torus", 4), ("ring", 5), ("path", 3)],
     ),
 )
 def test_d_psgd(strategies, graph, num_workers):
@@ -88,7 +88,11 @@ def largest(values, number):
 
 
 @pytest.mark.parametrize(
-    ("graph", "num_workers"), rows([("ring", 4), ("torus", 2), (PATH, 3)], [(PATH, 3)])
+    ("graph", "num_workers"),
+    rows(
+        [("ring", 4), ("torus", 2), (PATH, 3), ("torus", 8), ("ring", 5)],
+        [(PATH, 3), ("torus", 8)],
+    ),
 )
 def test_choco_sgd(strategies, graph, num_workers):
     method = tf_dgc.compressors.TopK(sparsity=0.9)

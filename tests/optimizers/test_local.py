@@ -77,8 +77,11 @@ CASES = {
 @pytest.mark.parametrize(
     ("name", "num_workers"),
     rows(
-        itertools.product(CASES, [1, 3]),
-        [(name, 3) for name in CASES if name != "momentum"],
+        itertools.product(CASES, [1, 3, 5, 8]),
+        [
+            *((name, 3) for name in CASES if name != "momentum"),
+            *(("average", 8), ("momentum", 5)),
+        ],
     ),
 )
 def test_rounds_are_those_of_the_reference(strategies, name, num_workers):

@@ -1,5 +1,7 @@
 """Presets of local steps against plain NumPy, with their papers' settings."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from chunked_reference import reference
 from contract import round_trip
 from harness import Trainer, initial_weights, make_gradients
 from local_reference import AdamW, LocalRun, Momentum
+from selection import rows
 
 import tf_dgc
 
@@ -28,8 +31,12 @@ PRESETS = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    rows(
+        itertools.product(PRESETS, [1, 3, 5, 8]), [*itertools.product(PRESETS, [1, 3])]
+    ),
+)
 def test_rounds_are_those_of_the_paper(strategies, name, num_workers):
     make, reference = PRESETS[name]
     weights = initial_weights(shapes=SHAPES)

@@ -259,7 +259,7 @@ def test_exchange(tmp_path):
     """Three real workers, by every exchange; bytes are counted on limited links."""
     path = tmp_path / "rows.json"
     flags = ["--workers=3", "--rate=loopback", "--sums=1e4", "--gathers=1e3"]
-    flags.append("--entries=1e5:0.99")
+    flags += ["--entries=1e5:0.99", "--steps=1e5:0.99"]
     finished = programs.run(
         [
             *(sys.executable, STEP.with_name("exchange.py"), *flags),
@@ -268,9 +268,15 @@ def test_exchange(tmp_path):
     )
     assert finished.returncode == 0
     rows = json.loads(path.read_text())
-    assert len(rows) == 6 + 6 + 9
+    steps = rows[6 + 6 + 9 :]
+    assert [row["exchange"] for row in steps[-3:]] == ["float16", "scale_com", "auto"]
+    assert len(steps) == 9 + 3
     assert all(row["median_ms"] > 0 and row["rounds"] >= 2 for row in rows)
-    assert all(row["model_ms"] > 0 for row in rows)
+    assert all(row["model_ms"] > 0 for row in rows[: -len(steps)])
+    sent = {row["exchange"]: row["payload"] for row in steps}
+    assert sent["ring"] == sent["gtopk"] == pytest.approx(sent["scale_com"], rel=0.01)
+    assert sent["float16"] == pytest.approx(2e5, rel=1e-3)
+    assert all(row["of_a_sum"] is None for row in rows)  # which loopback does not count
     assert "The model is off by" in finished.stdout
     assert "1024 (ms)" in finished.stdout
     assert "What `auto` would choose" in finished.stdout
@@ -296,6 +302,34 @@ def test_what_auto_would_choose(monkeypatch):
     assert entries["within"] == "yes"
     assert (total["chosen"], total["best"]) == ("star all", "ring")
     assert total["ratio"] == pytest.approx(9.5 / 9)
+
+
+def test_steps_of_auto_beside_the_fastest(monkeypatch):
+    """Of those it chooses from, whatever the model has."""
+    monkeypatch.syspath_prepend(STEP.parent)
+    from common import choice, ways
+
+    from tf_dgc.exchanges import Ring
+
+    def row(name, median_ms):
+        found = {"workers": 4, "kind": "step", "payload": 9, "asked": "9:0"}
+        times = {"median_ms": median_ms, "p90_ms": 1.2 * median_ms}
+        return {**found, "exchange": name, "stated": "float16, ring", **times}
+
+    rows = [row("ring", 12), row("float16", 10), row("star all", 13), row("gtopk", 14)]
+    rows += [row("twoway", 1), row("star 2", 1), row("scale_com", 1)]  # no candidates
+    (found,) = choice.choices([*rows, row("auto", 11)])
+    assert (found["chosen"], found["best"]) == ("float16, ring", "float16")
+    assert (found["ratio"], found["within"]) == (pytest.approx(1.1), "yes")
+    (slow,) = choice.choices([*rows, row("auto", 13)])
+    assert slow["within"] == "no"
+
+    dense = ways.cost_of_step("auto", "float16, ring", 400, 4)
+    assert dense == ways.cost_of_step("scale_com", "ring", 400, 4)
+    assert dense == Ring().cost_of_sum(400, 4)
+    assert ways.cost_of_step("auto", "ring", 400, 4) == Ring().cost_of_gather(400, 4)
+    star = ways.cost_of_step("auto", "star", 400, 4)
+    assert star == ways.cost_of_step("star all", "star", 400, 4)
 
 
 @pytest.mark.exhaustive
@@ -340,6 +374,24 @@ def test_overlap(tmp_path, backward):
         assert row["buckets"] > 1
         assert row["backward_ms"] > 2 * row["exchange_ms"] > row["update_ms"] > 0
         assert row["whole_ms"] > 0 and row["overlap_ms"] > 0
+
+
+@pytest.mark.workers
+@pytest.mark.slow
+def test_what_auto_overlaps(tmp_path):
+    """Three workers; what it chose, in its turn with the others."""
+    path = tmp_path / "rows.json"
+    flags = ["--rate=loopback", "--layers=3", "--width=64", "--methods=none"]
+    flags += ["--workers=3", "--auto", "--repeats=3", f"--json={path}"]
+    finished = programs.run([sys.executable, STEP.with_name("overlap.py"), *flags])
+    assert finished.returncode == 0
+    (row,) = json.loads(path.read_text())
+    assert row["workers"] == 3
+    assert row["auto_ms"] > 0 and row["of_faster"] > 0
+    for name in ("chosen", "chosen_whole", "chosen_overlap"):
+        assert "auto" not in row[name]
+    assert "buckets" not in row["chosen_whole"]
+    assert "of the faster" in finished.stdout
 
 
 @pytest.mark.workers

@@ -3,12 +3,13 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import programs
 import pytest
-from common import distance, far_runs, targets
+from common import distance, far_runs, network, targets
 from workers import relay
 
 DISTANT = pathlib.Path(__file__).parents[2] / "benchmarks" / "distant.py"
@@ -64,9 +65,35 @@ def test_a_way_has_its_rate_and_delay():
     assert found is again
     assert 60 <= found["ping_ms"] < 90
     assert 7 < found["mbit"] < 10.5
+    assert_nothing_is_left()
+    assert net.relay.poll() == 0
+
+
+def assert_nothing_is_left():
     listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
     assert f"dgc{os.getpid()}" not in listed.stdout
-    assert net.relay.poll() == 0
+
+
+@needs_root
+@pytest.mark.slow
+def test_nothing_is_left_where_the_relay_died():
+    """It is said so; what was not written to it is not in the way."""
+    ended = pytest.raises(network.NetworkError, match="relay between the links ended")
+    with ended, distance.connect(2) as net:
+        net.relay.kill()
+        net.relay.wait()
+        net.place("10mbit", 60)
+    assert_nothing_is_left()
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_relay_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr(distance, "_PATIENCE", 0.1)
+    with distance.connect(2) as net:
+        net.relay.send_signal(signal.SIGSTOP)
+    assert net.relay.returncode == -signal.SIGKILL
+    assert_nothing_is_left()
 
 
 def row(mode, period, step_ms, alone_ms):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tf_dgc.codecs.checks import Check, gate
+from tf_dgc.codecs.checks import Check, gate, hold
 
 _MAGIC = 0x44474301
 NUM_WORDS = 5
@@ -59,6 +59,44 @@ def add_flag(words: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
     added = tf.cast(tf.logical_not(finite), tf.int32) * (1 - words[FLAGS])
     changes = tf.stack([added, (2 * FLAGS + 1) * added])  # of the flag, the checksum
     return tf.tensor_scatter_nd_add(words, [[FLAGS], [_CHECKSUM]], changes)
+
+
+def is_sound(words: tf.Tensor, agreed: int) -> tf.Tensor:
+    """Return whether a header holds, and its checksum: a scalar bool.
+
+    Args:
+        words: buffer of one worker, int32 `[length]`.
+        agreed: fingerprint, as it was sealed with.
+    """
+    head = words[tf.newaxis, :NUM_WORDS]
+    checks = [*check(head, agreed, tf.size(words)), check_sum(words[tf.newaxis])]
+    return hold(checks)
+
+
+def spoil_unless_of(agreed: int, words: tf.Tensor) -> tf.Tensor:
+    """Return words that all refuse if they say that they are of another model.
+
+    As they are, they may be sound to others.
+
+    Args:
+        agreed: fingerprint, as buffers here are sealed with.
+        words: buffer of one worker, int32 `[length]`.
+    """
+    known = tf.stack([_as_word(_MAGIC), _as_word(agreed)])
+    return tf.where(tf.reduce_all(tf.equal(words[:2], known)), words, spoil(words))
+
+
+def spoil(words: tf.Tensor) -> tf.Tensor:
+    """Return words that nobody accepts, whatever model they are of.
+
+    Their checksum is wrong; all else stays, and says what is wrong with them.
+
+    Args:
+        words: buffer of one worker, int32 `[length]`.
+    """
+    place = [[_CHECKSUM]]
+    rest = tf.tensor_scatter_nd_update(words, place, [0])
+    return tf.tensor_scatter_nd_update(words, place, _checksum(rest[tf.newaxis]) + 1)
 
 
 def unseal(

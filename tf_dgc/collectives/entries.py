@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_dgc.choice import add_up
-from tf_dgc.codecs import wire
+from tf_dgc.codecs import header, wire
 from tf_dgc.codecs.checks import hold_of_each
 from tf_dgc.collectives.requests import Form
 from tf_dgc.collectives.space import Entries, Space, largest
@@ -32,8 +32,9 @@ def merge(
     Returns:
         The words of the result, int32 `[w]`; and where in it each entry of `mine` is,
         int32 `[num_chosen(form)]`, -1 where it is left out, by tensor and position.
-        Words that are to be refused go on as they are, to be refused by all who wait
-        for the result.
+        Words that are to be refused go on, to be refused by all who wait for the
+        result; if they are of another model, with a checksum that is wrong, as it may
+        be this worker that has another one.
     """
     library = loader.native().library
     if library is None:
@@ -67,11 +68,15 @@ def merge_by_tensorflow(
 
     *_, checks = wire.inspect(tf.stack([mine, theirs]), *form)
     fine = hold_of_each(checks)
+    agreed = wire.fingerprint(form.layout)
     nowhere = tf.fill([tf.reduce_sum(space.counts)], -1)
     return tf.cond(
         tf.reduce_all(fine),
         merged,
-        lambda: (tf.where(fine[0], theirs, mine), nowhere),
+        lambda: (
+            header.spoil_unless_of(agreed, tf.where(fine[0], theirs, mine)),
+            nowhere,
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream
+from tf_dgc.codecs import bitstream, header, wire
 from tf_dgc.collectives.entries import merge, num_chosen
 from tf_dgc.collectives.requests import Form, Swap
 from tf_dgc.exchanges.base import (
@@ -45,14 +45,15 @@ class GTopK(Ring):
             yield []
         else:
             (theirs,) = yield [Swap(words, sum(helper) - place.worker)]
+            sound = header.is_sound(theirs, wire.fingerprint(form.layout))
             words, places = merge(words, theirs, form)
         if helper is not None and place.worker == helper[0]:
             for _ in range(place.bits):
                 yield []
-            words, kept, _ = yield from _hear(words, number, helper)
+            words, kept, _ = yield from _hear(words, number, helper, sound)
         else:
             words, kept, _ = yield from _swap_all(words, number, form, place)
-            told = tf.concat([words, bitstream.pack(tf.cast(kept, tf.int32))], axis=0)
+            told = tf.concat([words, _pack(kept)], axis=0)
             yield [] if helper is None else [hand_over(told, *helper[::-1])]
         return Merged(words, tf.logical_and(places >= 0, _of(kept, places)))
 
@@ -80,15 +81,31 @@ def _swap_all(
 
 
 def _hear(
-    words: tf.Tensor, number: int | tf.Tensor, helper: tuple[int, int]
+    words: tf.Tensor,
+    number: int | tf.Tensor,
+    helper: tuple[int, int],
+    sound: tf.Tensor,
 ) -> MergeRounds:
-    """Return the same as the helper says."""
-    bits = bitstream.pack(tf.ones([number], tf.int32))
+    """Return the same as the helper says, refused unless all came as it was sent."""
+    bits = _pack(tf.ones([number], tf.bool))
     (told,) = yield [hand_over(tf.concat([words, bits], axis=0), *helper[::-1])]
     length = tf.size(words)
-    kept = bitstream.unpack(tf.reshape(told[length:], [1, -1]))[0, :number]
+    bits = told[length:]
+    kept = bitstream.unpack(tf.reshape(bits[:-1], [1, -1]))[0, :number]
     words = tf.ensure_shape(told[:length], words.shape)
+    fine = tf.logical_and(sound, tf.equal(bits[-1], _check(bits[:-1])))
+    words = tf.where(fine, words, header.spoil(words))
     return Merged(words, tf.cast(kept, tf.bool))
+
+
+def _pack(kept: tf.Tensor) -> tf.Tensor:
+    """Return a bit for each of them, and a word that shows whether they are damaged."""
+    bits = bitstream.pack(tf.cast(kept, tf.int32))
+    return tf.concat([bits, [_check(bits)]], axis=0)
+
+
+def _check(bits: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.invert(tf.reduce_sum(bits))
 
 
 def _of(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,63 @@
+"""What the workers of test_packets.py do; started once per worker, by `tf-dgc run`.
+
+    tf-dgc run --workers 2 packet_worker.py DIRECTORY
+
+Writes the packets of each step, of all workers together, to DIRECTORY/RANK.json.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import keras
+import numpy as np
+
+import tf_dgc
+
+RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+STRATEGY = tf_dgc.multi_worker_strategy()
+PACKETS = pathlib.Path("/sys/class/net/lo/statistics/tx_packets")
+PERIOD, ROUNDS = 20, 4
+BATCH = 12
+
+
+class Counted(keras.callbacks.Callback):
+    """Reads the counter at the end of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.packets = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.packets.append(int(PACKETS.read_text()))
+
+
+def train(make_optimizer):
+    """Return the packets of all steps but the first, which is traced."""
+    x = np.random.default_rng(0).normal(size=(BATCH * PERIOD * ROUNDS, 5))
+    y = x.mean(axis=1, keepdims=True)
+    keras.utils.set_random_seed(0)
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(make_optimizer(), "mse", metrics=["mae"])
+    counted = Counted()
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[counted])
+    return np.diff(counted.packets).tolist()
+
+
+def main(directory):
+    """Train by local steps, and then with an exchange in every step."""
+    found = {
+        "period": PERIOD,
+        "rounds": ROUNDS,
+        "local": train(
+            lambda: tf_dgc.LocalOptimizer(keras.optimizers.SGD(0.1), PERIOD)
+        ),
+        "each": train(lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1))),
+    }
+    (directory / f"{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
