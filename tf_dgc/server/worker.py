@@ -119,31 +119,18 @@ class Worker:
 
     def _inputs(self, grads: list, variables: list[keras.Variable]) -> Inputs:
         """Return what goes into the step, all of it divided by N."""
-        optimizer, took, memory = self._optimizer, self._took, self._memory
-        number = optimizer.num_workers
-        indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
-        grads = [grads[indices.index(i)] for i in range(len(indices))]
-        indices, variables = sorted(indices), self.variables  # as the server has them
-        sharing = 1 if optimizer.compressor.lossless else number
-        scale = (optimizer.loss_scale_factor or 1.0) * number
-        given, scales = inputs.clip(grads, variables, sharing, scale, took.clipping)
-        own, masks = memory.of(indices), optimizer.factor_masking
-        return Inputs(
+        optimizer = self._optimizer
+        place = inputs.Place(
             optimizer.compressor,
-            own.tensors,
-            indices,
-            given,
-            scales,
-            own,
-            took.momentum,
-            took.nesterov,
-            masks is None or masks,
-            optimizer.seed,
-            tf.cast(optimizer.iterations.value, tf.int64),
             self._task.worker or 0 if self._task else 0,
             pushing.NUM_WORKERS,
-            [t.size for t in memory.tensors],
+            (optimizer.loss_scale_factor or 1.0) * optimizer.num_workers,
+            {},
         )
+        where = {id(v): i for i, v in enumerate(variables)}
+        grads = [grads[where[id(v)]] for v in self.variables]  # as the server has them
+        kept = self._took, self._memory, place
+        return inputs.assemble(optimizer, grads, self.variables, *kept)
 
     def _rate(self) -> tf.Tensor:
         """Return the learning rate to be sent along, NaN for a schedule."""
