@@ -3,6 +3,8 @@
 import atexit
 import sys
 import threading
+import time
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -15,13 +17,14 @@ from tf_dgc.server.tasks import Task
 
 _BEATS_PER_LEASE = 5
 _LAST_SECONDS = 2.0
+_WORKS = 0.05  # share of a processor, above which a process computes something
 
 
 class Heartbeat:
     """Tells the server from time to time that this process lives.
 
-    At the end of the process it says good-bye, with the error that ends it, if one
-    does.
+    And whether it computes something, as while it traces or evaluates. At the end of
+    the process it says good-bye, with the error or exit code that ends it, if one does.
 
     Args:
         client: client of the server.
@@ -40,6 +43,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin."""
+        _note_exit_code()
         atexit.register(self.leave)
         self._thread.start()
 
@@ -54,11 +58,16 @@ class Heartbeat:
         said = ""
         if error is not None:
             said = f"{type(error).__name__}: {messages.gist(str(error))[:300]}"
+        elif _exit_codes and _exit_codes[-1] not in (None, 0):
+            said = f"sys.exit({repr(_exit_codes[-1])[:300]})"
         self._say(Kind.LEAVE, messages.to_body(said))
 
     def _run(self) -> None:
+        used = time.process_time()
         while not self._left.wait(self._every):
-            self._say(Kind.BEAT, np.zeros([0], np.int32))
+            before, used = used, time.process_time()
+            works = used - before > _WORKS * self._every
+            self._say(Kind.BEAT, np.array([works], np.int32))
 
     def _say(self, kind: Kind, body: np.ndarray) -> None:
         """Say something, if the server is there."""
@@ -74,3 +83,21 @@ class Heartbeat:
             parts=1,
         )
         self._client.call(self._slot, tf.constant(words), _LAST_SECONDS)
+
+
+_exit_codes: list[Any] = []  # that `sys.exit` was called with
+
+
+def _note_exit_code() -> None:
+    """Note what `sys.exit` is called with: it is not known when a process ends."""
+    plain = sys.exit
+    if hasattr(plain, "notes"):
+        return
+
+    def noting(code: Any = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            _exit_codes[:] = [code]
+        plain(code)
+
+    noting.notes = True  # type: ignore[attr-defined]
+    sys.exit = noting

@@ -1,17 +1,33 @@
 """The server's process: listens where it is told, and serves until all have left."""
 
 import socket
+import sys
 import threading
 
 import tensorflow as tf
 
 from tf_dgc._internals import rpc
-from tf_dgc.server import messages
+from tf_dgc.cluster import tf_config
+from tf_dgc.server import messages, tasks
 from tf_dgc.server.loop import Loop
 from tf_dgc.server.members import Limits
 from tf_dgc.server.tasks import Task
 
 _WAKE_SECONDS = 0.2
+
+
+def find_task() -> Task | None:
+    """Return this process's task; serve, if it is the server, and end the process.
+
+    None outside of a cluster, while a saved model is loaded.
+    """
+    if tf_config.is_loading() and not tasks.is_cluster():
+        return None
+    task = tasks.find()
+    if task.worker is None:
+        serve(task)
+        sys.exit(0)
+    return task
 
 
 def serve(task: Task) -> None:
