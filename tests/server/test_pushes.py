@@ -62,11 +62,40 @@ def test_a_push_that_cannot_be_read_is_refused_and_nothing_is_updated():
     np.testing.assert_array_equal(weights(*fake.push(1, 0.0)), WEIGHTS)
 
 
+@pytest.mark.parametrize("mode, failed", [("ssp", False), ("sync", True)])
+def test_of_pushes_of_one_step_only_that_which_cannot_be_read_is_left_out(mode, failed):
+    fake = Fake(mode, 0 if mode == "ssp" else None, number=3)
+    for worker in range(3):
+        fake.join(worker)
+    fake.push(0, 2.0)
+    fake.send(1, Kind.PUSH, np.zeros(3, np.int32))
+    told = {slot: (slot, *rest) for slot, *rest in fake.push(2, 2.0)}
+    assert "worker 1 what it pushed is refused" in refusal(told[1])
+    for worker in (0, 2):
+        if failed:
+            assert "cannot go on: worker 1 what it pushed" in refusal(told[worker])
+        else:
+            np.testing.assert_array_equal(weights(told[worker]), WEIGHTS - 2)
+    assert fake.clock == 1
+
+
 def test_a_push_of_a_later_clock_is_refused():
     fake = Fake()
     fake.join(0)
     (reply,) = fake.push(0, 1.0, step=3)
     assert "came at 0: the server was started again" in refusal(reply)
+
+
+def test_a_push_of_another_step_is_refused_and_harms_nobody():
+    fake = Fake("ssp", 0)
+    fake.join(0)
+    fake.join(1)
+    for worker in (0, 1):
+        fake.push(worker, 2.0)
+    fake.push(0, 2.0)
+    (reply,) = fake.push(1, 2.0, step=0)
+    assert "of step 0 came where all are of 1" in refusal(reply)
+    assert len(fake.push(1, 2.0)) == 2
 
 
 def test_a_step_goes_on_with_a_quorum_and_what_comes_late_is_not_applied():

@@ -18,6 +18,7 @@ __all__ = [
     "process",
     "pulls",
     "pushes",
+    "saved",
     "sealing",
     "service",
     "sessions",

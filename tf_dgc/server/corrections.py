@@ -39,6 +39,11 @@ class ByRate:
         assert isinstance(variable, keras.Variable)
         variable.assign(rate)
 
+    def restore(self, rate: float) -> None:
+        """Set the learning rate, unless it has a schedule."""
+        if isinstance(self._rate(), keras.Variable):
+            self.set_rate(rate)
+
     def begin(self, age: int) -> None:
         """Make the next step one of a push of that age, in updates."""
         self._factor.assign(self._num_workers / (age + 1))

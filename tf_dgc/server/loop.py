@@ -22,6 +22,7 @@ from tf_dgc.server.messages import (
     unseal,
 )
 from tf_dgc.server.model import Push
+from tf_dgc.server.saved import Saved
 from tf_dgc.server.service import Service
 from tf_dgc.server.sessions import Session
 
@@ -49,6 +50,7 @@ class Loop:
         secret: text that all processes share, or None for that of `TF_DGC_SECRET`.
         say: function that is given lines of the log.
         now: function that returns the time, in seconds.
+        saved: checkpoint that is written, and gone on from; None for none.
 
     Attributes:
         service: object that does what is asked for.
@@ -62,23 +64,34 @@ class Loop:
         secret: str | None = None,
         say: Callable[[str], None] = print,
         now: Callable[[], float] = time.monotonic,
+        saved: Saved | None = None,
     ):
         self.service = Service(num_workers, limits, say)
         self._transport, self._num_workers = transport, num_workers
         self._newcomers: dict[int, Session] = {}  # by worker; not yet let in
         self._secret = np.array(secret_words(secret), "<i4").tobytes()
-        self._say, self._now = say, now
+        self._say, self._now, self._saved = say, now, saved
 
     def run(self) -> None:
-        """Serve until it is over."""
+        """Serve until it is over.
+
+        Raises:
+            RuntimeError: if a checkpoint cannot be read.
+        """
+        if self._saved:
+            self._saved.restore(self.service)
         while not self.service.is_over(self._now()):
             slot, words = self._transport.take()
             begin = self._now()
             if slot >= 0:
                 self._take(slot, words)
             self.service.settle(self._now())
+            if self._saved:
+                self._saved.write_if_due(self.service, self._now())
             # Meanwhile signs of life have come, and nobody has taken them.
             self.service.members.forgive(self._now() - begin)
+        if self._saved:
+            self._saved.end(self.service)
         self._say(self.service.summary())
 
     def _take(self, slot: int, words: np.ndarray) -> None:

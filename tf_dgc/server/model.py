@@ -109,6 +109,33 @@ class Model:
         pulls.assign(self.variables, tf.constant(words))
         self._whole = None
 
+    def state(self) -> np.ndarray:
+        """Return the bits of all variables, of the optimizer too, int32 `[w]`."""
+        return pulls.collect(self._everything()).numpy()
+
+    def restore(self, words: np.ndarray, clock: int, rate: float) -> None:
+        """Set all of that.
+
+        Args:
+            words: bits of all variables, as `state` returns them.
+            clock: number of updates that they have had.
+            rate: learning rate, which is not used if there is a schedule.
+
+        Raises:
+            ValueError: for another number of words.
+        """
+        everything = self._everything()
+        number = pulls.num_words(everything)
+        if len(words) != number:
+            raise ValueError(f"it has {len(words)} words of state, and not {number}")
+        pulls.assign(everything, tf.constant(words))
+        self.clock = clock
+        if self._by_rate:
+            self._by_rate.restore(rate)
+
+    def _everything(self) -> list[keras.Variable]:
+        return [*self.variables, *self.optimizer.variables]
+
     def whole(self, worker: int) -> np.ndarray:
         """Return the bits of all variables, int32 `[num_words]`, for a worker."""
         if self._copies:
@@ -175,6 +202,15 @@ class Model:
         self.ages.update(self.clock - push.step for push in pushes)
         self.clock += 1
         return nonfinite
+
+    def can_read(self, push: Push) -> bool:
+        """Whether a push by itself is what was agreed upon; nothing is updated."""
+        given = [tf.constant(push.words)], [tf.constant(push.worker)]
+        try:
+            self._receiver.receive(*given, tf.constant(push.step, tf.int64)).decode()
+        except (ValueError, tf.errors.InvalidArgumentError):
+            return False
+        return True
 
     def _traced(self, pushed: tuple[int, ...]) -> Callable:
         """Return the function of a step of pushes of these workers, of any length.

@@ -11,6 +11,7 @@ from tf_dgc.cluster import tf_config
 from tf_dgc.server import messages, tasks
 from tf_dgc.server.loop import Loop
 from tf_dgc.server.members import Limits
+from tf_dgc.server.saved import Saved
 from tf_dgc.server.tasks import Task
 
 _WAKE_SECONDS = 0.2
@@ -37,7 +38,8 @@ def serve(task: Task) -> None:
         task: this process's task, a server.
 
     Raises:
-        RuntimeError: if it cannot listen on its address.
+        RuntimeError: if it cannot listen on its address, or go on from its checkpoint.
+        ValueError: for an environment variable that is not a number of seconds.
     """
     try:
         _try_to_bind(task.server)
@@ -52,11 +54,13 @@ def serve(task: Task) -> None:
             "WARNING: whoever reaches this address can train the model. Set the same "
             f"{messages.SECRET_VARIABLE} for all processes (docs/server.md)."
         )
+    limits, saved = Limits.of_environment(), Saved.of_environment(_say)
+    loop = Loop(transport, task.num_workers, limits, say=_say, saved=saved)
     done = threading.Event()
     waker = threading.Thread(target=_wake, args=(transport, done), daemon=True)
     waker.start()
     try:
-        Loop(transport, task.num_workers, Limits.of_environment(), say=_say).run()
+        loop.run()
     finally:
         done.set()
         waker.join()

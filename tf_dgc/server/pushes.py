@@ -1,7 +1,7 @@
 """Pushes that came: which are in time, which learning rate counts, what is applied."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -41,6 +41,8 @@ class Pushes:
                 f"a push of step {push.step} came at {model.clock}: the server was "
                 "started again, from a checkpoint"
             )
+        if self._clock.staleness == 0 and push.step != model.clock:
+            return f"a push of step {push.step} came where all are of {model.clock}"
         member.pushed += 1
         self._most = max(self._most, member.pushed)
         self._set_rate(member, rate, model)
@@ -71,12 +73,39 @@ class Pushes:
             found = [p for p in self._waiting if p[0].worker in group]
             self._waiting = [p for p in self._waiting if p[0].worker not in group]
             found.sort(key=lambda p: p[0].worker)
-            try:
-                model.apply([push for push, _ in found])
-            except (ValueError, tf.errors.InvalidArgumentError) as error:
-                text = getattr(error, "message", str(error)).splitlines()[0]
-                for _, member in found:
-                    yield member, f"what it pushed is refused: {text}"
-                continue
-            for _, member in found:
-                member.pushes += 1
+            yield from _apply(model, found)
+
+    def summary(self, model: Model) -> str:
+        """Return what has been done, as a line of the log.
+
+        Args:
+            model: model that it was done to.
+        """
+        ages = ", ".join(f"{age}: {n}" for age, n in sorted(model.ages.items()))
+        return (
+            f"{model.clock} updates; at most {self._clock.most_ahead} steps ahead of "
+            f"the slowest worker; {self.late} pushes came too late; pushes by the "
+            f"updates since they were computed: {ages}"
+        )
+
+
+def _apply(
+    model: Model, found: Sequence[tuple[Push, Member]]
+) -> Iterator[tuple[Member, str]]:
+    """Take a step; yield whose push cannot be read, and take it without that one."""
+    try:
+        model.apply([push for push, _ in found])
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        text = getattr(error, "message", str(error)).splitlines()[0]
+        sound = [len(found) > 1 and model.can_read(push) for push, _ in found]
+        if all(sound):  # it is their sum
+            sound = [False] * len(found)
+        for (_, member), fine in zip(found, sound, strict=True):
+            if not fine:
+                yield member, f"what it pushed is refused: {text}"
+        if any(sound):
+            rest = zip(found, sound, strict=True)
+            yield from _apply(model, [pair for pair, fine in rest if fine])
+        return
+    for _, member in found:
+        member.pushes += 1

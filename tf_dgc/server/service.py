@@ -8,6 +8,7 @@ import numpy as np
 
 from tf_dgc.server.admission import Admission, rate_of
 from tf_dgc.server.clock import Clock, names
+from tf_dgc.server.handing import Handed
 from tf_dgc.server.members import Limits, Member, Members
 from tf_dgc.server.messages import Kind, Status, to_body
 from tf_dgc.server.model import Model, Push
@@ -27,6 +28,7 @@ class Service:
         members: processes that take part.
         model: model; None until the first weights are there.
         clock: clock; None until the first worker has joined.
+        pushes: pushes that came, likewise.
         failure: reason for which nobody can go on, or None.
     """
 
@@ -34,11 +36,11 @@ class Service:
         self.members = Members()
         self.model: Model | None = None
         self.clock: Clock | None = None
+        self.pushes: Pushes | None = None
         self.failure: str | None = None
         self._num_workers, self._limits, self._say = num_workers, limits, say
         self._admission = Admission(num_workers)
         self._giver: Member | None = None
-        self._pushes: Pushes | None = None
         self._started = False
         self._begun: float | None = None  # when the first one joined
         self._done: set[int] = set()  # workers that have done their part
@@ -58,7 +60,8 @@ class Service:
         elif kind == Kind.GIVE:
             self._take_weights(member, body)
         elif kind == Kind.PULL and self.model is not None:
-            member.give(self._weights(self.model, member.worker, whole=True))
+            body = self.model.whole(member.worker)
+            member.give(Reply(Status.DONE, body, self.model.clock))
         elif kind in (Kind.START, Kind.ASK, Kind.PUSH):
             member.hold(now)
         else:
@@ -88,12 +91,28 @@ class Service:
         if before is not None and before is not member:
             self.drop(before, "is replaced by another process")
         if self._admission.handed is None:
-            self._admission.handed, self._begun = handed, now
-            self.clock = Clock.of_settings(handed["settings"])
-            self._pushes = Pushes(self.clock, self._say)
+            self._take(handed)
+        if self._begun is None:
+            self._begun = now
         self.members[member.worker] = member
         member.rate = rate_of(handed)
         self._join(member)
+
+    def _take(self, handed: Handed) -> None:
+        """Be what was handed over."""
+        self._admission.handed = handed
+        self.clock = Clock.of_settings(handed["settings"])
+        self.pushes = Pushes(self.clock, self._say)
+
+    def restore(self, handed: Handed, model: Model) -> None:
+        """Go on from a checkpoint; workers join anew.
+
+        Args:
+            handed: description of what this server is.
+            model: model as it was.
+        """
+        self._take(handed)
+        self.model = model
 
     def _join(self, member: Member) -> None:
         self._done.discard(member.worker)
@@ -137,9 +156,9 @@ class Service:
             push: push.
             rate: learning rate of the worker, NaN if it has a schedule.
         """
-        if self.model is None or self._pushes is None or not self._started:
+        if self.model is None or self.pushes is None or not self._started:
             return "a push came before the first weights were asked for"
-        return self._pushes.take(member, push, rate, self.model)
+        return self.pushes.take(member, push, rate, self.model)
 
     # --- leaving --------------------------------------------------------------------
 
@@ -170,8 +189,7 @@ class Service:
 
     @property
     def _is_strict(self) -> bool:
-        handed = self._admission.handed
-        return handed is not None and handed["settings"]["mode"] == "sync"
+        return self.handed is not None and self.handed["settings"]["mode"] == "sync"
 
     # --- after every message, and from time to time ---------------------------------
 
@@ -188,8 +206,8 @@ class Service:
                 f"does not respond, for {seconds:g} s: killed, stopped or cut off",
             )
         self._start(now)
-        if self.model and self._pushes:
-            for member, reason in self._pushes.apply(self.model):
+        if self.model and self.pushes:
+            for member, reason in self.pushes.apply(self.model):
                 self.drop(member, reason)
         for member in [m for m in self.members.values() if m.waits]:
             self._settle(member, now)
@@ -224,7 +242,9 @@ class Service:
         elif clock and self._started and clock.may_go_on(member.worker):
             clock.go_on(member.worker)
             model = cast(Model, self.model)
-            member.give(self._weights(model, member.worker, member.whole, member.late))
+            pull = model.whole if member.whole else model.pull
+            status = Status.LATE if member.late else Status.DONE
+            member.give(Reply(status, pull(member.worker), model.clock))
         elif clock and self._started and self._waits_in_vain(clock, member, now):
             others = names(clock.waited_for(member.worker))
             member.refuse(
@@ -240,12 +260,6 @@ class Service:
         others = [self.members[i] for i in indices if i in self.members]
         return member.waits_in_vain(now, others, self._limits)
 
-    def _weights(
-        self, model: Model, worker: int, whole: bool, late: bool = False
-    ) -> Reply:
-        body = model.whole(worker) if whole else model.pull(worker)
-        return Reply(Status.LATE if late else Status.DONE, body, model.clock)
-
     def is_over(self, now: float) -> bool:
         """Whether all have done their part, or nobody comes any more.
 
@@ -257,20 +271,24 @@ class Service:
         """
         if self.members or self._begun is None:
             return False
-        done = len(self._done) == self._num_workers or self.failure is not None
-        return done or now - self._alone > self._limits.start
+        over = self.is_done or self.failure is not None
+        return over or now - self._alone > self._limits.start
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all workers have done their part."""
+        return len(self._done) == self._num_workers
+
+    @property
+    def handed(self) -> Handed | None:
+        """What this server is, as the first worker handed it over."""
+        return self._admission.handed
 
     def summary(self) -> str:
         """Return what has been done, as a line of the log."""
-        updates = self.model.clock if self.model else 0
-        ahead = self.clock.most_ahead if self.clock else 0
-        late = self._pushes.late if self._pushes else 0
-        ages = sorted(self.model.ages.items()) if self.model else []
-        return (
-            f"{updates} updates; at most {ahead} steps ahead of the slowest worker; "
-            f"{late} pushes came too late; pushes by the updates since they were "
-            f"computed: {', '.join(f'{age}: {number}' for age, number in ages)}"
-        )
+        if self.model is None or self.pushes is None:
+            return "nothing was trained"
+        return self.pushes.summary(self.model)
 
 
 _ADVICE = (
