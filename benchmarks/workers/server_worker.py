@@ -41,8 +41,9 @@ class Server:
         say = {"say": lambda line: print(line, flush=True)}
         limits = Limits.of_environment()
         self._loop = Loop(self._transport, task.num_workers, limits, **say)
-        for run in (self._loop.run, self._wake):
-            threading.Thread(target=run, daemon=True).start()
+        self._serves = threading.Thread(target=self._loop.run, daemon=True)
+        self._serves.start()
+        threading.Thread(target=self._wake, daemon=True).start()
 
     def _wake(self):
         while True:
@@ -53,6 +54,8 @@ class Server:
         """Return what has been done so far."""
         del request
         service = self._loop.service
+        if not (self._serves.is_alive() or service.is_done):
+            raise RuntimeError("the server has ended, by what stands above")
         model = service.model
         if model is None:
             return {}
