@@ -3,7 +3,8 @@
     tf-dgc run --servers 1 --workers 3 examples/server.py --mode=ssp --staleness=3
 
 No strategy: each worker trains a model of its own, by the server's weights. In mode
-"sync" all take the time of the slow one, in "async" each takes its own.
+"sync" all take the time of the slow one, in "async" each takes its own; in "backup" the
+first pushes of each step, `--quorum` of them, are enough.
 """
 
 import json
@@ -18,8 +19,10 @@ from sklearn.model_selection import train_test_split
 
 import tf_dgc
 
-_MODE = flags.DEFINE_enum("mode", "ssp", ["sync", "async", "ssp"], "Who waits.")
+MODES = ["sync", "async", "ssp", "backup"]
+_MODE = flags.DEFINE_enum("mode", "ssp", MODES, "Who waits.")
 _STALENESS = flags.DEFINE_integer("staleness", 3, "Steps that one may be ahead.")
+_QUORUM = flags.DEFINE_integer("quorum", 2, "Pushes of a step, with backup.")
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps of each worker.")
 _SLEEP = flags.DEFINE_float("sleep", 0.02, "Seconds that the last worker loses a step.")
 
@@ -42,11 +45,15 @@ def load_data(worker, number):
 def build_model():
     layers = [keras.layers.Dense(256, activation="relu"), keras.layers.Dense(10)]
     model = keras.Sequential([keras.Input((64,)), *layers])
-    staleness = _STALENESS.value if _MODE.value == "ssp" else None
+    numbers = {"ssp": {"staleness": _STALENESS.value}}
+    numbers["backup"] = {"quorum": _QUORUM.value}
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(
         tf_dgc.ServerOptimizer(  # the one line
-            sgd, _MODE.value, staleness, compressor=tf_dgc.compressors.TopK(0.99)
+            sgd,
+            _MODE.value,
+            compressor=tf_dgc.compressors.TopK(0.99),
+            **numbers.get(_MODE.value, {}),
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],

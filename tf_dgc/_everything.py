@@ -22,6 +22,7 @@ from tf_dgc.distribute.preparation import prepare
 from tf_dgc.distribute.startup import multi_worker_strategy
 from tf_dgc.metrics.counting import CompressionStats
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.delayed_nesterov import DelayedNesterov
 from tf_dgc.optimizers.dgc import DGCOptimizer
 from tf_dgc.optimizers.horizon import dgc_for_steps
 from tf_dgc.optimizers.local import LocalOptimizer

@@ -30,9 +30,19 @@ class Cluster:
         network: where they run; see `network.py`.
         timeout: seconds until a worker has to have answered.
         script: name of the worker's program, in `workers/`.
+        num_servers: number of the processes, the last ones, that are servers.
     """
 
-    def __init__(self, settings, addresses, network, timeout, script="step_worker.py"):
+    def __init__(
+        self,
+        settings,
+        addresses,
+        network,
+        timeout,
+        script="step_worker.py",
+        num_servers=0,
+    ):
+        self._num_servers = num_servers
         self._settings = settings
         self._addresses = addresses
         self._network = network
@@ -139,8 +149,13 @@ class Cluster:
         if self._settings["mode"] == "dgc-tf":
             environment["TF_DGC_NATIVE"] = "0"
         if self._settings["mode"] != "none":
-            cluster = {"worker": self._addresses}
+            number = len(self._addresses) - self._num_servers
+            cluster = {"worker": self._addresses[:number]}
             task = {"type": "worker", "index": rank}
+            if self._num_servers:
+                cluster["ps"] = self._addresses[number:]
+            if rank >= number:
+                task = {"type": "ps", "index": rank - number}
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         return environment
 

@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PUBLIC = {
     "tf_dgc": """
         Advice CompressedCrossDeviceOps CompressedOptimizer CompressionStats
-        DGCOptimizer LocalOptimizer NovoGrad ServerOptimizer advise
+        DGCOptimizer DelayedNesterov LocalOptimizer NovoGrad ServerOptimizer advise
         average_statistics callbacks compressors dgc_for_steps diloco exchanges
         local_sgd multi_worker_strategy post_local_sgd prepare saving schedules
         sparse_loco

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tf_dgc.server.clock import Clock, names, staleness_of
+from tf_dgc.server.clock import Clock, names
 
 
 def started(staleness, number):
@@ -16,9 +16,17 @@ def started(staleness, number):
 
 
 def test_modes():
-    assert staleness_of("sync", None) == 0
-    assert staleness_of("async", None) == math.inf
-    assert staleness_of("ssp", 3) == 3
+    def of(mode, staleness=None, quorum=None):
+        settings = {"mode": mode, "staleness": staleness, "quorum": quorum}
+        clock = Clock.of_settings(settings)
+        return clock.staleness, clock.quorum
+
+    assert of("sync") == (0, None)
+    assert of("async") == (math.inf, None)
+    assert of("ssp", 3) == (3, None)
+    assert of("backup", None, 2) == (math.inf, 2)
+    with pytest.raises(ValueError, match="no mode 'fast'"):
+        of("fast")
     assert names([0, 2]) == "worker 0 and worker 2"
     assert names([]) == "nobody"
 
@@ -59,6 +67,21 @@ def test_a_worker_that_is_too_far_ahead_waits_for_the_slowest():
     clock.push(2)
     assert clock.due() == [[2]]
     assert clock.may_go_on(0)
+
+
+def test_the_first_pushes_of_a_quorum_are_a_step():
+    clock = started(math.inf, 3)
+    clock.quorum = 2
+    clock.push(2)
+    assert clock.due() == []
+    assert clock.waited_for(2) == [0, 1]
+    clock.push(0)
+    assert clock.due() == [[0, 2]]
+    assert all(map(clock.may_go_on, range(3)))
+    clock.push(1)
+    clock.leave(0)
+    clock.leave(2)
+    assert clock.due() == [[1]]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, math.inf])

@@ -5,102 +5,10 @@ import json
 import keras
 import numpy as np
 import pytest
+from served_loop import WEIGHTS, Fake, body_of, refusal, weights
 
-from tf_dgc.compressors import NoCompression
 from tf_dgc.server import handing, messages
-from tf_dgc.server.loop import Loop
-from tf_dgc.server.members import Limits
-from tf_dgc.server.messages import REPLY, REQUEST, Kind, Status
-
-LIMITS = Limits(lease=10.0, start=45.0, wait=40.0, hold=1.0)
-WEIGHTS = np.arange(6, dtype=np.float32)
-
-
-class Fake:
-    """A loop of two workers and more, and a time that is set."""
-
-    def __init__(self, mode="async", staleness=None, number=2, rule=None):
-        self.time, self.lines, self.sent = 0.0, [], []
-        self.loop = Loop(self, number, LIMITS, "", self.lines.append, lambda: self.time)
-        self.number, self.numbers = number, {}
-        settings = {"mode": mode, "staleness": staleness}
-        settings |= {"error_feedback": False, "seed": 0}
-        settings |= {"pull": "whole", "pull_sparsity": None}
-        variable = keras.Variable(np.zeros([2, 3]), dtype="float32", name="kernel")
-        self.handed = handing.collect(
-            settings,
-            number,
-            rule or keras.optimizers.SGD(0.5),
-            NoCompression(),
-            [variable],
-            [False],
-        )
-
-    def answer(self, slot, words):
-        self.sent.append((slot, *messages.unseal(REPLY, words)))
-
-    def send(self, worker, kind, body=(), process=0, repeat=False, **changed):
-        """Let a worker send a message; return the replies that it brings about."""
-        key = worker, process
-        counts = not repeat and "number" not in changed
-        self.numbers[key] = self.numbers.get(key, 0) + counts
-        fields = {"number": self.numbers[key], "parts": 1, "step": self.clock}
-        fields |= {"incarnation": 100 + process, "worker": worker, "kind": kind}
-        words = messages.seal(
-            REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
-        )
-        slot = worker + self.number * (kind in (Kind.BEAT, Kind.LEAVE))
-        return self.take(slot, words)
-
-    def take(self, slot, words):
-        before = len(self.sent)
-        self.loop._take(slot, words)
-        self.loop.service.settle(self.time)
-        return self.sent[before:]
-
-    def wait(self, seconds, alive=()):
-        """Let time go by, while some workers show signs of life; return replies."""
-        before = len(self.sent)
-        for _ in range(int(2 * seconds)):
-            self.time += 0.5
-            for worker, process in alive:
-                self.send(worker, Kind.BEAT, process=process, number=1)
-            self.loop.service.settle(self.time)
-        return [s for s in self.sent[before:] if s[0] < self.number]
-
-    @property
-    def clock(self):
-        model = self.loop.service.model
-        return model.clock if model else 0
-
-    def join(self, worker, process=0, handed=None):
-        text = messages.to_body(handing.to_text(handed or self.handed))
-        told = self.send(worker, Kind.JOIN, text, process)
-        mine = worker, 100 + process
-        _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
-        if head["status"] == Status.REFUSED:
-            return messages.to_text(body)
-        if json.loads(messages.to_text(body))["give"]:
-            self.send(worker, Kind.GIVE, WEIGHTS.view(np.int32), process)
-        return self.send(worker, Kind.START, process=process)
-
-    def push(self, worker, gradient, process=0, **changed):
-        """Push a gradient of one number for all entries."""
-        flag_and_values = np.array([0, *[gradient] * 6], np.float32)
-        body = flag_and_values.view(np.int32)
-        return self.send(worker, Kind.PUSH, body, process, **changed)
-
-
-def weights(reply):
-    _, head, body = reply
-    assert head["status"] == Status.DONE, messages.to_text(body)
-    return body.view(np.float32)
-
-
-def refusal(reply):
-    _, head, body = reply
-    assert head["status"] == Status.REFUSED
-    return messages.to_text(body)
+from tf_dgc.server.messages import REQUEST, Kind, Status
 
 
 def test_the_first_gives_its_weights_and_others_get_them():
@@ -112,10 +20,6 @@ def test_the_first_gives_its_weights_and_others_get_them():
     assert [slot for slot, *_ in replies] == [0, 1]
     np.testing.assert_array_equal(weights(replies[1]), WEIGHTS)
     assert weights(*fake.send(0, Kind.START)).tolist() == WEIGHTS.tolist()
-
-
-def body_of(fake):
-    return messages.to_body(handing.to_text(fake.handed))
 
 
 def test_asynchronous_pushes_are_applied_as_they_come():
@@ -216,7 +120,13 @@ def test_time_in_which_the_server_is_busy_counts_against_nobody():
 
     fake.loop.service.model.apply = slow
     numbers = np.zeros(7, np.int32)
-    fields = {"number": 4, "parts": 1, "incarnation": 100, "kind": Kind.PUSH}
+    fields = {
+        "number": 4,
+        "parts": 1,
+        "rate": np.nan,
+        "incarnation": 100,
+        "kind": Kind.PUSH,
+    }
     push = 0, messages.seal(REQUEST, numbers, **fields)
     fake.loop._transport = type("Once", (), {"take": take, "answer": fake.answer})
     fake.loop.service.is_over = lambda now: len(taken) == 3
@@ -238,6 +148,25 @@ def test_a_worker_that_does_not_come_though_it_lives():
         fake.send(0, Kind.ASK)
     assert "waited 40 s" in refusal(told[0])
     assert "for worker 1, which responds but does not come" in refusal(told[0])
+
+
+@pytest.mark.parametrize("seconds, works", [(90, [1]), (110, [])])
+def test_who_waits_for_a_worker_that_computes(seconds, works):
+    """As one that evaluates or traces; though not for ever."""
+    fake, told = Fake("sync"), []
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 1.0)
+    for i in range(seconds):
+        told = fake.wait(1, [(0, 0), (1, 0)], works or [1] * (i < 105))
+        if told and told[0][1]["status"] == Status.REFUSED:
+            break
+        fake.send(0, Kind.ASK)
+    if works:
+        assert len(fake.push(1, 1.0)) == 2
+    else:
+        assert "waited 40 s" in refusal(told[0])
+        assert 99 <= i <= 101
 
 
 def test_a_worker_that_never_comes():
@@ -294,7 +223,8 @@ def test_a_new_process_takes_the_place_of_an_old_one():
     fake.push(1, 2.0)
     # The old one's request is answered first, as its caller may be there.
     old, joined = fake.send(1, Kind.JOIN, body_of(fake), process=1)
-    assert "is replaced by another process" in refusal(old)
+    assert old[1]["status"] == Status.WAIT
+    assert "worker 1 is replaced by another process (0 pushes applied)" in fake.lines
     assert json.loads(messages.to_text(joined[2])) == {"give": False}
     assert fake.send(1, Kind.START, process=1) == []  # its push is not yet applied
     replies = fake.push(0, 2.0)
@@ -323,7 +253,7 @@ def test_who_was_to_give_the_weights_and_is_gone():
     "change, text",
     [
         ({"num_workers": 3}, "num_workers is 3, and the server's TF_CONFIG names 2"),
-        ({"version": "0.0"}, "version is '0.0', not "),
+        ({"version": "0.0"}, "version is '0.0', and the server is tf_dgc "),
         ({"settings": {}}, "settings mode is None, not 'async'"),
         ({"variables": []}, "variables has 0 entries, not 1"),
     ],
@@ -337,9 +267,26 @@ def test_workers_that_differ_are_refused(change, text):
     assert len(fake.push(0, 1.0)) == 1
 
 
-def test_shapes_and_rates_that_differ_are_named():
+def test_the_first_worker_may_be_of_another_version():
+    fake = Fake()
+    handed = {**fake.handed, "version": "0.0"}
+    assert "version is '0.0', and the server is" in fake.join(0, handed=handed)
+    weights(*fake.join(1))
+
+
+def test_who_joins_late_may_have_another_learning_rate():
+    """As callbacks change it; that of the others goes on."""
     fake = Fake()
     fake.join(0)
+    before = weights(*fake.push(0, 0.0, rate=0.5))
+    other = Fake(rule=keras.optimizers.SGD(0.25)).handed
+    fake.join(1, handed=other)
+    np.testing.assert_array_equal(weights(*fake.push(1, 2.0, rate=0.25)), before - 1)
+
+
+def test_shapes_and_rates_that_differ_are_named():
+    fake = Fake()
+    fake.send(0, Kind.JOIN, body_of(fake))
     other = Fake(rule=keras.optimizers.SGD(0.25)).handed
     assert "optimizer config learning_rate is 0.25, not 0.5" in fake.join(1, 0, other)
     other = json.loads(handing.to_text(fake.handed))
@@ -364,44 +311,6 @@ def test_weights_of_another_size():
     fake.send(0, Kind.JOIN, body_of(fake))
     (reply,) = fake.send(0, Kind.GIVE, np.zeros(5, np.int32))
     assert "must be 6 words" in refusal(reply)
-
-
-def test_a_learning_rate_that_a_worker_sets_is_that_of_the_server():
-    fake = Fake()
-    fake.join(0)
-    fake.join(1)
-    fake.push(0, 2.0, rate=0.5)
-    fake.push(1, 2.0, rate=0.5)
-    before = weights(*fake.push(0, 0.0, rate=0.25))
-    np.testing.assert_array_equal(weights(*fake.push(1, 4.0, rate=0.5)), before - 1)
-    assert "learning rate 0.25, by worker 0" in fake.lines
-
-
-def test_a_push_that_cannot_be_read_is_refused_and_nothing_is_updated():
-    fake = Fake()
-    fake.join(0)
-    fake.join(1)
-    (reply,) = fake.send(0, Kind.PUSH, np.zeros(3, np.int32))
-    assert "worker 0 what it pushed is refused" in refusal(reply)
-    np.testing.assert_array_equal(weights(*fake.push(1, 0.0)), WEIGHTS)
-
-
-def test_strangers_and_damage_are_refused_by_name():
-    fake = Fake()
-    fake.join(0)
-    (reply,) = fake.push(1, 1.0, secret=[1, 2, 3, 4])
-    assert "in the name of worker 1 is refused: its secret is another" in refusal(reply)
-    (reply,) = fake.take(1, np.zeros(40, np.int32))
-    assert "it is of another program or version" in refusal(reply)
-    (reply,) = fake.send(1, 77)
-    assert "its kind, 77, is unknown" in refusal(reply)
-    words = messages.seal(
-        REQUEST, np.zeros([0], np.int32), kind=Kind.PUSH, worker=0, number=3
-    )
-    (reply,) = fake.take(1, words)
-    assert "it says that it is of worker 0" in refusal(reply)
-    assert fake.clock == 0
-    assert sum("in the name of worker 1" in line for line in fake.lines) == 4
 
 
 def test_what_has_no_place_is_refused():
@@ -431,4 +340,27 @@ def test_it_is_over_when_nobody_comes_any_more():
     fake.send(0, Kind.LEAVE, number=1)
     assert not fake.loop.service.is_over(fake.time)
     fake.wait(46)
+    assert fake.loop.service.is_over(fake.time)
+
+
+@pytest.mark.parametrize("error", ["", "ValueError: no"])
+def test_another_process_may_come_when_the_last_one_was_killed(error):
+    """Or ended with an error."""
+    fake = Fake(number=1)
+    fake.join(0)
+    fake.push(0, 2.0)
+    if error:
+        fake.send(0, Kind.LEAVE, messages.to_body(error), number=1)
+    fake.wait(20)
+    assert not fake.loop.service.members
+    assert not fake.loop.service.is_over(fake.time)
+    np.testing.assert_array_equal(weights(*fake.join(0, process=1)), WEIGHTS - 1)
+    fake.send(0, Kind.LEAVE, process=1, number=1)
+    assert fake.loop.service.is_over(fake.time)
+
+
+def test_when_nobody_comes_in_place_of_who_was_killed_it_is_over():
+    fake = Fake(number=1)
+    fake.join(0)
+    fake.wait(60)
     assert fake.loop.service.is_over(fake.time)

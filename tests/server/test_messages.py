@@ -73,12 +73,16 @@ def test_another_reply_is_not_taken(words):
     assert not right
 
 
-def test_a_refusal_is_taken_whatever_its_number():
+def test_what_a_refusal_says():
     text = messages.to_body('no: "why" é')
-    words = messages.seal(REPLY, text, status=Status.REFUSED, parts=1)
-    right, answer = sealing.unseal(tf.constant(words), tf.constant(7, tf.int64), 5)
+    fields = {"status": Status.REFUSED, "incarnation": 5, "number": 7, "parts": 1}
+    words = tf.constant(messages.seal(REPLY, text, **fields))
+    right, answer = sealing.unseal(words, tf.constant(7, tf.int64), 5)
     assert right
     assert sealing.text_of(answer.body).numpy() == rb'no: "why" \xe9'
+    for number, process in [(8, 5), (7, 6)]:  # another one's
+        right, _ = sealing.unseal(words, tf.constant(number, tf.int64), process)
+        assert not right
 
 
 @pytest.mark.parametrize("place", range(len(request())))
@@ -93,6 +97,12 @@ def test_a_word_that_changed_on_the_way_is_noticed(place):
 def test_what_is_no_message_is_refused(words):
     with pytest.raises(DamagedError):
         messages.unseal(REQUEST, words)
+
+
+def test_the_head_of_what_is_none():
+    assert messages.head_of(request())["number"] == 77
+    assert messages.head_of(np.zeros([0], "<i4"))["number"] == 0
+    assert messages.head_of(request()[:9])["incarnation"] == 2**61 + 5
 
 
 def test_secrets(monkeypatch):

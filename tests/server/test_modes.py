@@ -121,6 +121,40 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness):
             np.testing.assert_allclose(before - after, total - kept, atol=1e-12)
 
 
+@pytest.mark.parametrize("sparsity", [0.9, 0.01], ids=["sparse", "dense"])
+def test_what_comes_too_late_goes_back_into_the_residual(monkeypatch, sparsity):
+    """And is sent later: also what is dense, and small tensors, which are whole."""
+    (gradients,), weights = make_gradients(2, 1), initial_weights()
+    method = tf_dgc.compressors.TopK(sparsity)
+    settings = {"compressor": method, "min_compress_size": 100, "quorum": 1}
+    settings["momentum_correction"] = False
+    with Served(2) as served:
+        rate = keras.optimizers.SGD(1.0)
+        one, late = workers = [
+            Trained(
+                served.optimizer(monkeypatch, i, rate, "backup", **settings), weights
+            )
+            for i in range(2)
+        ]
+        with leaving(*workers):
+            for worker in workers:
+                worker.optimizer.join()
+            one.step(gradients[0])
+            late.step(gradients[1])
+            assert served.model.clock == 1
+            kept = [r.numpy() for r in late.optimizer.residual]
+            for mine, given in zip(kept, gradients[1], strict=True):
+                np.testing.assert_array_equal(mine, given.reshape(mine.shape) / 2)
+            late.step([np.zeros_like(g) for g in gradients[1]])
+            assert served.model.clock == 2
+        for i, after in enumerate(served.weights()):
+            total = (gradients[0][i] + gradients[1][i]) / 2
+            left = sum(w.optimizer.residual[i].numpy() for w in workers)
+            moved = weights[i] - after
+            np.testing.assert_allclose(moved, total - left.reshape(moved.shape))
+            assert weights[i].ndim > 1 or not left.any()
+
+
 def test_a_worker_whose_model_differs_is_refused(monkeypatch):
     with Served(2) as served:
         one, other = (

@@ -63,7 +63,20 @@ def test_no_cluster(monkeypatch):
 @pytest.mark.parametrize(
     "settings, text",
     [
-        ({"mode": "fast"}, "`mode` must be one of 'sync', 'async', 'ssp'"),
+        ({"mode": "fast"}, "`mode` must be one of 'sync', 'async', 'ssp', 'backup'"),
+        ({"mode": "backup"}, "needs `quorum`"),
+        ({"quorum": 1}, "needs `quorum`.*the others take none"),
+        ({"mode": "backup", "quorum": 0}, "1 or more"),
+        ({"mode": "backup", "quorum": 3}, "at most the number of workers, 2"),
+        (
+            {"mode": "backup", "quorum": 1, "compressor": "none"},
+            "pass `error_feedback=True`",
+        ),
+        ({"mode": "async", "correction": "all"}, 'None, "rate" or "delay"'),
+        ({"correction": "rate"}, "computed by old weights"),
+        ({"mode": "ssp", "staleness": 0, "correction": "rate"}, "old weights"),
+        ({"mode": "async", "correction": "delay", "pull": "sparse"}, "all of them"),
+        ({"mode": "async", "correction_strength": 1.0}, 'for `correction="delay"`'),
         ({"mode": "ssp"}, "needs `staleness`"),
         ({"mode": "sync", "staleness": 1}, "the others take none"),
         ({"mode": "ssp", "staleness": -1}, "0 or more"),

@@ -74,6 +74,28 @@ def test_parts_are_put_together(monkeypatch):
     np.testing.assert_array_equal(np.concatenate([b for _, b in found]), body)
 
 
+def test_replies_that_have_been_had_are_not_kept(monkeypatch):
+    """Each may be a model."""
+    monkeypatch.setattr(messages, "MOST_WORDS", 2)
+    asking, body = Asking(), np.arange(4, dtype=np.int32)
+    asking.ask(1)
+    asking.session.answer(Reply(body=body))
+    asking.ask(2, body[:0], Kind.MORE, 1)
+    asking.ask(2, body[:0], Kind.MORE, 1)  # again
+    assert [b.tolist() for _, b in asking.told()] == [[0, 1], [2, 3], [2, 3]]
+    assert len(asking.session._outgoing[0]) == 0
+
+
+def test_who_waits_makes_way():
+    asking = Asking()
+    asking.session.make_way()
+    assert asking.replies == []
+    asking.ask(1)
+    asking.session.make_way()
+    ((head, _),) = asking.told()
+    assert (head["status"], head["number"]) == (Status.WAIT, 1)
+
+
 @pytest.mark.parametrize("number", [0, 3, 4, 100])
 def test_what_is_out_of_turn_is_refused(number):
     asking = Asking()

@@ -1,5 +1,6 @@
 """What a server makes of a push is what its worker takes for sent, by every method."""
 
+import itertools
 import math
 
 import numpy as np
@@ -121,10 +122,19 @@ def test_a_gradient_that_is_not_finite_is_flagged_and_zero(name):
     assert not any(np.any(f) for f in found)
 
 
-@pytest.mark.parametrize("name", ["top_k", "uniform_8bit"])
-@pytest.mark.parametrize("change", ["cut", "longer", "damaged", "empty"])
-def test_another_message_is_refused(name, change):
-    pushed, (receiver, _), step = take(compressors.get(name), "float32", 5)
+@pytest.mark.parametrize(
+    "method, change",
+    [
+        *itertools.product(
+            ["top_k", "uniform_8bit"], ["cut", "longer", "damaged", "empty"]
+        ),
+        *itertools.product([compressors.TopK(0.01)], ["cut", "longer", "empty"]),
+    ],
+    ids=str,
+)
+def test_another_message_is_refused(method, change):
+    """A step of `TopK(0.01)` is dense: zeros in place of what is missing would do."""
+    pushed, (receiver, _), step = take(compressors.get(method), "float32", 5)
     words = pushed.words.numpy()
     words = {
         "cut": words[:-1],

@@ -15,7 +15,7 @@ from tf_dgc.launch import loopback
 from tf_dgc.server.loop import Loop
 from tf_dgc.server.members import Limits
 
-QUICK = Limits(lease=30.0, start=20.0, wait=20.0, hold=0.2)
+QUICK = Limits(lease=30.0, start=20.0, wait=20.0, work=60.0, hold=0.2)
 
 
 class Served:

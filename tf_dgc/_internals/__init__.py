@@ -15,6 +15,7 @@ __all__ = [
     "keras_optimizers",
     "keras_rules",
     "launching",
+    "learning_rates",
     "mirrored",
     "rpc",
     "service",

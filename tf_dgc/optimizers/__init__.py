@@ -15,6 +15,7 @@ __all__ = [
     "conditions",
     "configuration",
     "crossing",
+    "delayed_nesterov",
     "delaying",
     "dgc",
     "differing",

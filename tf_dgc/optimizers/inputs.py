@@ -8,11 +8,13 @@ import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.choice import Choice
+from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
 from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.plan import shares
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
@@ -67,6 +69,67 @@ def clip(
     return [_with_entries(g, values) for g, values in pairs], scales
 
 
+class Place(NamedTuple):
+    """Where a step runs, and by which method.
+
+    Attributes:
+        compressor: method of all tensors that are not exempt.
+        worker: index of this worker, an int or a scalar integer tensor.
+        num_workers: number of workers that the step is planned for.
+        loss_scale: factor that the loss was multiplied by, or None; a gradient is
+            divided by it.
+        settings: fields of `Inputs` by name that differ from their defaults.
+    """
+
+    compressor: Compressor
+    worker: int | tf.Tensor
+    num_workers: int
+    loss_scale: float | None
+    settings: dict[str, Any]
+
+
+def assemble(
+    optimizer: Any,
+    grads: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    took: TakeOver,
+    memory: Memory,
+    place: Place,
+) -> Inputs:
+    """Return what goes into the step of one worker.
+
+    Args:
+        optimizer: optimizer whose step it is.
+        grads: gradients of the variables.
+        variables: variables of the model.
+        took: settings of the inner optimizer that are applied in its place.
+        memory: variables of what this worker remembers, of all variables.
+        place: place that the step runs at.
+    """
+    indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
+    # Where nothing is left out, clipping is Keras's own, whatever the workers.
+    sharing = 1 if optimizer.compressor.lossless else optimizer.num_workers
+    given, scales = clip(grads, variables, sharing, place.loss_scale, took.clipping)
+    own, masks = memory.of(indices), optimizer.factor_masking
+    return Inputs(
+        place.compressor,
+        own.tensors,
+        indices,
+        given,
+        scales,
+        own,
+        took.momentum,
+        took.nesterov,
+        not took.adam if masks is None else masks,
+        optimizer.seed,
+        optimizer.iterations.value,
+        place.worker,
+        place.num_workers,
+        [t.size for t in memory.tensors],
+        **place.settings,
+    )
+
+
 def collect(
     optimizer: Any,
     grads: list,
@@ -85,31 +148,18 @@ def collect(
         kept: variables that the optimizer keeps.
         stock: whether the step is to be the inner optimizer's own.
     """
-    indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
-    # Where nothing is left out, clipping is Keras's own, whatever the workers.
-    sharing = 1 if optimizer.compressor.lossless else optimizer.num_workers
-    scale = optimizer.loss_scale_factor
-    given, scales = clip(grads, variables, sharing, scale, took.clipping)
-    own, masks = kept.memory.of(indices), optimizer.factor_masking
-    collected = Inputs(
+    place = Place(
         kept.chosen.compressor,
-        own.tensors,
-        indices,
-        given,
-        scales,
-        own,
-        took.momentum,
-        took.nesterov,
-        not took.adam if masks is None else masks,
-        optimizer.seed,
-        optimizer.iterations.value,
         tf.distribute.get_replica_context().replica_id_in_sync_group,
         optimizer.num_workers,
-        [t.size for t in kept.memory.tensors],
-        optimizer.communicator.drops_entries,
-        kept.natively,
-        optimizer.communicator.machine(),
+        optimizer.loss_scale_factor,
+        {
+            "drops_entries": optimizer.communicator.drops_entries,
+            "by_all": kept.natively,
+            "machine": optimizer.communicator.machine(),
+        },
     )
+    collected = assemble(optimizer, grads, variables, took, kept.memory, place)
     if kept.adam:
         return kept.adam.precondition(stock, collected, variables)
     return collected

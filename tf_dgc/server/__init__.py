@@ -4,8 +4,10 @@ May import every room but `launch`, `cli`, `testing` and `callbacks`.
 """
 
 __all__ = [
+    "admission",
     "clock",
     "connection",
+    "corrections",
     "handing",
     "heartbeat",
     "loop",
@@ -15,6 +17,8 @@ __all__ = [
     "optimizer",
     "process",
     "pulls",
+    "pushes",
+    "saved",
     "sealing",
     "service",
     "sessions",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 
 class Clock:
@@ -11,6 +12,9 @@ class Clock:
         staleness: number of completed steps that a worker may be ahead of the slowest
             one; 0 makes the pushes of all workers of one clock one step; infinity lets
             nobody wait.
+        quorum: number of pushes that make a step, of those that were computed by the
+            same weights; all of them if there are fewer workers. None for a step of
+            each push, or of all, by `staleness`.
 
     Attributes:
         completed: number of pushes of each worker that takes part, by index, counted
@@ -18,11 +22,31 @@ class Clock:
         most_ahead: most completed steps that any worker began one ahead of the slowest.
     """
 
-    def __init__(self, staleness: float):
-        self.staleness = staleness
+    def __init__(self, staleness: float, quorum: int | None = None):
+        self.staleness, self.quorum = staleness, quorum
         self.completed: dict[int, int] = {}
         self.most_ahead = 0
         self._pending: list[int] = []
+
+    @classmethod
+    def of_settings(cls, settings: dict[str, Any]) -> "Clock":
+        """Return the clock of a mode.
+
+        Args:
+            settings: "mode", "staleness" and "quorum" of an optimizer.
+
+        Raises:
+            ValueError: for a mode that there is not.
+        """
+        found = {
+            "sync": (0, None),
+            "async": (math.inf, None),
+            "ssp": (settings["staleness"], None),
+            "backup": (math.inf, settings["quorum"]),
+        }
+        if settings["mode"] not in found:
+            raise ValueError(f"there is no mode {settings['mode']!r}")
+        return cls(*found[settings["mode"]])
 
     @property
     def workers(self) -> list[int]:
@@ -51,14 +75,19 @@ class Clock:
 
         In the order in which they came; those of one step by the workers' indices.
         """
-        if self.staleness > 0:
+        if self.quorum is None and self.staleness > 0:
             found = [[worker] for worker in self._pending]
-        elif self._pending and not set(self.completed) - set(self._pending):
+        elif self._pending and self._is_full():
             found = [sorted(self._pending)]
         else:
             return []
         self._pending = []
         return found
+
+    def _is_full(self) -> bool:
+        if self.quorum is None:
+            return not set(self.completed) - set(self._pending)
+        return len(self._pending) >= min(self.quorum, len(self.completed))
 
     def may_go_on(self, worker: int) -> bool:
         """Whether a worker may begin its next step."""
@@ -79,12 +108,6 @@ class Clock:
 
     def _ahead(self, worker: int) -> int:
         return self.completed.get(worker, 0) - min(self.completed.values(), default=0)
-
-
-def staleness_of(mode: str, staleness: int | None) -> float:
-    """Return the bound of a clock by mode: 0 if it is "sync", none if "async"."""
-    bounds: dict[str, float] = {"sync": 0, "async": math.inf}
-    return bounds.get(mode, staleness or 0)
 
 
 def names(workers: Iterable[int]) -> str:

@@ -213,7 +213,8 @@ class Connection:
             [
                 f"tf_dgc: {self.name} does not reach the server "
                 f"({self._task.server}): killed, stopped or cut off; or what comes "
-                "back is not its reply. TensorFlow says: ",
+                "back is not its reply, as that of another version of tf_dgc. "
+                "TensorFlow says: ",
                 text,
             ]
         )

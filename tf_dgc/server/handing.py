@@ -78,12 +78,22 @@ def to_text(handed: Handed) -> str:
         ) from error
 
 
-def difference(one: Handed, other: Handed) -> str | None:
+def difference(one: Handed, other: Handed, rates: bool = True) -> str | None:
     """Return in what two differ, as errors say it; None if they are the same.
 
     Names are not compared: Keras numbers them anew in each process.
+
+    Args:
+        one: description of one worker.
+        other: description of another one.
+        rates: whether learning rates that are numbers are compared.
     """
-    found = _differences(_unnamed(one), _unnamed(other), "")
+    one, other = _unnamed(one), _unnamed(other)
+    both = [one["optimizer"]["config"], other["optimizer"]["config"]]
+    numbers = [isinstance(c.get("learning_rate"), int | float) for c in both]
+    if not rates and all(numbers):
+        both[0].pop("learning_rate"), both[1].pop("learning_rate")
+    found = _differences(one, other, "")
     return "; ".join(found[:3]) or None
 
 

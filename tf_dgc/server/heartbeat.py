@@ -3,6 +3,7 @@
 import atexit
 import sys
 import threading
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -15,13 +16,14 @@ from tf_dgc.server.tasks import Task
 
 _BEATS_PER_LEASE = 5
 _LAST_SECONDS = 2.0
+_WORKS = 0.05  # share of a processor, above which a process computes something
 
 
 class Heartbeat:
     """Tells the server from time to time that this process lives.
 
-    At the end of the process it says good-bye, with the error that ends it, if one
-    does.
+    And whether it computes something, as while it traces or evaluates. At the end of
+    the process it says good-bye, with the error that ends it, if one does.
 
     Args:
         client: client of the server.
@@ -57,8 +59,11 @@ class Heartbeat:
         self._say(Kind.LEAVE, messages.to_body(said))
 
     def _run(self) -> None:
+        used = time.process_time()
         while not self._left.wait(self._every):
-            self._say(Kind.BEAT, np.zeros([0], np.int32))
+            before, used = used, time.process_time()
+            works = used - before > _WORKS * self._every
+            self._say(Kind.BEAT, np.array([works], np.int32))
 
     def _say(self, kind: Kind, body: np.ndarray) -> None:
         """Say something, if the server is there."""

@@ -14,6 +14,7 @@ from tf_dgc.server.messages import (
     DamagedError,
     Kind,
     Status,
+    head_of,
     seal,
     secret_words,
     to_body,
@@ -21,6 +22,7 @@ from tf_dgc.server.messages import (
     unseal,
 )
 from tf_dgc.server.model import Push
+from tf_dgc.server.saved import Saved
 from tf_dgc.server.service import Service
 from tf_dgc.server.sessions import Session
 
@@ -48,6 +50,7 @@ class Loop:
         secret: text that all processes share, or None for that of `TF_DGC_SECRET`.
         say: function that is given lines of the log.
         now: function that returns the time, in seconds.
+        saved: checkpoint that is written, and gone on from; None for none.
 
     Attributes:
         service: object that does what is asked for.
@@ -61,22 +64,34 @@ class Loop:
         secret: str | None = None,
         say: Callable[[str], None] = print,
         now: Callable[[], float] = time.monotonic,
+        saved: Saved | None = None,
     ):
         self.service = Service(num_workers, limits, say)
         self._transport, self._num_workers = transport, num_workers
+        self._newcomers: dict[int, Session] = {}  # by worker; not yet let in
         self._secret = np.array(secret_words(secret), "<i4").tobytes()
-        self._say, self._now = say, now
+        self._say, self._now, self._saved = say, now, saved
 
     def run(self) -> None:
-        """Serve until it is over."""
+        """Serve until it is over.
+
+        Raises:
+            RuntimeError: if a checkpoint cannot be read.
+        """
+        if self._saved:
+            self._saved.restore(self.service)
         while not self.service.is_over(self._now()):
             slot, words = self._transport.take()
             begin = self._now()
             if slot >= 0:
                 self._take(slot, words)
             self.service.settle(self._now())
+            if self._saved:
+                self._saved.write_if_due(self.service, self._now())
             # Meanwhile signs of life have come, and nobody has taken them.
             self.service.members.forgive(self._now() - begin)
+        if self._saved:
+            self._saved.end(self.service)
         self._say(self.service.summary())
 
     def _take(self, slot: int, words: np.ndarray) -> None:
@@ -88,17 +103,25 @@ class Loop:
             worker = slot % self._num_workers
             reason = f"a message in the name of worker {worker} is refused: {error}"
             self._say(reason)
-            self._transport.answer(
-                slot, seal(REPLY, to_body(reason), status=Status.REFUSED, parts=1)
-            )
+            self._refuse(slot, reason, head_of(words))
             return
         member = self.service.members.find(head)
         if member is not None:
             member.seen = self._now()
         if kind in (Kind.BEAT, Kind.LEAVE):
             self._take_sign(slot, head, body, member)
+        elif member is not None:
+            self._take_step(member, head, body)
         else:
-            self._take_step(slot, head, body, member)
+            self._take_newcomer(slot, head, body)
+
+    def _refuse(self, slot: int, reason: str, head: Any) -> None:
+        """Answer who is not, or no longer, known in a slot that may be another's."""
+        member = self.service.members.get(slot)
+        if member is not None:
+            member.session.make_way()
+        fields = {"status": Status.REFUSED, **_address(head)}
+        self._transport.answer(slot, seal(REPLY, to_body(reason), parts=1, **fields))
 
     def _check(self, slot: int, head: Any) -> Kind:
         """Return the kind of a message.
@@ -129,49 +152,55 @@ class Loop:
             reason = to_text(body)
             said = f"ended with {reason}" if reason else "has left"
             self.service.drop(member, said, orderly=not reason)
-        fields = {name: head[name] for name in ("incarnation", "number")}
+        elif member is not None and body.any():
+            member.worked = self._now()
         nothing = np.zeros([0], np.int32)
-        self._transport.answer(slot, seal(REPLY, nothing, parts=1, **fields))
+        self._transport.answer(slot, seal(REPLY, nothing, parts=1, **_address(head)))
 
-    def _take_step(
-        self, slot: int, head: Any, body: np.ndarray, member: Member | None
-    ) -> None:
-        now = self._now()
-        if member is None and head["kind"] == Kind.JOIN:
-            member = self._begin(slot, head, now)
-        if member is None:
-            reason = to_body(
-                f"The server does not know this process of worker {head['worker']}: it "
-                "has dropped it, as it did not respond or another one took its place, "
-                "or was itself started again and has lost its state. Start the worker "
-                "again."
-            )
-            fields = {name: head[name] for name in ("incarnation", "number")}
-            refused = seal(REPLY, reason, status=Status.REFUSED, parts=1, **fields)
-            self._transport.answer(slot, refused)
-            return
+    def _take_step(self, member: Member, head: Any, body: np.ndarray) -> None:
         whole = member.session.take(head, body)
         if whole is None:
             return
         kind = Kind(head["kind"])
         if kind == Kind.PUSH:
             push = Push(whole, member.worker, int(head["step"]))
-            if not self.service.push(member, push, float(head["rate"])):
-                member.refuse("a push came before the first weights were asked for")
+            wrong = self.service.push(member, push, float(head["rate"]))
+            if wrong:
+                member.refuse(wrong)
                 return
-        self.service.do(member, kind, whole, now)
+        self.service.do(member, kind, whole, self._now())
 
-    def _begin(self, slot: int, head: Any, now: float) -> Member:
-        """Let a process take part, in place of an earlier one of its worker."""
-        before = self.service.members.get(int(head["worker"]))
-        if before is not None:
-            self.service.drop(before, "is replaced by another process")
+    def _take_newcomer(self, slot: int, head: Any, body: np.ndarray) -> None:
+        """Take a message of a process that does not take part.
 
+        One of the same worker that does goes on until this one is let in.
+        """
+        if head["kind"] != Kind.JOIN:
+            reason = (
+                f"The server does not know this process of worker {slot}: it "
+                "has dropped it, as it did not respond or another one took its place, "
+                "or was itself started again. Start the worker again."
+            )
+            self._refuse(slot, reason, head)
+            return
+        member = self.service.members.get(slot)
+        if member is not None:
+            member.session.make_way()
+        session = self._newcomers.get(slot)
+        if session is None or session.incarnation != head["incarnation"]:
+            session = self._newcomers[slot] = self._session(slot, head)
+        whole = session.take(head, body)
+        if whole is not None:
+            del self._newcomers[slot]
+            self.service.admit(Member(slot, session, self._now()), whole, self._now())
+
+    def _session(self, slot: int, head: Any) -> Session:
         def send(words: np.ndarray) -> None:
             self._transport.answer(slot, words)
 
-        number = int(head["number"]) - 1
-        session = Session(int(head["incarnation"]), number, send)
-        member = Member(int(head["worker"]), session, now)
-        self.service.members[member.worker] = member
-        return member
+        return Session(int(head["incarnation"]), int(head["number"]) - 1, send)
+
+
+def _address(head: Any) -> dict[str, Any]:
+    """Return the fields of a reply to a message, by which its sender knows it."""
+    return {name: head[name] for name in ("incarnation", "number")}

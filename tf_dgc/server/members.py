@@ -1,7 +1,9 @@
 """Members: processes that take part, each with a lease that what it sends renews."""
 
 import dataclasses
+import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from tf_dgc.cluster import workers
@@ -15,14 +17,17 @@ class Limits:
 
     Attributes:
         lease: seconds without a sign of life after which a worker counts as gone.
-        start: seconds for all workers to come, from the first one on.
-        wait: seconds that one waits for others that live and do not come.
+        start: seconds for all workers to come, from the first one on; and for one to
+            come again, if the last one is gone and had not done its part.
+        wait: seconds that one waits for others that live and do nothing.
+        work: seconds that one waits for others that compute something else.
         hold: seconds after which one that waits is told so, and asks again.
     """
 
     lease: float
     start: float
     wait: float
+    work: float
     hold: float = 1.0
 
     @classmethod
@@ -32,6 +37,7 @@ class Limits:
             workers.heartbeat_timeout_seconds(),
             workers.start_timeout_seconds(),
             workers.timeout_seconds(),
+            workers.tracing_timeout_seconds(),
         )
 
 
@@ -43,16 +49,22 @@ class Member:
         worker: index of the worker.
         session: session of its requests.
         seen: time at which it was last heard of.
-        rate: learning rate that it named last; None before its first push.
-        pushes: number of its pushes that have been applied.
+        worked: time at which it last computed something, as far as is known.
+        rate: learning rate of it that counted last; None for a schedule.
+        pushed: number of its pushes.
+        pushes: number of those that have been applied.
+        late: whether its last push came when its step had been taken.
         whole: whether what it waits for are all weights.
     """
 
     worker: int
     session: Session
     seen: float = dataclasses.field(default_factory=time.monotonic)
+    worked: float = -math.inf
     rate: float | None = None
+    pushed: int = 0
     pushes: int = 0
+    late: bool = False
     whole: bool = True
     _held: float = 0.0
     _waits: float | None = None
@@ -70,9 +82,21 @@ class Member:
         """Whether it asked for something that is to come."""
         return self.session.held in (Kind.START, Kind.PUSH, Kind.ASK)
 
-    def waited(self, now: float) -> float:
-        """Return the seconds for which it has waited, by requests of any number."""
-        return 0.0 if self._waits is None else now - self._waits
+    def waits_in_vain(
+        self, now: float, others: Iterable["Member"], limits: Limits
+    ) -> bool:
+        """Whether it has waited too long, by requests of any number.
+
+        Args:
+            now: time, in seconds.
+            others: members that it waits for.
+            limits: seconds that it may wait.
+        """
+        if self._waits is None:
+            return False
+        worked = max((other.worked for other in others), default=-math.inf)
+        idle = now - max(self._waits, worked)
+        return idle > limits.wait or now - self._waits > limits.work
 
     def give(self, reply: Reply) -> None:
         """Answer the request that is held, by what was asked for."""

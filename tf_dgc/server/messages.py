@@ -70,7 +70,7 @@ class Kind(enum.IntEnum):
     MORE = 6  # a further part of the last reply
     PULL = 7  # the weights now
     LEAVE = 8  # nothing any more; with the reason as text, if there is one
-    BEAT = 9  # nothing: it lives
+    BEAT = 9  # nothing: it lives; with a word, 1 if it computes, else 0
 
 
 class Status(enum.IntEnum):
@@ -80,6 +80,7 @@ class Status(enum.IntEnum):
     WAIT = 1  # and ask again
     REFUSED = 2  # with the reason as text
     AGAIN = 3  # join again: who was to give the first weights is gone
+    LATE = 4  # done, but for the push, which came when its step had been taken
 
 
 class DamagedError(Exception):
@@ -141,6 +142,14 @@ def unseal(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:
     if checksum(clean) != head["checksum"]:
         raise DamagedError("its checksum is wrong")
     return head, body
+
+
+def head_of(words: np.ndarray) -> Any:
+    """Return the head of a request that may be none, with zeros if it is too short."""
+    size = REQUEST.itemsize // 4
+    padded = np.zeros([size], "<i4")
+    padded[: len(words[:size])] = words[:size]
+    return np.frombuffer(padded.tobytes(), REQUEST)[0]
 
 
 def checksum(words: np.ndarray) -> np.int32:

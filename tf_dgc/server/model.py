@@ -1,5 +1,7 @@
 """The server's model: its variables, and the inner optimizer with all of its state."""
 
+import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import tensors, updating
 from tf_dgc.server import pulls
+from tf_dgc.server.corrections import STRENGTH, ByRate, Compensation
 from tf_dgc.server.handing import Handed
 from tf_dgc.steps import native, native_update
 from tf_dgc.steps.receiving import Receiver
@@ -38,6 +41,7 @@ class Model:
 
     Attributes:
         clock: number of updates.
+        ages: number of pushes by their age, the updates since they were computed.
 
     Raises:
         ValueError, TypeError: if Keras knows no such optimizer or compressor.
@@ -46,6 +50,7 @@ class Model:
     def __init__(self, handed: Handed):
         settings = handed["settings"]
         self.clock = 0
+        self.ages: collections.Counter[int] = collections.Counter()
         self.optimizer = _deserialize(handed["optimizer"])
         compressor: Compressor = _deserialize(handed["compressor"])
         self.variables = [
@@ -58,16 +63,24 @@ class Model:
             for v in handed["variables"]
         ]
         pairs = list(zip(self.variables, handed["variables"], strict=True))
+        number = handed["num_workers"]
+        self._by_rate: ByRate | None = None
+        self._compensation: Compensation | None = None
+        if settings["correction"] == "rate":
+            self._by_rate = ByRate(self.optimizer, number)
+        if settings["correction"] == "delay":
+            strength = settings["correction_strength"] or STRENGTH
+            self._compensation = Compensation(self.variables, strength, number)
         excluded = [v for v, described in pairs if not described["decays"]]
         if excluded:
             self.optimizer.exclude_from_weight_decay(var_list=excluded)
         self.optimizer.build(self.variables)
-        feedback, number = settings["error_feedback"], handed["num_workers"]
+        feedback = settings["error_feedback"]
         found = [tensors.describe(v, d["exempt"], feedback, number) for v, d in pairs]
         live = native.is_live(self.variables)
         self._natively = native_update.is_live(self.variables)
         self._receiver = Receiver(compressor, found, feedback, settings["seed"], live)
-        self._steps: dict[int, Callable] = {}
+        self._steps: dict[tuple[int, ...], Callable] = {}
         self._whole: tuple[int, np.ndarray] | None = None
         self._copies: pulls.Copies | None = None
         if settings["pull"] == "sparse":
@@ -96,10 +109,39 @@ class Model:
         pulls.assign(self.variables, tf.constant(words))
         self._whole = None
 
+    def state(self) -> np.ndarray:
+        """Return the bits of all variables, of the optimizer too, int32 `[w]`."""
+        return pulls.collect(self._everything()).numpy()
+
+    def restore(self, words: np.ndarray, clock: int, rate: float) -> None:
+        """Set all of that.
+
+        Args:
+            words: bits of all variables, as `state` returns them.
+            clock: number of updates that they have had.
+            rate: learning rate, which is not used if there is a schedule.
+
+        Raises:
+            ValueError: for another number of words.
+        """
+        everything = self._everything()
+        number = pulls.num_words(everything)
+        if len(words) != number:
+            raise ValueError(f"it has {len(words)} words of state, and not {number}")
+        pulls.assign(everything, tf.constant(words))
+        self.clock = clock
+        if self._by_rate:
+            self._by_rate.restore(rate)
+
+    def _everything(self) -> list[keras.Variable]:
+        return [*self.variables, *self.optimizer.variables]
+
     def whole(self, worker: int) -> np.ndarray:
         """Return the bits of all variables, int32 `[num_words]`, for a worker."""
         if self._copies:
             self._copies.reset(worker)
+        if self._compensation:
+            self._compensation.note(worker)
         if self._whole is None or self._whole[0] != self.clock:
             self._whole = self.clock, pulls.collect(self.variables).numpy()
         return self._whole[1]
@@ -114,10 +156,21 @@ class Model:
         """Forget what a worker has, which is gone."""
         if self._copies:
             self._copies.forget(worker)
+        if self._compensation:
+            self._compensation.forget(worker)
+
+    @property
+    def rate(self) -> float:
+        """Learning rate."""
+        owner = self._by_rate
+        return owner.rate if owner else float(self.optimizer.learning_rate)
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate."""
-        self.optimizer.learning_rate = rate
+        if self._by_rate:
+            self._by_rate.set_rate(rate)
+        else:
+            self.optimizer.learning_rate = rate
 
     def apply(self, pushes: Sequence[Push]) -> int:
         """Take one step by the sum of some pushes.
@@ -139,26 +192,51 @@ class Model:
                 "Pushes of one step must have been planned by the same clock. "
                 f"Received: {sorted(steps)}"
             )
+        if self._by_rate:
+            self._by_rate.begin(self.clock - pushes[0].step)
         words = [tf.constant(push.words) for push in pushes]
-        workers = tf.constant([push.worker for push in pushes])
-        if len(pushes) not in self._steps:
-            self._steps[len(pushes)] = self._traced(len(pushes))
-        step = self._steps[len(pushes)]
-        nonfinite = int(step(words, workers, tf.constant(steps.pop(), tf.int64)))
+        workers = tuple(push.worker for push in pushes)
+        step = self._traced(workers)
+        number = tf.constant(steps.pop(), tf.int64)
+        nonfinite = int(step(words, tf.constant(workers), number))
+        self.ages.update(self.clock - push.step for push in pushes)
         self.clock += 1
         return nonfinite
 
-    def _traced(self, number: int) -> Callable:
-        """Return the function of a step of so many pushes, of any length."""
-        words = [tf.TensorSpec([None], tf.int32)] * number
-        workers = tf.TensorSpec([number], tf.int32)
-        step = tf.TensorSpec([], tf.int64)
-        return tf.function(self._step, input_signature=[words, workers, step])
+    def can_read(self, push: Push) -> bool:
+        """Whether a push by itself is what was agreed upon; nothing is updated."""
+        given = [tf.constant(push.words)], [tf.constant(push.worker)]
+        try:
+            self._receiver.receive(*given, tf.constant(push.step, tf.int64)).decode()
+        except (ValueError, tf.errors.InvalidArgumentError):
+            return False
+        return True
+
+    def _traced(self, pushed: tuple[int, ...]) -> Callable:
+        """Return the function of a step of pushes of these workers, of any length.
+
+        It is that of all steps of so many, but where a worker's own weights matter.
+        """
+        number = len(pushed)
+        key = pushed if self._compensation else (number,)
+        if key not in self._steps:
+            words = [tf.TensorSpec([None], tf.int32)] * number
+            workers = tf.TensorSpec([number], tf.int32)
+            signature = [words, workers, tf.TensorSpec([], tf.int64)]
+            step = functools.partial(self._step, pushed[0])
+            self._steps[key] = tf.function(step, input_signature=signature)
+        return self._steps[key]
 
     def _step(
-        self, words: Sequence[tf.Tensor], workers: tf.Tensor, step: tf.Tensor
+        self,
+        first: int,
+        words: Sequence[tf.Tensor],
+        workers: tf.Tensor,
+        step: tf.Tensor,
     ) -> tf.Tensor:
         outcome = self._receiver.receive(words, tf.unstack(workers), step)
+        if self._compensation:
+            outcome = self._compensation.apply(outcome, first)
         return updating.update(self.optimizer, outcome, self.variables, self._natively)
 
 

@@ -1,6 +1,5 @@
 """A Keras optimizer whose rule runs on a parameter server."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,22 +9,23 @@ import tensorflow as tf
 from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import tf_config
-from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, takeover, tensors
+from tf_dgc.optimizers import inputs, takeover
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.configuration import take_apart
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
-from tf_dgc.server import process, tasks, validation
-from tf_dgc.server.worker import Worker
-from tf_dgc.steps.memory import make_memory
+from tf_dgc.server import process, validation
+from tf_dgc.server.worker import Worker, remember
 
 _SETTINGS = (
     "mode",
     "staleness",
     "compressor",
+    "quorum",
+    "correction",
+    "correction_strength",
     "error_feedback",
     "momentum_correction",
     "factor_masking",
@@ -53,7 +53,8 @@ class ServerOptimizer(OptimizerWrapper):
     error feedback, and pulls the weights. In mode "sync" the pushes of all workers are
     one step, as without a server; in mode "async" each is a step, applied as it comes;
     in mode "ssp" too, but no worker is more than `staleness` completed steps ahead of
-    the slowest.
+    the slowest; in mode "backup" the first `quorum` pushes by the same weights are one
+    step (Chen et al. 2016), and what comes later goes back into its worker's residual.
 
     Momentum of an SGD becomes momentum correction, and clipping of the inner optimizer
     local gradient clipping, both on the workers, as in `DGCOptimizer`. In a process
@@ -63,11 +64,17 @@ class ServerOptimizer(OptimizerWrapper):
         inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
             or config. Schedules of the learning rate are evaluated by the server's
             clock; a rate that a callback sets on a worker is sent along.
-        mode: way in which workers wait for each other: "sync", "async" or "ssp".
+        mode: way in which workers wait: "sync", "async", "ssp" or "backup".
         staleness: number of completed steps that a worker may be ahead of the slowest
             one, in mode "ssp"; 0 makes the pushes of a clock one step.
         compressor: a `tf_dgc.compressors.Compressor` without a state, of one worker at
             a time, or its name; the default sends 0.1 % of all entries.
+        quorum: number of pushes that make a step, in mode "backup".
+        correction: correction for staleness: None; "rate" divides the learning rate of
+            a push by the updates since its weights (Zhang et al. 2016); "delay" adds
+            how the gradient may have changed since (DC-ASGD, Zheng et al. 2017), for
+            which the server keeps a copy of the model for each worker.
+        correction_strength: lambda of "delay"; None for 0.04.
         error_feedback: whether to keep what is not sent in `residual`. None for the
             method's own choice.
         momentum_correction: whether to accumulate the local velocity of an `SGD`. None:
@@ -76,7 +83,7 @@ class ServerOptimizer(OptimizerWrapper):
             True.
         pull: weights that a worker gets in a step: "whole" for all, or "sparse"
             for those that differ most from what it has; for that the server keeps a
-            copy of the model for each worker.
+            copy of the model for each.
         pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None
             for as many entries as the pushes of N workers have, by `TopK` of a fixed
             sparsity; with plain SGD these are all that change in N pushes.
@@ -108,6 +115,9 @@ class ServerOptimizer(OptimizerWrapper):
         staleness: int | None = None,
         *,
         compressor: Compressor | str = "top_k",
+        quorum: int | None = None,
+        correction: str | None = None,
+        correction_strength: float | None = None,
         error_feedback: bool | None = None,
         momentum_correction: bool | None = None,
         factor_masking: bool | None = None,
@@ -117,10 +127,12 @@ class ServerOptimizer(OptimizerWrapper):
         seed: int = 0,
         name: str = "server_optimizer",
     ):
-        validation.check_mode(mode, staleness)
+        validation.check_mode(mode, staleness, quorum)
         compressor = compressors.get(compressor)
         validation.check_method(compressor)
         validation.check_pull(pull, pull_sparsity, compressor)
+        by = correction, correction_strength
+        validation.check_correction(*by, mode, staleness, pull)
         feedback = common.uses_error_feedback(compressor, error_feedback)
         common.check_momentum_correction(bool(momentum_correction), feedback)
         common.check_min_compress_size(min_compress_size)
@@ -132,12 +144,17 @@ class ServerOptimizer(OptimizerWrapper):
         if corrects is None:
             corrects = feedback and not compressor.lossless
         rule, took = takeover.take_over(inner, bool(corrects))
-        task = _find_task()
+        task = process.find_task()
+        if task:
+            validation.check_backup(mode, quorum, feedback, task.num_workers)
         super().__init__(rule, took, name, tf.distribute.get_strategy())
         self._task = task
         self.mode = mode
         self.staleness = None if staleness is None else int(staleness)
         self.compressor = compressor
+        self.quorum = None if quorum is None else int(quorum)
+        self.correction = correction
+        self.correction_strength = correction_strength
         self.error_feedback = error_feedback
         self.momentum_correction = momentum_correction
         self.factor_masking = factor_masking
@@ -147,7 +164,6 @@ class ServerOptimizer(OptimizerWrapper):
         self.seed = int(seed)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
-        self._feedback = feedback
         self._counters: keras.Variable | None = None
         self._worker: Worker | None = None
 
@@ -169,24 +185,12 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_variables(variables)
         with keras_optimizers.tracked():
             keras_optimizers.remember_variables(self, variables)
-            memory = make_memory(
-                [self._describe(v) for v in variables],
-                self.compressor,
-                keeps_residual=self._feedback,
-                keeps_velocity=bool(self._took.momentum),
-                keeps_second_moment=False,
-                keeps_largest_moment=False,
-                tracks_staleness=False,
-            )
+            memory = remember(self, variables, self._took.momentum)
             # Keras saves what is an attribute of the optimizer.
             self._counters = memory.counters
             self.residual = list(memory.residual)
             self.velocity = list(memory.velocity)
         self._worker = Worker(self, variables, memory, self._took, self._task)
-
-    def _describe(self, variable: keras.Variable) -> Tensor:
-        small = tensors.is_small(variable, self.min_compress_size)
-        return tensors.describe(variable, small, self._feedback, self.num_workers)
 
     def join(self) -> None:
         """Take part now: give the server what it needs, and take its weights.
@@ -284,14 +288,3 @@ class ServerOptimizer(OptimizerWrapper):
         arguments, _ = take_apart(config, custom_objects)
         with tf_config.loading():
             return cls(**arguments)
-
-
-def _find_task() -> tasks.Task | None:
-    """Return this process's task; serve, if it is the server, and end the process."""
-    if tf_config.is_loading() and not tasks.is_cluster():
-        return None
-    task = tasks.find()
-    if task.worker is None:
-        process.serve(task)
-        sys.exit(0)
-    return task

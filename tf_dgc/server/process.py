@@ -1,17 +1,34 @@
 """The server's process: listens where it is told, and serves until all have left."""
 
 import socket
+import sys
 import threading
 
 import tensorflow as tf
 
 from tf_dgc._internals import rpc
-from tf_dgc.server import messages
+from tf_dgc.cluster import tf_config
+from tf_dgc.server import messages, tasks
 from tf_dgc.server.loop import Loop
 from tf_dgc.server.members import Limits
+from tf_dgc.server.saved import Saved
 from tf_dgc.server.tasks import Task
 
 _WAKE_SECONDS = 0.2
+
+
+def find_task() -> Task | None:
+    """Return this process's task; serve, if it is the server, and end the process.
+
+    None outside of a cluster, while a saved model is loaded.
+    """
+    if tf_config.is_loading() and not tasks.is_cluster():
+        return None
+    task = tasks.find()
+    if task.worker is None:
+        serve(task)
+        sys.exit(0)
+    return task
 
 
 def serve(task: Task) -> None:
@@ -21,7 +38,8 @@ def serve(task: Task) -> None:
         task: this process's task, a server.
 
     Raises:
-        RuntimeError: if it cannot listen on its address.
+        RuntimeError: if it cannot listen on its address, or go on from its checkpoint.
+        ValueError: for an environment variable that is not a number of seconds.
     """
     try:
         _try_to_bind(task.server)
@@ -36,11 +54,13 @@ def serve(task: Task) -> None:
             "WARNING: whoever reaches this address can train the model. Set the same "
             f"{messages.SECRET_VARIABLE} for all processes (docs/server.md)."
         )
+    limits, saved = Limits.of_environment(), Saved.of_environment(_say)
+    loop = Loop(transport, task.num_workers, limits, say=_say, saved=saved)
     done = threading.Event()
     waker = threading.Thread(target=_wake, args=(transport, done), daemon=True)
     waker.start()
     try:
-        Loop(transport, task.num_workers, Limits.of_environment(), say=_say).run()
+        loop.run()
     finally:
         done.set()
         waker.join()

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.server import messages
-from tf_dgc.server.messages import REPLY, REQUEST, Status
+from tf_dgc.server.messages import REPLY, REQUEST
 
 _SIZE = REPLY.itemsize // 4
 
@@ -109,8 +109,7 @@ def unseal(
         ]
     )
     process = tf.equal(_field(head, "incarnation"), incarnation)
-    same = tf.logical_and(process, tf.equal(_field(head, "number"), number))
-    mine = tf.logical_or(same, tf.equal(status, int(Status.REFUSED)))
+    mine = tf.logical_and(process, tf.equal(_field(head, "number"), number))
     clock, parts = _field(head, "clock"), _field(head, "parts")
     return tf.logical_and(whole, mine), Answer(status, clock, parts, body)
 

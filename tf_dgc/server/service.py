@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-import tensorflow as tf
 
-from tf_dgc.server import handing
-from tf_dgc.server.clock import Clock, names, staleness_of
+from tf_dgc.server.admission import Admission, rate_of
+from tf_dgc.server.clock import Clock, names
 from tf_dgc.server.handing import Handed
 from tf_dgc.server.members import Limits, Member, Members
-from tf_dgc.server.messages import Kind, Status, to_body, to_text
+from tf_dgc.server.messages import Kind, Status, to_body
 from tf_dgc.server.model import Model, Push
+from tf_dgc.server.pushes import Pushes
 from tf_dgc.server.sessions import Reply
 
 
@@ -28,6 +28,7 @@ class Service:
         members: processes that take part.
         model: model; None until the first weights are there.
         clock: clock; None until the first worker has joined.
+        pushes: pushes that came, likewise.
         failure: reason for which nobody can go on, or None.
     """
 
@@ -35,14 +36,14 @@ class Service:
         self.members = Members()
         self.model: Model | None = None
         self.clock: Clock | None = None
+        self.pushes: Pushes | None = None
         self.failure: str | None = None
         self._num_workers, self._limits, self._say = num_workers, limits, say
-        self._handed: Handed | None = None
+        self._admission = Admission(num_workers)
         self._giver: Member | None = None
-        self._pushes: list[tuple[Push, Member]] = []
         self._started = False
         self._begun: float | None = None  # when the first one joined
-        self._came: set[int] = set()
+        self._done: set[int] = set()  # workers that have done their part
         self._alone = 0.0  # when the last one left
 
     def do(self, member: Member, kind: Kind, body: np.ndarray, now: float) -> None:
@@ -55,11 +56,12 @@ class Service:
             now: time, in seconds.
         """
         if kind == Kind.JOIN:
-            self._join(member, body, now)
+            self.admit(member, body, now)
         elif kind == Kind.GIVE:
             self._take_weights(member, body)
         elif kind == Kind.PULL and self.model is not None:
-            member.give(self._weights(self.model, member.worker, whole=True))
+            body = self.model.whole(member.worker)
+            member.give(Reply(Status.DONE, body, self.model.clock))
         elif kind in (Kind.START, Kind.ASK, Kind.PUSH):
             member.hold(now)
         else:
@@ -67,29 +69,56 @@ class Service:
 
     # --- joining --------------------------------------------------------------------
 
-    def _join(self, member: Member, body: np.ndarray, now: float) -> None:
-        try:
-            handed = json.loads(to_text(body))
-            differs = self._differs(handed)
-        except (KeyError, TypeError, ValueError) as error:
-            differs = f"it cannot be read ({error})"
-        if differs:
-            reason = f"what it is to be trained with: {differs}"
+    def admit(self, member: Member, body: np.ndarray, now: float) -> None:
+        """Let a process take part, in place of another one of its worker; or refuse it.
+
+        Args:
+            member: member that it is to be, whose session holds that it joins.
+            body: words of what it hands over, int32 `[w]`.
+            now: time, in seconds.
+        """
+        handed, wrong = self._admission.read(body, late=self.model is not None)
+        if wrong:
+            reason = f"what it is to be trained with: {wrong}"
             self._say(f"worker {member.worker} is refused, by {reason}")
             member.refuse(
                 f"The server refuses worker {member.worker}, by {reason}. All workers "
                 "must run the same version of tf_dgc, with the same model and settings."
             )
-            self.members.pop(member.worker, None)
+            self.drop(member, "is refused")
             return
-        if self._handed is None:
-            self._handed, self._begun = handed, now
-            settings = handed["settings"]
-            self.clock = Clock(staleness_of(settings["mode"], settings["staleness"]))
-        self._came.add(member.worker)
+        before = self.members.get(member.worker)
+        if before is not None and before is not member:
+            self.drop(before, "is replaced by another process")
+        if self._admission.handed is None:
+            self._take(handed)
+        if self._begun is None:
+            self._begun = now
+        self.members[member.worker] = member
+        member.rate = rate_of(handed)
+        self._join(member)
+
+    def _take(self, handed: Handed) -> None:
+        """Be what was handed over."""
+        self._admission.handed = handed
+        self.clock = Clock.of_settings(handed["settings"])
+        self.pushes = Pushes(self.clock, self._say)
+
+    def restore(self, handed: Handed, model: Model) -> None:
+        """Go on from a checkpoint; workers join anew.
+
+        Args:
+            handed: description of what this server is.
+            model: model as it was.
+        """
+        self._take(handed)
+        self.model = model
+
+    def _join(self, member: Member) -> None:
+        self._done.discard(member.worker)
         if self._started and self.clock:
             self.clock.join(member.worker)
-        gives = self.model is None and self._giver is None
+        gives = self.model is None and self._giver in (None, member)
         if gives:
             self._giver = member
         late = f", at update {self.model.clock}" if self.model else ""
@@ -97,26 +126,16 @@ class Service:
         self._say(f"worker {member.worker} joins ({there}{late})")
         member.give(Reply(body=to_body(json.dumps({"give": gives}))))
 
-    def _differs(self, handed: Handed) -> str | None:
-        if handed["num_workers"] != self._num_workers:
-            return (
-                f"num_workers is {handed['num_workers']}, and the server's TF_CONFIG "
-                f"names {self._num_workers}"
-            )
-        if self._handed is None:
-            staleness_of(handed["settings"]["mode"], handed["settings"]["staleness"])
-            return None
-        return handing.difference(self._handed, handed)
-
     def _take_weights(self, member: Member, body: np.ndarray) -> None:
-        if self._handed is None or self._giver is not member or self.model:
+        handed = self._admission.handed
+        if handed is None or self._giver is not member or self.model:
             member.refuse("nobody asked for weights")
             return
         try:
-            model = Model(self._handed)
+            model = Model(handed)
             model.load(body)
         except (KeyError, TypeError, ValueError) as error:
-            self._handed = self._giver = None
+            self._admission.handed = self._giver = None
             reason = (
                 "The server cannot make the optimizer or the compressor of their "
                 f"configs; it knows those of Keras and of tf_dgc. It says: {error}"
@@ -129,39 +148,17 @@ class Service:
 
     # --- pushes ---------------------------------------------------------------------
 
-    def push(self, member: Member, push: Push, rate: float) -> bool:
-        """Take a push; return whether there was a place for it.
+    def push(self, member: Member, push: Push, rate: float) -> str | None:
+        """Take a push; return why there is no place for it, or None.
 
         Args:
             member: member that it is from.
             push: push.
             rate: learning rate of the worker, NaN if it has a schedule.
         """
-        if self.model is None or self.clock is None or not self._started:
-            return False
-        if member.rate not in (None, rate) and not np.isnan(rate):
-            self.model.set_rate(rate)
-            self._say(f"learning rate {rate:g}, by worker {member.worker}")
-        member.rate = rate
-        self._pushes.append((push, member))
-        self.clock.push(member.worker)
-        return True
-
-    def _apply(self, model: Model, clock: Clock) -> None:
-        """Apply what is due; who pushed what cannot be applied is dropped."""
-        for group in clock.due():
-            found = [p for p in self._pushes if p[0].worker in group]
-            self._pushes = [p for p in self._pushes if p[0].worker not in group]
-            found.sort(key=lambda p: p[0].worker)
-            try:
-                model.apply([push for push, _ in found])
-            except (ValueError, tf.errors.InvalidArgumentError) as error:
-                text = getattr(error, "message", str(error)).splitlines()[0]
-                for _, member in found:
-                    self.drop(member, f"what it pushed is refused: {text}")
-                continue
-            for _, member in found:
-                member.pushes += 1
+        if self.model is None or self.pushes is None or not self._started:
+            return "a push came before the first weights were asked for"
+        return self.pushes.take(member, push, rate, self.model)
 
     # --- leaving --------------------------------------------------------------------
 
@@ -176,6 +173,8 @@ class Service:
         if self.members.get(member.worker) is not member:
             return
         del self.members[member.worker]
+        if orderly:
+            self._done.add(member.worker)
         self._say(f"worker {member.worker} {reason} ({member.pushes} pushes applied)")
         member.refuse(f"worker {member.worker} {reason}")
         if self._giver is member and self.model is None:
@@ -190,7 +189,7 @@ class Service:
 
     @property
     def _is_strict(self) -> bool:
-        return self._handed is not None and self._handed["settings"]["mode"] == "sync"
+        return self.handed is not None and self.handed["settings"]["mode"] == "sync"
 
     # --- after every message, and from time to time ---------------------------------
 
@@ -207,8 +206,9 @@ class Service:
                 f"does not respond, for {seconds:g} s: killed, stopped or cut off",
             )
         self._start(now)
-        if self.model and self.clock:
-            self._apply(self.model, self.clock)
+        if self.model and self.pushes:
+            for member, reason in self.pushes.apply(self.model):
+                self.drop(member, reason)
         for member in [m for m in self.members.values() if m.waits]:
             self._settle(member, now)
         if self.members:
@@ -219,7 +219,8 @@ class Service:
             return
         missing = sorted(set(range(self._num_workers)) - set(self.members))
         in_time = self._begun is None or now - self._begun < self._limits.start
-        if missing and in_time and self.clock.staleness < np.inf:
+        too_few = len(self.members) < (self.clock.quorum or 0)
+        if in_time and (too_few or (missing and self.clock.staleness < np.inf)):
             return
         if missing and self._is_strict:
             self.failure = (
@@ -241,40 +242,56 @@ class Service:
         elif clock and self._started and clock.may_go_on(member.worker):
             clock.go_on(member.worker)
             model = cast(Model, self.model)
-            member.give(self._weights(model, member.worker, member.whole))
-        elif clock and self._started and member.waited(now) > self._limits.wait:
+            pull = model.whole if member.whole else model.pull
+            status = Status.LATE if member.late else Status.DONE
+            member.give(Reply(status, pull(member.worker), model.clock))
+        elif clock and self._started and self._waits_in_vain(clock, member, now):
             others = names(clock.waited_for(member.worker))
             member.refuse(
                 f"worker {member.worker} waited {self._limits.wait:g} s (environment "
                 f"variable TF_DGC_TIMEOUT) for {others}, which responds but does not "
-                f"come. {_ADVICE}"
+                f"come, and computes nothing. {_ADVICE}"
             )
         else:
             member.put_off(now, self._limits.hold)
 
-    def _weights(self, model: Model, worker: int, whole: bool) -> Reply:
-        body = model.whole(worker) if whole else model.pull(worker)
-        return Reply(body=body, clock=model.clock)
+    def _waits_in_vain(self, clock: Clock, member: Member, now: float) -> bool:
+        indices = clock.waited_for(member.worker)
+        others = [self.members[i] for i in indices if i in self.members]
+        return member.waits_in_vain(now, others, self._limits)
 
     def is_over(self, now: float) -> bool:
-        """Whether all have come and gone, or nobody comes any more.
+        """Whether all have done their part, or nobody comes any more.
+
+        If the last one there was is gone without that, another process may come in its
+        place: a launcher starts it again, or somebody does.
 
         Args:
             now: time, in seconds.
         """
-        if self.members or not self._came:
+        if self.members or self._begun is None:
             return False
-        everyone = len(self._came) == self._num_workers
-        return everyone or now - self._alone > self._limits.start
+        over = self.is_done or self.failure is not None
+        return over or now - self._alone > self._limits.start
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all workers have done their part."""
+        return len(self._done) == self._num_workers
+
+    @property
+    def handed(self) -> Handed | None:
+        """What this server is, as the first worker handed it over."""
+        return self._admission.handed
 
     def summary(self) -> str:
         """Return what has been done, as a line of the log."""
-        updates = self.model.clock if self.model else 0
-        ahead = self.clock.most_ahead if self.clock else 0
-        return f"{updates} updates; at most {ahead} steps ahead of the slowest worker"
+        if self.model is None or self.pushes is None:
+            return "nothing was trained"
+        return self.pushes.summary(self.model)
 
 
 _ADVICE = (
     "End all workers and the server, and start them again; or use a mode that goes on "
-    'without one, "async" or "ssp".'
+    'without one, "async", "ssp" or "backup".'
 )

@@ -86,7 +86,7 @@ class Session:
             return None
         self._number, self._last = int(head["number"]), None
         if head["kind"] == Kind.MORE:
-            self._more(int(head["part"]))
+            self._give(Status.DONE, int(head["part"]))
             return None
         if head["part"] != len(self._parts) * (head["part"] > 0):
             self._refuse(head, f"part {head['part']} came out of turn")
@@ -105,14 +105,23 @@ class Session:
         """Answer the request that is held."""
         self.held = None
         self._outgoing = reply.body, reply.clock
-        parts = num_parts(len(reply.body))
-        self._answer(reply.status, part_of(reply.body, 0), reply.clock, 0, parts)
+        self._give(reply.status, 0)
 
-    def _more(self, part: int) -> None:
+    def make_way(self) -> None:
+        """Tell who waits to ask again, as another caller is behind it.
+
+        Else that one's reply, which is to come at once, would be taken by this one.
+        """
+        if self.held is not None:
+            self.answer(Reply(Status.WAIT))
+
+    def _give(self, status: Status, part: int) -> None:
+        """Answer by a part of the reply, of which nothing is kept behind the last."""
         body, clock = self._outgoing
-        self._answer(
-            Status.DONE, part_of(body, part), clock, part, num_parts(len(body))
-        )
+        parts = num_parts(len(body))
+        if part + 1 >= parts:
+            self._outgoing = _NOTHING, 0
+        self._answer(status, part_of(body, part), clock, part, parts)
 
     def _repeat(self) -> None:
         """Answer once more; or, if that is still to come, the message before this."""

@@ -12,15 +12,16 @@ from tf_dgc.arguments import check_whole
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.server.tasks import Task
 
-MODES = ("sync", "async", "ssp")
+MODES = ("sync", "async", "ssp", "backup")
 
 
-def check_mode(mode: str, staleness: int | None) -> None:
-    """Raise `ValueError` for a mode that there is not, or a bound that it has not.
+def check_mode(mode: str, staleness: int | None, quorum: int | None) -> None:
+    """Raise `ValueError` for a mode that there is not, or a number that it has not.
 
     Args:
         mode: way in which workers wait for each other.
         staleness: number of completed steps that one may be ahead.
+        quorum: number of pushes that make a step.
     """
     if mode not in MODES:
         raise ValueError(
@@ -34,8 +35,77 @@ def check_mode(mode: str, staleness: int | None) -> None:
             '`ServerOptimizer(inner, mode="ssp", staleness=3)`; the others take none. '
             f"Received: mode={mode!r}, staleness={staleness!r}"
         )
+    if (mode == "backup") is (quorum is None):
+        raise ValueError(
+            'Mode "backup" needs `quorum`, the number of pushes that make a step, for '
+            'example `ServerOptimizer(inner, mode="backup", quorum=3)` of four '
+            f"workers; the others take none. Received: mode={mode!r}, quorum={quorum!r}"
+        )
     if staleness is not None:
         check_whole("staleness", staleness, 0, " of steps")
+    if quorum is not None:
+        check_whole("quorum", quorum, 1, " of pushes")
+
+
+def check_backup(mode: str, quorum: int | None, feedback: bool, number: int) -> None:
+    """Raise `ValueError` for a quorum that never comes, or pushes that would be lost.
+
+    Args:
+        mode: way in which workers wait for each other.
+        quorum: number of pushes that make a step.
+        feedback: whether workers keep what they do not send.
+        number: number of workers, N.
+    """
+    if quorum is not None and quorum > number:
+        raise ValueError(
+            f"`quorum` must be at most the number of workers, {number}. "
+            f"Received: quorum={quorum}"
+        )
+    if mode == "backup" and not feedback:
+        raise ValueError(
+            'In mode "backup" a push that comes too late goes back into the residual '
+            "of its worker, so there must be one. Use a method with error feedback, or "
+            "pass `error_feedback=True`. Received: a method without"
+        )
+
+
+def check_correction(
+    correction: str | None,
+    strength: float | None,
+    mode: str,
+    staleness: int | None,
+    pull: str,
+) -> None:
+    """Raise `ValueError` for a correction that there is not, or nothing to correct.
+
+    Args:
+        correction: correction for staleness, or None.
+        strength: strength of it.
+        mode: way in which workers wait for each other.
+        staleness: number of completed steps that one may be ahead.
+        pull: weights that are pulled.
+    """
+    if correction not in (None, "rate", "delay"):
+        raise ValueError(
+            '`correction` must be None, "rate" or "delay". Received: '
+            f"correction={correction!r}"
+        )
+    if correction and (mode not in ("async", "ssp") or staleness == 0):
+        raise ValueError(
+            "`correction` is for pushes that were computed by old weights, as in mode "
+            '"async", or "ssp" with a staleness above 0. Received: '
+            f"correction={correction!r}, mode={mode!r}, staleness={staleness!r}"
+        )
+    if correction == "delay" and pull != "whole":
+        raise ValueError(
+            '`correction="delay"` compares the weights with those that a worker was '
+            f'given, all of them. Pass `pull="whole"`. Received: pull={pull!r}'
+        )
+    if strength is not None and (correction != "delay" or not strength > 0):
+        raise ValueError(
+            '`correction_strength` is a positive number for `correction="delay"`. '
+            f"Received: correction_strength={strength!r}, correction={correction!r}"
+        )
 
 
 def check_method(compressor: Compressor) -> None:

@@ -1,22 +1,54 @@
 """The worker's part of a step: its push, and the weights that it pulls."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs
+from tf_dgc.optimizers import inputs, tensors
+from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.server import handing, pulls, validation
 from tf_dgc.server.connection import Connection
-from tf_dgc.server.messages import Kind, gist
+from tf_dgc.server.messages import Kind, Status, gist
 from tf_dgc.server.tasks import Task
 from tf_dgc.steps import pushing
 from tf_dgc.steps.base import Inputs
-from tf_dgc.steps.memory import Memory
+from tf_dgc.steps.memory import Memory, make_memory
+
+
+def remember(
+    optimizer: Any, variables: Sequence[keras.Variable], momentum: float
+) -> Memory:
+    """Create the variables of what a worker remembers.
+
+    Args:
+        optimizer: `ServerOptimizer` that it is for.
+        variables: variables of the model.
+        momentum: coefficient of the momentum correction, 0 for none.
+    """
+    feedback = common.uses_error_feedback(
+        optimizer.compressor, optimizer.error_feedback
+    )
+
+    def describe(variable: keras.Variable) -> Tensor:
+        small = tensors.is_small(variable, optimizer.min_compress_size)
+        return tensors.describe(variable, small, feedback, optimizer.num_workers)
+
+    return make_memory(
+        [describe(v) for v in variables],
+        optimizer.compressor,
+        keeps_residual=feedback,
+        keeps_velocity=bool(momentum),
+        keeps_second_moment=False,
+        keeps_largest_moment=False,
+        tracks_staleness=False,
+    )
 
 
 class Worker:
@@ -97,9 +129,12 @@ class Worker:
         """
         optimizer = self._optimizer
         pushed = pushing.push(self._inputs(grads, variables))
-        _, clock, words = self.join().ask(
+        status, clock, words = self.join().ask(
             Kind.PUSH, pushed.words, optimizer.iterations.value, self._rate()
         )
+        if optimizer.mode == "backup":
+            late = tf.equal(status, int(Status.LATE))
+            tf.cond(late, lambda: self._put_back(pushed), lambda: False)
         if self._form:
             pulls.take(self._form, self.variables, words)
         else:
@@ -113,37 +148,35 @@ class Worker:
             nonfinite=pushed.nonfinite,
         )
 
+    def _put_back(self, pushed: pushing.Pushed) -> bool:
+        """Keep what was pushed, which came too late."""
+        sent, _ = pushed.outcome.decode()
+        kept = [r.local() for r in self._memory.residual]
+        both = [
+            k + tf.cast(tf.reshape(s, k.shape), k.dtype)
+            for k, s in zip(kept, sent, strict=True)
+        ]
+        self._memory.store_residual(both)
+        return True
+
     def _set_clock(self, clock: tf.Tensor) -> None:
         iterations = self._optimizer.iterations
         iterations.assign(tf.cast(clock, iterations.dtype))
 
     def _inputs(self, grads: list, variables: list[keras.Variable]) -> Inputs:
         """Return what goes into the step, all of it divided by N."""
-        optimizer, took, memory = self._optimizer, self._took, self._memory
-        number = optimizer.num_workers
-        indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
-        grads = [grads[indices.index(i)] for i in range(len(indices))]
-        indices, variables = sorted(indices), self.variables  # as the server has them
-        sharing = 1 if optimizer.compressor.lossless else number
-        scale = (optimizer.loss_scale_factor or 1.0) * number
-        given, scales = inputs.clip(grads, variables, sharing, scale, took.clipping)
-        own, masks = memory.of(indices), optimizer.factor_masking
-        return Inputs(
+        optimizer = self._optimizer
+        place = inputs.Place(
             optimizer.compressor,
-            own.tensors,
-            indices,
-            given,
-            scales,
-            own,
-            took.momentum,
-            took.nesterov,
-            masks is None or masks,
-            optimizer.seed,
-            tf.cast(optimizer.iterations.value, tf.int64),
             self._task.worker or 0 if self._task else 0,
             pushing.NUM_WORKERS,
-            [t.size for t in memory.tensors],
+            (optimizer.loss_scale_factor or 1.0) * optimizer.num_workers,
+            {},
         )
+        where = {id(v): i for i, v in enumerate(variables)}
+        grads = [grads[where[id(v)]] for v in self.variables]  # as the server has them
+        kept = self._took, self._memory, place
+        return inputs.assemble(optimizer, grads, self.variables, *kept)
 
     def _rate(self) -> tf.Tensor:
         """Return the learning rate to be sent along, NaN for a schedule."""
@@ -157,6 +190,9 @@ class Worker:
         settings = {
             "mode": optimizer.mode,
             "staleness": optimizer.staleness,
+            "quorum": optimizer.quorum,
+            "correction": optimizer.correction,
+            "correction_strength": optimizer.correction_strength,
             "error_feedback": bool(self._memory.residual),
             "seed": optimizer.seed,
             "pull": optimizer.pull,

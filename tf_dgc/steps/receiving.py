@@ -72,15 +72,16 @@ class Receiver(NamedTuple):
         sparsity = schedules.current(compressor.sparsity, step)
         named = compressor.value_dtype
         tensors = [t._replace(value_dtype=named) for t in self.tensors]
-        arrived, rest = [], list(pushes)
+        arrived, missing, rest = [], [], list(pushes)
         for places in plans.shares(tensors, NUM_WORKERS):
             layout = [tensors[i] for i in places]
             planned = plans.plan(layout, sparsity, NUM_WORKERS)
             parts = [_take(planned, words) for words in rest]
-            totals, buffers, rest = map(list, zip(*parts, strict=True))
+            totals, buffers, rest, found = map(list, zip(*parts, strict=True))
             both = Both(tf.add_n(totals), tf.stack(buffers))
             arrived.append((Share(places, planned), both))
-        arrived = _checked(arrived, rest)
+            missing.append(tf.stack(found))
+        arrived = _checked(arrived, tf.add_n(missing), rest)
         path = native if self.natively else operations
         return Outcome(
             decode=lambda: fused.decode(path, arrived),
@@ -90,10 +91,10 @@ class Receiver(NamedTuple):
         )
 
 
-def _take(planned: Plan, words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _take(planned: Plan, words: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Return the vector and the buffer of a share, of which one is empty; and the rest.
 
-    What is too short is filled with zeros, which no header is.
+    What is too short is filled with zeros, and how many of them is returned last.
     """
     dtype = planned.summed_dtype
     whole = num_words(dtype, planned.dense_entries)
@@ -104,17 +105,21 @@ def _take(planned: Plan, words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
         whole = tf.where(planned.dense, whole, 0)
         sparse = tf.where(planned.dense, 0, tf.cast(sparse, tf.int32))
     used = whole + sparse
-    words = tf.pad(words, [[0, tf.maximum(used - tf.size(words), 0)]])
+    missing = tf.maximum(used - tf.size(words), 0)
+    words = tf.pad(words, [[0, missing]])
     entries = whole // num_words(dtype, 1)
     vector = from_words(words[:whole], tf.zeros([entries], dtype))
-    return vector, words[whole:used], words[used:]
+    return vector, words[whole:used], words[used:], missing
 
 
-def _checked(arrived: list, rest: Sequence[tf.Tensor]) -> list:
-    """Return the same, to be had only if nothing follows."""
+def _checked(arrived: list, missing: tf.Tensor, rest: Sequence[tf.Tensor]) -> list:
+    """Return the same, to be had only if nothing is missing and nothing follows."""
     left = tf.stack([tf.size(words) for words in rest])
-    check = Check("words behind the last tensor", left, 0)
-    replies = gate([check], [tuple(both[:2]) for _, both in arrived])
+    checks = [
+        Check("words that are missing", missing, 0),
+        Check("words behind the last tensor", left, 0),
+    ]
+    replies = gate(checks, [tuple(both[:2]) for _, both in arrived])
     pairs = zip(arrived, replies, strict=True)
     return [(share, Both(*reply)) for (share, _), reply in pairs]
 

@@ -1,0 +1,165 @@
+"""What a parameter server does with workers of unequal speed.
+
+    python benchmarks/server.py --workers 4 --speeds 1,0.1
+    sudo python benchmarks/server.py --rate loopback,1gbit,100mbit --json server.json
+
+A worker computes a real gradient and sleeps, so that a step of it takes `--step_ms`
+without communication, as on a machine of its own; the last one has a share of that
+speed. All modes of a server, and `mirrored`, DGC without one, run some seconds each.
+
+updates  steps of the optimizer per second, of whatever part of the workers
+pushes   gradients per second that are part of these
+fast     steps per second of the workers that are not slowed down, in the median
+late     pushes that came when their step had been taken (`backup`)
+age      updates since the weights that a push was computed by; all are in the JSON
+
+A rate other than loopback puts every worker and the server into a network namespace,
+behind a link of that rate; that needs root. Bytes are counted on these links, protocols
+included, and are of a worker's step: pushed by it, and sent to it by the server. On
+loopback both are together what this machine sent to itself.
+"""
+
+import itertools
+import statistics
+import sys
+
+from absl import app, flags
+from common import network, reporting, signals
+from common.cluster import Cluster, WorkerError
+
+MODES = ["mirrored", "sync", "async", "ssp", "backup"]
+COLUMNS = [
+    ("workers", "workers", "d"),
+    ("rate", "rate", ""),
+    ("speed", "speed", "g"),
+    ("mode", "mode", ""),
+    ("updates_per_second", "updates/s", ",.1f"),
+    ("pushes_per_second", "pushes/s", ",.1f"),
+    ("fast_per_second", "fast, steps/s", ",.1f"),
+    ("late", "late", ".0%"),
+    ("mean_age", "age, mean", ".1f"),
+    ("largest_age", "most", "d"),
+    ("pushed_bytes", "pushed", ",d"),
+    ("pulled_bytes", "pulled", ",d"),
+    ("bytes", "bytes per step", ",d"),
+]
+
+_MODEL = flags.DEFINE_enum("model", "medium", ["tiny", "medium", "mlp"], "Trained.")
+_WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
+_RATE = flags.DEFINE_list("rate", ["loopback"], "Of links, as `tc` writes them.")
+_MODES = flags.DEFINE_list("modes", MODES, "What to compare.")
+_SPEEDS = flags.DEFINE_list("speeds", ["1", "0.5", "0.1"], "Of the last worker.")
+_STEP = flags.DEFINE_float("step_ms", 100.0, "Of a step without communication.")
+_STALENESS = flags.DEFINE_integer("staleness", 3, "Of ssp.")
+_QUORUM = flags.DEFINE_integer("quorum", None, "Of backup; None for all but one.")
+_PULL = flags.DEFINE_enum("pull", "sparse", ["whole", "sparse"], "What is pulled.")
+_SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of pushes.", 0.0, 0.999999)
+_SECONDS = flags.DEFINE_float("seconds", 15.0, "Of each run.")
+_TIMEOUT = flags.DEFINE_float("timeout", 300.0, "Seconds for an answer of a worker.")
+_JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
+
+
+def main(_):
+    """Measure all, and report."""
+    signals.end_orderly()
+    numbers, speeds = map(int, _WORKERS.value), map(float, _SPEEDS.value)
+    rows = []
+    try:
+        for asked in itertools.product(_RATE.value, numbers, speeds, _MODES.value):
+            rows.append(measure(*asked))
+            print(rows[-1], file=sys.stderr, flush=True)
+    except (PermissionError, network.NetworkError, WorkerError) as error:
+        sys.exit(f"server.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("server.py: interrupted")
+    finally:
+        if rows:
+            title = f"A parameter server, {_MODEL.value}, {_STEP.value:g} ms a step"
+            reporting.report(rows, COLUMNS, title, _JSON.value)
+
+
+def measure(rate, number, speed, mode):
+    """Return the row of one run."""
+    servers = int(mode != "mirrored")
+    settings = {
+        "mode": mode,
+        "model": _MODEL.value,
+        "step_ms": _STEP.value,
+        "batch_size": 4,
+        "sparsity": _SPARSITY.value,
+        "staleness": _STALENESS.value,
+        "quorum": _QUORUM.value or max(1, number - 1),
+        "pull": _PULL.value,
+        "speeds": [1.0] * (number - 1) + [speed],
+    }
+    with network.connect(rate, number + servers, 1) as net:
+        asked = net.addresses(0), net, _TIMEOUT.value, "server_worker.py", servers
+        with Cluster(settings, *asked) as cluster:
+            cluster.wait()
+            warm = cluster.ask(do="warm")
+            net.limit()
+            found = run(cluster, net, number, max(w["step"] for w in warm[:number]))
+            net.unlimit()
+    about = {"rate": rate, "workers": number, "speed": speed, **settings}
+    known = {name: warm[0][name] for name in ("onednn", "parameters", "computing")}
+    return {**about, **known, "measured_mbit": net.measured_mbit, **found}
+
+
+def run(cluster, net, number, step):
+    """Return what some seconds come to; so many steps where all take as many."""
+    before, sent = cluster.ask(do="read")[-1], (net.sent(), net.sent_by_each())
+    mirrored = not before
+    count = max(2, int(_SECONDS.value / step)) if mirrored else 10**9
+    seconds = 10**9 if mirrored else _SECONDS.value
+    told = cluster.ask(do="run", seconds=seconds, count=count)[:number]
+    total = net.sent() - sent[0]
+    each = [after - b for after, b in zip(net.sent_by_each(), sent[1], strict=True)]
+    after = cluster.ask(do="read")[-1]
+    steps = [len(worker["times"]) for worker in told]
+    fast = told[:-1] if number > 1 else told
+    own = {
+        "bytes": round(total / sum(steps)),
+        "fast_per_second": statistics.median(
+            len(w["times"]) / w["seconds"] for w in fast
+        ),
+        "steps": steps,
+        "median_ms": [1000 * statistics.median(w["times"]) for w in told],
+    }
+    if any(each):
+        own["pushed_bytes"] = round(sum(each[:number]) / sum(steps))
+        if not mirrored:
+            own["pulled_bytes"] = round(each[-1] / sum(steps))
+    took = max(worker["seconds"] for worker in told)
+    if mirrored:
+        rate = steps[0] / took
+        return {**own, "updates_per_second": rate, "pushes_per_second": number * rate}
+    return {**own, **of_server(before, after, sum(steps), took)}
+
+
+def of_server(before, after, steps, seconds):
+    """Return what the server says of a run.
+
+    Args:
+        before: answer of it before.
+        after: answer of it behind.
+        steps: steps of all workers.
+        seconds: seconds that it took.
+    """
+    ages = {
+        int(age): number - before["ages"].get(age, 0)
+        for age, number in after["ages"].items()
+    }
+    ages = {age: number for age, number in sorted(ages.items()) if number}
+    pushes = sum(ages.values())
+    return {
+        "updates_per_second": (after["updates"] - before["updates"]) / seconds,
+        "pushes_per_second": pushes / seconds,
+        "late": (after["late"] - before["late"]) / steps,
+        "mean_age": sum(age * number for age, number in ages.items()) / max(1, pushes),
+        "largest_age": max(ages, default=0),
+        "ages": ages,
+    }
+
+
+if __name__ == "__main__":
+    app.run(main)

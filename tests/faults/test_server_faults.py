@@ -1,0 +1,231 @@
+"""A parameter server and its workers, killed: `pytest -m faults`."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import tensorflow as tf
+from processes import Worker
+
+from tf_dgc._internals import rpc
+from tf_dgc.launch import loopback, worker_processes
+
+pytestmark = [pytest.mark.workers]
+SCRIPT = Path(__file__).with_name("server_fault_worker.py")
+QUICK = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_DGC_TIMEOUT": "8",
+    "TF_DGC_HEARTBEAT_TIMEOUT": "6",
+    "TF_DGC_START_TIMEOUT": "90",  # four processes import TensorFlow on two cores
+}
+MARGIN = 25  # s, for processes to end on a busy machine
+FOREVER = 10**6
+GOING_ON = ["async", "ssp", "backup"]
+
+
+class Served:
+    """A server and workers; leaving the context ends them all."""
+
+    def __init__(self, mode, fault="none", number=3, steps=FOREVER, **settings):
+        ports = loopback.free_ports(number + 1)
+        given = loopback.environments(ports, num_servers=1)
+        self.environments = [{**e, **QUICK, **settings} for e in given]
+        self.command = [sys.executable, str(SCRIPT), mode, fault, str(steps)]
+        self.address = f"127.0.0.1:{ports[-1]}"
+        self._started = []
+        try:
+            serve = [sys.executable, "-m", "tf_dgc", "serve"]
+            self.server = self._start(serve, self.environments[-1])
+            self.workers = [self.begin(worker) for worker in range(number)]
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def begin(self, worker):
+        """Start a process of a worker."""
+        return self._start(self.command, self.environments[worker])
+
+    def _start(self, command, environment):
+        self._started.append(Worker(command, environment))
+        return self._started[-1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        worker_processes.end([w.process for w in self._started])
+
+    def wait_for_steps(self, number=5, seconds=150):
+        for worker in self.workers:
+            worker.wait_for(f"step {number} ", seconds)
+
+
+def count(worker):
+    """Return the last step that a worker said, and the clock."""
+    with worker.changed:
+        lines = [line for _, line in worker.lines if line.startswith("step")]
+    return tuple(map(int, re.findall(r"\d+", lines[-1])))
+
+
+def expect_going_on(workers, steps=30, seconds=60):
+    for worker in workers:
+        worker.wait_for(f"step {count(worker)[0] + steps} ", seconds)
+
+
+def expect_to_end(workers, named, since, limit, record, fault):
+    """Wait for workers to end with a reason."""
+    rows = []
+    for rank, worker in enumerate(workers):
+        assert worker.wait(limit + 60) != 0, worker.output()
+        when = worker.time_of(named)
+        assert when is not None, worker.output()
+        rows.append((rank, named, when - since, worker.ended - since))
+    record(fault, rows)
+    assert max(gone for *_, gone in rows) < limit
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_synchronous_run_ends_with_the_name_of_who_is_gone(record, number):
+    with Served("sync") as served:
+        served.wait_for_steps()
+        since = time.monotonic()
+        served.workers[2].process.send_signal(number)
+        fault = f"{number.name} to worker 2 of a server, sync"
+        named = "worker 2 does not respond, for 6 s"
+        expect_to_end(served.workers[:2], named, since, 6 + MARGIN, record, fault)
+        assert served.server.wait(MARGIN) == 0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mode", GOING_ON)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_others_go_on_and_another_process_joins(record, mode, number):
+    with Served(mode) as served:
+        served.wait_for_steps()
+        served.workers[2].process.send_signal(number)
+        served.server.wait_for("worker 2 does not respond", 6 + MARGIN)
+        expect_going_on(served.workers[:2])
+        joined = served.begin(2)
+        joined.wait_for("step 5 ", 90)
+        _, clock = count(joined)
+        assert clock > 30
+        assert served.server.time_of("worker 2 joins (3 of 3, at update ") is not None
+        expect_going_on(served.workers[:2])
+        if number == signal.SIGSTOP:  # the old one wakes up, and only that one ends
+            served.workers[2].process.send_signal(signal.SIGCONT)
+            assert served.workers[2].wait(MARGIN) != 0
+            text = "does not know this process of worker 2"
+            assert served.workers[2].time_of(text) is not None
+            expect_going_on([*served.workers[:2], joined])
+        rows = [(rank, "goes on", None, None) for rank in range(2)]
+        record(f"{number.name} to worker 2 of a server, {mode}", rows)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "fault, named",
+    [("exit", "ended with sys.exit(1)"), ("error", "ended with ValueError: the disk")],
+)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_that_ends_with_an_error(record, mode, fault, named):
+    with Served(mode, fault) as served:
+        since = served.workers[2].wait_for("FAULT", 150)
+        text = f"worker 2 {named}"
+        if mode == "sync":
+            told = f"worker 2 of a server ends: {fault}"
+            expect_to_end(served.workers[:2], text, since, MARGIN, record, told)
+        else:
+            served.server.wait_for(text, MARGIN)
+            expect_going_on(served.workers[:2])
+
+
+@pytest.mark.faults
+def test_others_wait_for_a_worker_that_computes_something_else():
+    with Served("sync", "evaluates", FAULT_SECONDS="25") as served:
+        served.workers[2].wait_for("FAULT", 150)
+        served.wait_for_steps(20)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mode", ["sync", *GOING_ON])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_server_is_gone(record, mode, number):
+    with Served(mode, number=2) as served:
+        served.wait_for_steps()
+        since = time.monotonic()
+        served.server.process.send_signal(number)
+        fault = f"{number.name} to the server, {mode}"
+        named = f"does not reach the server ({served.address})"
+        expect_to_end(served.workers, named, since, 8 + MARGIN, record, fault)
+
+
+@pytest.mark.faults
+def test_the_last_worker_is_killed_and_another_process_goes_on():
+    with Served("async", number=1, steps=40) as served:
+        served.wait_for_steps()
+        served.workers[0].process.send_signal(signal.SIGKILL)
+        _, clock = count(served.workers[0])
+        served.server.wait_for("worker 0 does not respond", 6 + MARGIN)
+        joined = served.begin(0)
+        assert joined.wait(120) == 0, joined.output()
+        assert count(joined)[1] >= clock + 40
+        assert served.server.wait(MARGIN) == 0
+
+
+@pytest.mark.faults
+def test_strangers_do_no_harm():
+    """In the slots of workers that wait for each other, at the same time."""
+    with Served("sync", number=2, steps=300) as served:
+        served.wait_for_steps()
+        client = rpc.Client(served.address, "stranger", 5.0)
+        for i in range(60):
+            client.call(i % 4, tf.zeros([i], tf.int32))
+        for worker in served.workers:
+            assert worker.wait(120) == 0, worker.output()
+        assert served.server.wait(MARGIN) == 0
+        assert served.server.time_of("300 updates") is not None
+        refused = [t for _, t in served.server.lines if "in the name of worker" in t]
+        assert len(refused) == 60
+
+
+@pytest.mark.faults
+def test_the_server_goes_on_from_its_checkpoint_when_all_are_started_again(tmp_path):
+    command = [sys.executable, "-m", "tf_dgc", "run", "--servers", "1", "--workers"]
+    command += ["2", "--output", "all", "--max-restarts", "1"]
+    command += [str(SCRIPT), "async", "none", "300"]
+    kept = {"TF_DGC_SERVER_DIR": str(tmp_path), "TF_DGC_SERVER_SECONDS": "0.5"}
+    launcher = Worker(command, {**os.environ, **QUICK, **kept})
+    try:
+        launcher.wait_for("step 100 ", 150)
+        (server,) = [
+            process
+            for process in psutil.Process(launcher.process.pid).children(True)
+            if "serve" in process.cmdline()
+        ]
+        server.kill()
+        launcher.wait_for("goes on from", 90)
+        assert launcher.wait(180) == 0, launcher.output()
+    finally:
+        worker_processes.end([launcher.process])
+    text = launcher.output(10_000)
+    begun = int(re.findall(r"server.npz, at update (\d+)", text)[0])
+    updates = int(re.findall(r"(\d+) updates; ", text)[-1])
+    assert begun > 0
+    assert updates == begun + 2 * 300
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_nobody_else():
+    """One of these tests in `.ci/run`."""
+    with Served("backup") as served:
+        served.wait_for_steps()
+        served.workers[2].process.send_signal(signal.SIGKILL)
+        served.server.wait_for("worker 2 does not respond", 6 + MARGIN)
+        expect_going_on(served.workers[:2])

@@ -1,0 +1,57 @@
+"""Signs of life, and what is said at the end."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tf_dgc.server import messages
+from tf_dgc.server.heartbeat import Heartbeat
+from tf_dgc.server.messages import REQUEST, Kind
+from tf_dgc.server.tasks import Task
+
+
+class Client:
+    """Takes what is said."""
+
+    def __init__(self):
+        self.heard = []
+
+    def call(self, slot, words, seconds):
+        assert slot == 3 + 1
+        head, body = messages.unseal(REQUEST, words.numpy())
+        self.heard.append((Kind(head["kind"]), body))
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    monkeypatch.setenv("TF_DGC_HEARTBEAT_TIMEOUT", "0.5")
+    client = Client()
+    heartbeat = Heartbeat(client, Task("127.0.0.1:1", 3, 1), 5)
+    heartbeat.start()
+    yield client, heartbeat
+    heartbeat.leave()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a reason")])
+def test_an_error_is_said(begun, monkeypatch, error):
+    client, heartbeat = begun
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    heartbeat.leave()
+    heartbeat.leave()
+    told = [messages.to_text(body) for kind, body in client.heard if kind == Kind.LEAVE]
+    assert told == ["ValueError: a reason" if error else ""]
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_beat_says_whether_the_process_computes_something(begun, works):
+    client, _ = begun
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        if works:
+            np.ones([100, 100]) @ np.ones([100, 100])
+        else:
+            time.sleep(0.05)
+    beats = [int(body[0]) for kind, body in client.heard if kind == Kind.BEAT]
+    assert (max if works else min)(beats) == works

@@ -1,0 +1,149 @@
+"""Pushes: which learning rate counts, and which come too late."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from served_loop import WEIGHTS, Fake, refusal, weights
+
+from tf_dgc.server.messages import Kind, Status
+
+
+def test_a_learning_rate_that_a_worker_sets_is_that_of_the_server():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 2.0, rate=0.5)
+    fake.push(1, 2.0, rate=0.5)
+    before = weights(*fake.push(0, 0.0, rate=0.25))
+    np.testing.assert_array_equal(weights(*fake.push(1, 4.0, rate=0.5)), before - 1)
+    assert "learning rate 0.25, by worker 0" in fake.lines
+
+
+def test_a_learning_rate_set_on_a_worker_that_is_late_does_not_count_yet():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    for _ in range(3):
+        fake.push(0, 0.0, rate=0.5)
+    before = weights(*fake.push(0, 0.0, rate=0.125))
+    for _ in range(3):  # what the other one had long ago
+        fake.push(1, 0.0, rate=0.25)
+    np.testing.assert_array_equal(weights(*fake.push(0, 8.0, rate=0.125)), before - 1)
+    fake.push(1, 0.0, rate=0.25)
+    before = weights(*fake.push(1, 4.0, rate=0.25))  # it has come as far
+    np.testing.assert_array_equal(weights(*fake.push(1, 4.0, rate=0.25)), before - 1)
+
+
+def test_the_first_push_may_bring_another_rate():
+    fake = Fake(rule=keras.optimizers.SGD(0.25))
+    fake.join(0)
+    weights(*fake.push(0, 2.0, rate=0.5))
+    assert "learning rate 0.5, by worker 0" in fake.lines
+
+
+def test_a_schedule_has_no_rate_to_be_set():
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25])
+    fake = Fake(rule=keras.optimizers.SGD(rate))
+    fake.join(0)
+    np.testing.assert_array_equal(
+        weights(*fake.push(0, 2.0, rate=math.nan)), WEIGHTS - 1
+    )
+    assert not any("learning rate" in line for line in fake.lines)
+
+
+def test_a_push_that_cannot_be_read_is_refused_and_nothing_is_updated():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    (reply,) = fake.send(0, Kind.PUSH, np.zeros(3, np.int32))
+    assert "worker 0 what it pushed is refused" in refusal(reply)
+    np.testing.assert_array_equal(weights(*fake.push(1, 0.0)), WEIGHTS)
+
+
+@pytest.mark.parametrize("mode, failed", [("ssp", False), ("sync", True)])
+def test_of_pushes_of_one_step_only_that_which_cannot_be_read_is_left_out(mode, failed):
+    fake = Fake(mode, 0 if mode == "ssp" else None, number=3)
+    for worker in range(3):
+        fake.join(worker)
+    fake.push(0, 2.0)
+    fake.send(1, Kind.PUSH, np.zeros(3, np.int32))
+    told = {slot: (slot, *rest) for slot, *rest in fake.push(2, 2.0)}
+    assert "worker 1 what it pushed is refused" in refusal(told[1])
+    for worker in (0, 2):
+        if failed:
+            assert "cannot go on: worker 1 what it pushed" in refusal(told[worker])
+        else:
+            np.testing.assert_array_equal(weights(told[worker]), WEIGHTS - 2)
+    assert fake.clock == 1
+
+
+def test_a_push_of_a_later_clock_is_refused():
+    fake = Fake()
+    fake.join(0)
+    (reply,) = fake.push(0, 1.0, step=3)
+    assert "came at 0: the server was started again" in refusal(reply)
+
+
+def test_a_push_of_another_step_is_refused_and_harms_nobody():
+    fake = Fake("ssp", 0)
+    fake.join(0)
+    fake.join(1)
+    for worker in (0, 1):
+        fake.push(worker, 2.0)
+    fake.push(0, 2.0)
+    (reply,) = fake.push(1, 2.0, step=0)
+    assert "of step 0 came where all are of 1" in refusal(reply)
+    assert len(fake.push(1, 2.0)) == 2
+
+
+def test_a_step_goes_on_with_a_quorum_and_what_comes_late_is_not_applied():
+    fake = Fake("backup", number=3, quorum=2)
+    for worker in range(3):
+        fake.join(worker)
+    assert fake.push(2, 3.0) == []
+    first, other = fake.push(0, 3.0)
+    assert {first[0], other[0]} == {0, 2}
+    np.testing.assert_array_equal(weights(first), WEIGHTS - 3)
+    (late,) = fake.push(1, 3.0, step=0)
+    np.testing.assert_array_equal(weights(late, Status.LATE), WEIGHTS - 3)
+    (again,) = fake.push(1, 3.0, step=0, repeat=True)
+    assert again[1]["status"] == Status.LATE
+    assert fake.push(1, 3.0) == []
+    assert [reply[1]["status"] for reply in fake.push(0, 3.0)] == [Status.DONE] * 2
+    assert fake.clock == 2
+    assert "2 updates; " in fake.loop.service.summary()
+    assert "1 pushes came too late" in fake.loop.service.summary()
+
+
+@pytest.mark.parametrize("way", ["leaves", "falls silent"])
+def test_a_quorum_is_of_those_that_are_there(way):
+    fake = Fake("backup", number=3, quorum=2)
+    for worker in range(3):
+        fake.join(worker)
+    assert fake.push(0, 2.0) == []
+    if way == "leaves":
+        fake.send(1, Kind.LEAVE, number=1)
+        told = fake.send(2, Kind.LEAVE, number=1)
+        assert weights(told[1]).tolist() == (WEIGHTS - 1).tolist()
+    else:
+        told = []
+        for _ in range(12):
+            told += fake.wait(1, [(0, 0)])
+            if told[-1:] and told[-1][1]["status"] == Status.DONE:
+                break
+            fake.send(0, Kind.ASK)
+        assert weights(told[-1]).tolist() == (WEIGHTS - 1).tolist()
+    assert len(fake.push(0, 2.0)) == 1
+
+
+def test_ages_are_counted():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    fake.push(0, 1.0)
+    fake.push(0, 1.0)
+    fake.push(1, 1.0, step=0)
+    assert fake.loop.service.model.ages == {0: 2, 2: 1}
+    assert fake.loop.service.summary().endswith("computed: 0: 2, 2: 1")

@@ -1,0 +1,147 @@
+"""The server's checkpoint: complete or not at all, and what goes on from it."""
+
+import keras
+import numpy as np
+import pytest
+from served_loop import WEIGHTS, Fake, refusal, weights
+
+from tf_dgc.server import saved
+from tf_dgc.server.messages import Kind
+from tf_dgc.server.saved import Saved
+
+
+def adam(rate=0.5):
+    return keras.optimizers.Adam(rate)
+
+
+def of(directory, fake, seconds=60.0):
+    return Saved(directory, seconds, fake.lines.append)
+
+
+def write(directory, fake):
+    """Write what there is now."""
+    kept = of(directory, fake)
+    kept.end(fake.loop.service)  # which is not over
+    return kept
+
+
+@pytest.mark.parametrize("correction", [None, "rate"])
+def test_another_server_goes_on_where_the_last_one_was(tmp_path, correction):
+    """With the optimizer's state, and the rate that a callback had set."""
+    one = Fake(rule=adam(), correction=correction)
+    one.join(0)
+    one.push(0, 2.0, rate=0.25)
+    write(tmp_path, one)
+    other = Fake(rule=adam(), correction=correction)
+    of(tmp_path, other).restore(other.loop.service)
+    assert "goes on from" in other.lines[-1]
+    (begun,) = other.join(0)
+    assert begun[1]["clock"] == 1
+    for value in (1.0, -3.0):
+        mine, theirs = other.push(0, value, rate=0.25), one.push(0, value, rate=0.25)
+        np.testing.assert_array_equal(weights(*mine), weights(*theirs))
+
+
+def test_workers_that_differ_from_the_checkpoint_are_refused(tmp_path):
+    one = Fake(rule=adam())
+    one.join(0)
+    write(tmp_path, one)
+    other = Fake(rule=keras.optimizers.SGD(0.5))
+    of(tmp_path, other).restore(other.loop.service)
+    assert "optimizer" in other.join(0)
+
+
+def test_a_synchronous_run_waits_for_all_again(tmp_path):
+    one = Fake("sync")
+    one.join(0)
+    one.join(1)
+    one.push(0, 2.0)
+    one.push(1, 2.0)
+    write(tmp_path, one)
+    other = Fake("sync")
+    of(tmp_path, other).restore(other.loop.service)
+    assert other.join(0) == []
+    np.testing.assert_array_equal(weights(*other.join(1)), WEIGHTS - 2)
+
+
+def test_when_it_is_written(tmp_path):
+    fake = Fake()
+    kept = of(tmp_path, fake, 10.0)
+    kept.write_if_due(fake.loop.service, 0.0)
+    fake.join(0)
+    fake.push(0, 2.0)
+    for now, exists in [(5.0, False), (14.0, False), (15.0, True)]:
+        kept.write_if_due(fake.loop.service, now)
+        assert kept.path.exists() is exists
+    kept.path.unlink()
+    kept.write_if_due(fake.loop.service, 30.0)  # nothing is new
+    fake.push(0, 2.0)
+    kept.write_if_due(fake.loop.service, 39.0)
+    assert not kept.path.exists()
+    kept.write_if_due(fake.loop.service, 40.0)
+    assert kept.path.exists()
+
+
+def test_it_is_removed_when_all_have_done_their_part(tmp_path):
+    fake = Fake(number=1)
+    kept = of(tmp_path, fake)
+    fake.join(0)
+    fake.push(0, 2.0)
+    kept.end(fake.loop.service)
+    assert kept.path.exists()
+    fake.send(0, Kind.LEAVE, number=1)
+    kept.end(fake.loop.service)
+    assert not kept.path.exists()
+
+
+def test_nothing_there_is_a_beginning(tmp_path):
+    fake = Fake()
+    of(tmp_path / "new", fake).restore(fake.loop.service)
+    weights(*fake.join(0))
+
+
+@pytest.mark.parametrize("cut", [0, 10, -10])
+def test_a_file_that_is_damaged(tmp_path, cut):
+    fake = Fake()
+    fake.join(0)
+    kept = write(tmp_path, fake)
+    kept.path.write_bytes(kept.path.read_bytes()[:cut])
+    with pytest.raises(RuntimeError, match="Remove it to begin anew"):
+        of(tmp_path, fake).restore(Fake().loop.service)
+
+
+def test_a_death_while_it_is_written_leaves_the_last_one(tmp_path, monkeypatch):
+    fake = Fake()
+    fake.join(0)
+    kept = write(tmp_path, fake)
+    before = kept.path.read_bytes()
+    fake.push(0, 2.0)
+
+    def dies(file, **arrays):
+        file.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(saved.np, "savez", dies)
+    with pytest.raises(OSError, match="no space"):
+        write(tmp_path, fake)
+    assert kept.path.read_bytes() == before
+
+
+def test_environment(monkeypatch, tmp_path):
+    assert Saved.of_environment(print) is None
+    monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path))
+    monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "5")
+    assert Saved.of_environment(print).path == tmp_path / "server.npz"
+    monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "often")
+    with pytest.raises(ValueError, match="TF_DGC_SERVER_SECONDS must be a positive"):
+        Saved.of_environment(print)
+
+
+def test_a_worker_of_before_is_told_to_start_again(tmp_path):
+    one = Fake()
+    one.join(0)
+    write(tmp_path, one)
+    other = Fake()
+    of(tmp_path, other).restore(other.loop.service)
+    (reply,) = other.push(0, 2.0, number=4)
+    assert "was itself started again. Start the worker again" in refusal(reply)

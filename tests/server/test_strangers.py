@@ -1,0 +1,107 @@
+"""Who is not known, or not any more: refused, and what is not theirs left alone."""
+
+import json
+
+import numpy as np
+import pytest
+from served_loop import WEIGHTS, Fake, body_of, refusal, weights
+
+from tf_dgc.server import messages
+from tf_dgc.server.messages import REQUEST, Kind, Status
+
+
+def test_strangers_and_damage_are_refused_by_name():
+    fake = Fake()
+    fake.join(0)
+    (reply,) = fake.push(1, 1.0, secret=[1, 2, 3, 4])
+    assert "in the name of worker 1 is refused: its secret is another" in refusal(reply)
+    (reply,) = fake.take(1, np.zeros(40, np.int32))
+    assert "it is of another program or version" in refusal(reply)
+    (reply,) = fake.send(1, 77)
+    assert "its kind, 77, is unknown" in refusal(reply)
+    words = messages.seal(
+        REQUEST, np.zeros([0], np.int32), kind=Kind.PUSH, worker=0, number=3
+    )
+    (reply,) = fake.take(1, words)
+    assert "it says that it is of worker 0" in refusal(reply)
+    assert fake.clock == 0
+    assert sum("in the name of worker 1" in line for line in fake.lines) == 4
+
+
+@pytest.mark.parametrize("what", ["secret", "garbage", "old process"])
+def test_a_refusal_does_not_reach_the_worker_that_waits_in_the_slot(what):
+    """Replies go to the oldest call of a slot, that of the worker that waits."""
+    fake = Fake("sync")
+    fake.join(0)
+    fake.join(1)
+    assert fake.push(1, 2.0) == []
+    if what == "garbage":
+        own, stranger = fake.take(1, np.zeros(40, np.int32))
+    else:
+        changed = {"secret": [1, 2, 3, 4]} if what == "secret" else {"process": 7}
+        own, stranger = fake.push(1, 2.0, number=5, **changed)
+    assert (own[1]["status"], own[1]["incarnation"]) == (Status.WAIT, 100)
+    assert stranger[1]["incarnation"] != 100 or stranger[1]["number"] == 5
+    refusal(stranger)
+    assert fake.send(1, Kind.ASK) == []
+    for reply in fake.push(0, 2.0):
+        np.testing.assert_array_equal(weights(reply), WEIGHTS - 2)
+
+
+def test_a_refusal_bears_the_numbers_of_who_is_refused():
+    fake = Fake()
+    (reply,) = fake.push(1, 1.0, number=5, process=3, secret=[1, 2, 3, 4])
+    assert (reply[1]["number"], reply[1]["incarnation"]) == (5, 103)
+
+
+def test_a_newcomer_that_is_refused_does_not_replace_who_is_there():
+    fake = Fake("sync")
+    fake.join(0)
+    fake.join(1)
+    fake.push(1, 2.0)
+    other = {**fake.handed, "variables": []}
+    text = messages.to_body(json.dumps(other))
+    own, refused = fake.send(1, Kind.JOIN, text, process=1)
+    assert own[1]["status"] == Status.WAIT
+    assert "The server refuses worker 1" in refusal(refused)
+    assert fake.send(1, Kind.ASK) == []
+    assert len(fake.push(0, 2.0)) == 2
+    assert fake.loop.service.failure is None
+
+
+def test_a_newcomer_replaces_who_is_there_when_it_has_said_all():
+    fake = Fake()
+    fake.join(0)
+    body = body_of(fake)
+    half = len(body) // 2
+    parts = {"process": 1, "parts": 2}
+    fake.send(0, Kind.JOIN, body[:half], part=0, **parts)
+    np.testing.assert_array_equal(weights(*fake.push(0, 2.0)), WEIGHTS - 1)
+    fake.send(0, Kind.JOIN, body[half:], part=1, **parts)
+    assert "worker 0 is replaced by another process (1 pushes applied)" in fake.lines
+    assert "does not know this process" in refusal(*fake.push(0, 2.0))
+    np.testing.assert_array_equal(
+        weights(*fake.send(0, Kind.START, process=1)), WEIGHTS - 1
+    )
+
+
+def test_a_process_that_was_replaced_does_not_end_its_successor():
+    fake = Fake("ssp", 0)
+    fake.join(0)
+    fake.join(1)
+    fake.join(1, process=1)
+    fake.push(1, 2.0, process=1)
+    own, old = fake.push(1, 2.0)
+    assert (own[1]["status"], own[1]["incarnation"]) == (Status.WAIT, 101)
+    assert "does not know this process" in refusal(old)
+    fake.send(1, Kind.LEAVE, number=9)
+    assert fake.send(1, Kind.ASK, process=1) == []
+    assert len(fake.push(0, 2.0)) == 2
+
+
+def test_what_a_process_hands_over_may_be_anything():
+    for text in ("", "[]", "{}", "null", '{"version": 1}'):
+        fake = Fake()
+        (reply,) = fake.send(0, Kind.JOIN, messages.to_body(text))
+        assert "The server refuses worker 0" in refusal(reply)
+        weights(*fake.join(1))

@@ -1,0 +1,108 @@
+"""A server's loop in a test, with messages and a time that the test makes."""
+
+import json
+
+import keras
+import numpy as np
+
+from tf_dgc.compressors import NoCompression
+from tf_dgc.server import handing, messages
+from tf_dgc.server.loop import Loop
+from tf_dgc.server.members import Limits
+from tf_dgc.server.messages import REPLY, REQUEST, Kind, Status
+
+LIMITS = Limits(lease=10.0, start=45.0, wait=40.0, work=100.0, hold=1.0)
+WEIGHTS = np.arange(6, dtype=np.float32)
+
+
+class Fake:
+    """A loop of two workers and more, and a time that is set."""
+
+    def __init__(self, mode="async", staleness=None, number=2, rule=None, **others):
+        self.time, self.lines, self.sent = 0.0, [], []
+        self.loop = Loop(self, number, LIMITS, "", self.lines.append, lambda: self.time)
+        self.number, self.numbers = number, {}
+        settings = {"mode": mode, "staleness": staleness}
+        settings |= {"error_feedback": False, "seed": 0}
+        settings |= {"pull": "whole", "pull_sparsity": None, "quorum": None}
+        settings |= {"correction": None, "correction_strength": None, **others}
+        variable = keras.Variable(np.zeros([2, 3]), dtype="float32", name="kernel")
+        self.handed = handing.collect(
+            settings,
+            number,
+            rule or keras.optimizers.SGD(0.5),
+            NoCompression(),
+            [variable],
+            [False],
+        )
+
+    def answer(self, slot, words):
+        self.sent.append((slot, *messages.unseal(REPLY, words)))
+
+    def send(self, worker, kind, body=(), process=0, repeat=False, **changed):
+        """Let a worker send a message; return the replies that it brings about."""
+        key = worker, process
+        counts = not repeat and "number" not in changed
+        self.numbers[key] = self.numbers.get(key, 0) + counts
+        fields = {"number": self.numbers[key], "parts": 1, "step": self.clock}
+        fields["rate"] = np.nan  # as of a schedule
+        fields |= {"incarnation": 100 + process, "worker": worker, "kind": kind}
+        words = messages.seal(
+            REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
+        )
+        slot = worker + self.number * (kind in (Kind.BEAT, Kind.LEAVE))
+        return self.take(slot, words)
+
+    def take(self, slot, words):
+        before = len(self.sent)
+        self.loop._take(slot, words)
+        self.loop.service.settle(self.time)
+        return self.sent[before:]
+
+    def wait(self, seconds, alive=(), works=()):
+        """Let time go by, while some workers show signs of life; return replies."""
+        before = len(self.sent)
+        for _ in range(int(2 * seconds)):
+            self.time += 0.5
+            for worker, process in alive:
+                self.send(worker, Kind.BEAT, [worker in works], process, number=1)
+            self.loop.service.settle(self.time)
+        return [s for s in self.sent[before:] if s[0] < self.number]
+
+    @property
+    def clock(self):
+        model = self.loop.service.model
+        return model.clock if model else 0
+
+    def join(self, worker, process=0, handed=None):
+        text = messages.to_body(handing.to_text(handed or self.handed))
+        told = self.send(worker, Kind.JOIN, text, process)
+        mine = worker, 100 + process
+        _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
+        if head["status"] == Status.REFUSED:
+            return messages.to_text(body)
+        if json.loads(messages.to_text(body))["give"]:
+            self.send(worker, Kind.GIVE, WEIGHTS.view(np.int32), process)
+        return self.send(worker, Kind.START, process=process)
+
+    def push(self, worker, gradient, process=0, **changed):
+        """Push a gradient of one number for all entries."""
+        flag_and_values = np.array([0, *[gradient] * 6], np.float32)
+        body = flag_and_values.view(np.int32)
+        return self.send(worker, Kind.PUSH, body, process, **changed)
+
+
+def weights(reply, status=Status.DONE):
+    _, head, body = reply
+    assert head["status"] == status, messages.to_text(body)
+    return body.view(np.float32)
+
+
+def refusal(reply):
+    _, head, body = reply
+    assert head["status"] == Status.REFUSED
+    return messages.to_text(body)
+
+
+def body_of(fake):
+    return messages.to_body(handing.to_text(fake.handed))

@@ -1,0 +1,66 @@
+"""Admission: who may take part. All must hand over the same."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from tf_dgc._versions import tf_dgc_version
+from tf_dgc.server import handing
+from tf_dgc.server.clock import Clock
+from tf_dgc.server.handing import Handed
+from tf_dgc.server.messages import to_text
+
+
+class Admission:
+    """Compares what workers hand over.
+
+    Args:
+        num_workers: number of workers, N.
+
+    Attributes:
+        handed: what the first worker handed over; None before it has.
+    """
+
+    def __init__(self, num_workers: int):
+        self.handed: Handed | None = None
+        self._num_workers = num_workers
+
+    def read(self, body: np.ndarray, late: bool) -> tuple[Any, str | None]:
+        """Return what a worker hands over, and why it cannot be, or None.
+
+        Args:
+            body: words of it, int32 `[w]`.
+            late: whether others have begun; then a learning rate may be another one, as
+                callbacks change it.
+        """
+        handed = None
+        try:
+            handed = json.loads(to_text(body))
+            return handed, self._differs(handed, late)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return handed, f"it cannot be read ({type(error).__name__}: {error})"
+
+    def _differs(self, handed: Handed, late: bool) -> str | None:
+        version = tf_dgc_version()
+        if handed["version"] != version:
+            return (
+                f"version is {handed['version']!r}, and the server is tf_dgc "
+                f"{version!r}"
+            )
+        if handed["num_workers"] != self._num_workers:
+            return (
+                f"num_workers is {handed['num_workers']}, and the server's TF_CONFIG "
+                f"names {self._num_workers}"
+            )
+        rate_of(handed)
+        if self.handed is None:
+            Clock.of_settings(handed["settings"])
+            return None
+        return handing.difference(self.handed, handed, rates=not late)
+
+
+def rate_of(handed: Handed) -> float | None:
+    """Return the learning rate that a worker begins with, None for a schedule."""
+    rate = handed["optimizer"]["config"].get("learning_rate")
+    return float(rate) if isinstance(rate, int | float) else None

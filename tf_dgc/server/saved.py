@@ -1,0 +1,125 @@
+"""The server's checkpoint: one file, complete or not at all, from time to time."""
+
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Callable
+
+import numpy as np
+
+from tf_dgc.checkpoint.saving import replacing
+from tf_dgc.server.model import Model
+from tf_dgc.server.service import Service
+
+DIRECTORY_VARIABLE = "TF_DGC_SERVER_DIR"
+SECONDS_VARIABLE = "TF_DGC_SERVER_SECONDS"
+_SECONDS = 60.0
+_NAME = "server.npz"
+_UNREADABLE = (
+    *(EOFError, KeyError, OSError, TypeError, ValueError),
+    zipfile.BadZipFile,
+)
+
+
+class Saved:
+    """Writes what the server knows, and reads it when it is started again.
+
+    That are weights, the optimizer's state, clock and what workers handed over. When
+    all have done their part the file is removed, as nothing is to go on from there.
+
+    Args:
+        directory: path of the directory of the file.
+        seconds: seconds from one writing to the next.
+        say: function that is given lines of the log.
+    """
+
+    def __init__(self, directory: str, seconds: float, say: Callable[[str], None]):
+        self.path = pathlib.Path(directory) / _NAME
+        self._seconds, self._say = seconds, say
+        self._written: tuple[float, int] | None = None  # when, and the clock
+
+    @classmethod
+    def of_environment(cls, say: Callable[[str], None]) -> "Saved | None":
+        """Return what the environment variables `TF_DGC_SERVER_*` say; None for none.
+
+        Args:
+            say: function that is given lines of the log.
+
+        Raises:
+            ValueError: if the seconds are not a positive number.
+        """
+        directory = os.environ.get(DIRECTORY_VARIABLE)
+        text = os.environ.get(SECONDS_VARIABLE, str(_SECONDS))
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise ValueError(
+                f"The environment variable {SECONDS_VARIABLE} must be a positive "
+                f"number of seconds. Received: {text!r}"
+            )
+        return cls(directory, seconds, say) if directory else None
+
+    def restore(self, service: Service) -> None:
+        """Let a server go on from the file, if there is one.
+
+        Args:
+            service: service that nobody has joined.
+
+        Raises:
+            RuntimeError: if the file cannot be read.
+        """
+        if not self.path.exists():
+            return
+        try:
+            with open(self.path, "rb") as file, np.load(file) as found:
+                handed = json.loads(found["handed"].tobytes())
+                model = Model(handed)
+                model.restore(found["words"], int(found["clock"]), float(found["rate"]))
+        except _UNREADABLE as error:
+            raise RuntimeError(
+                f"tf_dgc: the server cannot go on from {self.path}: {error}. Remove it "
+                "to begin anew."
+            ) from error
+        service.restore(handed, model)
+        self._say(f"goes on from {self.path}, at update {model.clock}")
+
+    def write_if_due(self, service: Service, now: float) -> None:
+        """Write the file, if it is time and there is something new.
+
+        Args:
+            service: service to be saved.
+            now: time, in seconds.
+        """
+        if service.model is None:
+            return
+        if self._written is None:
+            self._written = now, -1
+        elif now - self._written[0] >= self._seconds:
+            if self._written[1] != service.model.clock:
+                self._write(service, service.model)
+            self._written = now, service.model.clock
+
+    def end(self, service: Service) -> None:
+        """Remove the file, if all have done their part; write it otherwise.
+
+        Args:
+            service: service that is over.
+        """
+        if service.is_done:
+            self.path.unlink(missing_ok=True)
+        elif service.model is not None:
+            self._write(service, service.model)
+
+    def _write(self, service: Service, model: Model) -> None:
+        handed = np.frombuffer(json.dumps(service.handed).encode(), np.uint8)
+        with replacing(self.path) as unfinished, open(unfinished, "wb") as file:
+            np.savez(
+                file,
+                handed=handed,
+                words=model.state(),
+                clock=np.int64(model.clock),
+                rate=np.float64(model.rate),
+            )
