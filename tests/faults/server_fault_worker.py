@@ -36,8 +36,6 @@ class Steps(keras.callbacks.Callback):
 
     def fault(self):
         print("FAULT", flush=True)
-        if FAULT == "exit":
-            sys.exit(1)
         if FAULT == "error":
             raise ValueError("the disk of this worker is full")
         if FAULT == "evaluates":

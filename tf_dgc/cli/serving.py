@@ -15,10 +15,10 @@ def main() -> int:
                 "environment variable TF_CONFIG. Received: a task of a worker, of "
                 f"index {task.worker}"
             )
-        process.serve(task)
+        listened = process.serve(task)
     except (RuntimeError, ValueError) as error:
         sys.stderr.write(f"tf-dgc: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    process.leave(listened)

@@ -1,8 +1,10 @@
 """The server's process: listens where it is told, and serves until all have left."""
 
+import os
 import socket
 import sys
 import threading
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -26,16 +28,34 @@ def find_task() -> Task | None:
         return None
     task = tasks.find()
     if task.worker is None:
-        serve(task)
-        sys.exit(0)
+        listened = serve(task)
+        leave(listened)
     return task
 
 
-def serve(task: Task) -> None:
+def leave(listened: rpc.Server) -> NoReturn:
+    """End this process, in order, while what listened still exists.
+
+    Whoever destroys that waits for all who called, also for a process that was stopped
+    and reads no reply.
+
+    Args:
+        listened: result of `serve`.
+    """
+    del listened  # a caller has it too
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def serve(task: Task) -> rpc.Server:
     """Serve the workers of a cluster, and return when they have left.
 
     Args:
         task: this process's task, a server.
+
+    Returns:
+        What listened; see `leave`.
 
     Raises:
         RuntimeError: if it cannot listen on its address, or go on from its checkpoint.
@@ -64,6 +84,7 @@ def serve(task: Task) -> None:
     finally:
         done.set()
         waker.join()
+    return transport
 
 
 def _try_to_bind(address: str) -> None:
