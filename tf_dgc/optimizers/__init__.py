@@ -40,6 +40,7 @@ __all__ = [
     "sampling",
     "settings",
     "shown",
+    "sizes",
     "stepping",
     "takeover",
     "tensors",
