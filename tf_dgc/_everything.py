@@ -15,7 +15,7 @@ _versions.check_supported(
     }
 )
 
-from tf_dgc import callbacks, compressors, exchanges, saving, schedules
+from tf_dgc import callbacks, cluster, compressors, exchanges, saving, schedules
 from tf_dgc.advice.advising import Advice, advise
 from tf_dgc.distribute.cross_device import CompressedCrossDeviceOps
 from tf_dgc.distribute.preparation import prepare

@@ -1,5 +1,6 @@
 """Keras callbacks."""
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
@@ -7,9 +8,11 @@ from typing import Any, TypeAlias
 import keras
 
 from tf_dgc.checkpoint.resuming import BackupAndRestore, ModelCheckpoint
+from tf_dgc.cluster import meeting
 from tf_dgc.optimizers import hints
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.local import LocalOptimizer
+from tf_dgc.reports.recording import Recorder
 
 __all__ = [
     "BackupAndRestore",
@@ -26,7 +29,8 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     The logs gain `bytes_per_step`, `dense_bytes_per_step`, `entries_per_step` (of the
     last step), `compression_ratio` (of the last step), `total_compression_ratio`
-    (since the start, warm-up included) and `nonfinite_gradients`. Callbacks further
+    (since the start, warm-up included), `total_bytes`, `iterations` (of the optimizer)
+    and `nonfinite_gradients`. Callbacks further
     down the list see them: put `CompressionMonitor` before `TensorBoard` and
     `CSVLogger`; `History` always has them.
 
@@ -48,33 +52,56 @@ class CompressionMonitor(keras.callbacks.Callback):
             or as a list, whose names are those of the optimizers. Of several, every log
             is preceded by the name, as in `generator_bytes_per_step`. None for the
             model's.
+        path: path of a file that the first worker writes after every epoch, for
+            `tf-dgc report`: settings, logs, bytes and seconds. It is complete or not
+            there. If `fit` begins with a later epoch than the first, it goes on.
 
     Raises:
         ValueError: for anything else, and for two optimizers of one name; when training
-            begins, if the model's optimizer is neither.
+            begins, if the model's optimizer is neither; as it goes on, if the file is
+            no such record.
 
     Example:
         >>> model.fit(x, y, callbacks=[CompressionMonitor(), TensorBoard("logs")])
+        >>> model.fit(x, y, callbacks=[CompressionMonitor(path="run.json")])
         >>> both = {"generator": gan.g_optimizer, "discriminator": gan.d_optimizer}
         >>> gan.fit(x, callbacks=[CompressionMonitor(optimizer=both)])
     """
 
-    def __init__(self, optimizer: Any = None):
+    def __init__(self, optimizer: Any = None, path: str | os.PathLike | None = None):
         super().__init__()
         self._given = None if optimizer is None else _by_prefix(optimizer)
         self._hinted = False
+        self._recorder = None if path is None else Recorder(_checked(path))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check the optimizers."""
         self._hint()
+        if self._recorder:
+            self._recorder.begin_fit()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Read what was recorded before, at the first epoch."""
+        if self._recorder and self._is_chief():
+            self._recorder.begin_epoch(epoch, self._by_name())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the counters to the logs."""
+        """Add the counters to the logs, and write the record."""
         self._hint()
-        if logs is None:
-            return
+        logs = {} if logs is None else logs
         for prefix, optimizer in self._optimizers().items():
             logs.update({prefix + key: value for key, value in _logs(optimizer)})
+        if self._recorder and self._is_chief():
+            try:
+                self._recorder.end_epoch(epoch, logs, self.model, self._by_name())
+            except OSError as error:  # no reason to end what has taken long
+                warnings.warn(f"tf_dgc: no record was written: {error}", stacklevel=2)
+
+    def _is_chief(self) -> bool:
+        return meeting.is_chief(self.model.distribute_strategy)
+
+    def _by_name(self) -> dict[str, Monitored]:
+        return {prefix[:-1]: o for prefix, o in self._optimizers().items()}
 
     def _optimizers(self) -> dict[str, Monitored]:
         if self._given is not None:
@@ -89,6 +116,15 @@ class CompressionMonitor(keras.callbacks.Callback):
         if text and not self._hinted:
             self._hinted = True
             warnings.warn(f"tf_dgc: {text}.", stacklevel=2)
+
+
+def _checked(path: Any) -> str | os.PathLike:
+    if isinstance(path, str | os.PathLike) and os.fspath(path):
+        return path
+    raise ValueError(
+        "`path` must be the path of the file that is to be written, or None. "
+        f"Received: path={path!r}"
+    )
 
 
 def _by_prefix(optimizer: Any) -> dict[str, Monitored]:
@@ -116,6 +152,8 @@ def _logs(optimizer: Monitored) -> Iterator[tuple[str, float]]:
     yield "entries_per_step", stats.entries_per_step
     yield "compression_ratio", stats.ratio
     yield "total_compression_ratio", stats.total_ratio
+    yield "total_bytes", stats.bytes
+    yield "iterations", int(optimizer.iterations)
     yield "nonfinite_gradients", stats.nonfinite
     if isinstance(optimizer, LocalOptimizer):
         yield "rounds", stats.steps

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import sys
 
 import keras
 import numpy as np
+import programs
 import pytest
 import tensorflow as tf
 
 import tf_dgc
 from tf_dgc.advice import advising, batches, candidates, predicting
 from tf_dgc.cli import main
+from tf_dgc.optimizers import probing
 
 QUICK = {"batch_size": 2, "seconds": 0.1}
 
@@ -140,7 +143,8 @@ def test_command_line(tmp_path, capsys):
     path, rows = tmp_path / "model.keras", tmp_path / "rows.json"
     make_model().save(path)
     asks = [str(path), "--workers=2,3", "--methods=float16", f"--json={rows}"]
-    assert main.main(["advise", *asks, "--batch-size=2", "--seconds=0.1"]) == 0
+    asks += ["--batch-size=2", "--seconds=0.1", f"--html={tmp_path / 'page.html'}"]
+    assert main.main(["advise", *asks]) == 0
     said = capsys.readouterr().out
     assert said.startswith("small, batches of 2 for each worker:")
     assert "2 workers: " in said
@@ -148,6 +152,52 @@ def test_command_line(tmp_path, capsys):
     assert [(r["workers"], r["method"]) for r in found] == [
         (n, m) for n in (2, 3) for m in ("dense", "float16")
     ]
+
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 3  # bars of each number of workers, and curves
+    for text in ("small, batches of 2", "bandwidth (3 workers)", "per_byte"):
+        assert text in page
+    assert page.count("<tr class=marked>") == 2
+
+
+def test_measured_links(strategies, monkeypatch):
+    """As if these replicas were processes: all count, and the slowest one."""
+    shared, share = [], probing.share
+
+    def twice(numbers):
+        shared.append(numbers)
+        return (yield from share([2 * number for number in numbers]))
+
+    monkeypatch.setattr(probing, "share", twice)
+    asks = {"methods": ["float16"], **QUICK}
+    advice = tf_dgc.advise(make_model(), strategy=strategies[2], **asks)
+    assert advice.predictions.keys() == {2}
+    assert advice.turning_points == {}
+    assert advice.links.per_byte > 0
+    alone = [p.timed.seconds for p in advice.predictions[2]]
+    assert alone == [2 * number for number in shared[-1]]
+    with pytest.raises(ValueError, match=r"`strategy` must have two workers or more"):
+        tf_dgc.advise(make_model(), strategy=strategies[1], **asks)
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_workers_measure_their_links(tmp_path):
+    path, rows = tmp_path / "model.keras", tmp_path / "rows.json"
+    model = make_model()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.save(path)
+    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2", "-m", "tf_dgc"]
+    command += ["advise", path, "--measure", "--methods=float16", f"--json={rows}"]
+    finished = programs.run([*command, "--batch-size=2", "--seconds=0.2"], merged=True)
+    assert finished.returncode == 0, finished.stdout
+    assert finished.stdout.count("small, batches of 2 for each worker:") == 1
+    found = json.loads(rows.read_text())
+    assert [(r["workers"], r["method"]) for r in found] == [
+        (2, "dense"),
+        (2, "float16"),
+    ]
+    assert all(r["step_ms"] > r["alone_ms"] for r in found)
 
 
 @pytest.mark.parametrize(

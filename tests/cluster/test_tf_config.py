@@ -56,6 +56,8 @@ def test_tf_config_without_a_strategy(monkeypatch):
         tf_dgc.DGCOptimizer(O.SGD(0.1))
     with pytest.raises(ValueError, match="each of them trains alone"):
         tf_dgc.prepare(tf.distribute.get_strategy())
+    with tf_config.alone():
+        tf_dgc.DGCOptimizer(O.SGD(0.1))
     monkeypatch.setenv("TF_DGC_ALONE", "1")
     config = tf_dgc.DGCOptimizer(O.SGD(0.1)).get_config()
     monkeypatch.delenv("TF_DGC_ALONE")

@@ -326,7 +326,7 @@ def test_wrong_arguments(capsys, arguments, message):
 def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
     program = "import os, time; print(os.environ['TF_CONFIG'], flush=True); "
     program += "print(os.environ['TF_DGC_SECRET'], flush=True); time.sleep(60)"
-    monkeypatch.setattr(launcher, "_SERVE", (sys.executable, "-c", program))
+    monkeypatch.setattr(launcher.starts, "_SERVE", (sys.executable, "-c", program))
     body = "print(os.environ['TF_CONFIG']); print(os.environ['TF_DGC_SECRET'])\n"
     body += "time.sleep(1)"
     output = io.StringIO()
@@ -355,7 +355,7 @@ def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
 
 
 def test_a_server_that_fails_ends_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "_SERVE", (sys.executable, "-c", "1/0"))
+    monkeypatch.setattr(launcher.starts, "_SERVE", (sys.executable, "-c", "1/0"))
     output = io.StringIO()
     command = [sys.executable, write(tmp_path, "time.sleep(60)")]
     code = launcher.launch(command, 1, output, num_servers=1)

@@ -12,7 +12,7 @@ PUBLIC = {
     "tf_dgc": """
         Advice CompressedCrossDeviceOps CompressedOptimizer CompressionStats
         DGCOptimizer DelayedNesterov LocalOptimizer NovoGrad ServerOptimizer advise
-        average_statistics callbacks compressors dgc_for_steps diloco exchanges
+        average_statistics callbacks cluster compressors dgc_for_steps diloco exchanges
         local_sgd multi_worker_strategy post_local_sgd prepare saving schedules
         sparse_loco
     """,

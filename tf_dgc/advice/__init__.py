@@ -8,6 +8,7 @@ __all__ = [
     "advising",
     "batches",
     "candidates",
+    "measuring",
     "predicting",
     "timing",
     "units",

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tf_dgc.advice import batches, candidates, predicting, timing, units
+from tf_dgc.advice import batches, candidates, measuring, predicting, timing, units
 from tf_dgc.advice.predicting import Prediction
 from tf_dgc.arguments import check_whole
 from tf_dgc.exchanges import Links
 from tf_dgc.optimizers import probing
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
+from tf_dgc.reports import of_advice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +85,37 @@ class Advice:
             return f"{said} Compressing pays at any bandwidth."
         return f"{said} Compressing pays below {units.rate_text(turn)}."
 
+    def html(self) -> str:
+        """Return a page with pictures that needs no other file.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        rates = [10 ** (6 + i / 5) for i in range(21)]  # 1 Mbit/s to 10 Gbit/s
+        found = {n: some for n, some in self.predictions.items() if n > 1}
+        by_rate = {
+            n: predicting.at_rates([p.timed for p in some], n, self.links, rates)
+            for n, some in found.items()
+        }
+        given = of_advice.Given(
+            f"{self.model}, batches of {self.batch_size} for each worker",
+            *(self.sentences(), self.rows(), rates, by_rate),
+            {k: f"{v:.3g} s" for k, v in self.links._asdict().items()},
+        )
+        return of_advice.make(given)
+
 
 def advise(
     model: keras.Model,
     *,
     batch_size: int = 32,
-    num_workers: Sequence[int] | int = (2, 4, 8),
+    num_workers: Sequence[int] | int | None = None,
     bandwidth: float | str = "1gbit",
     latency: float | str = "0.2ms",
     methods: Sequence[str] = candidates.DEFAULT,
     data: Any = None,
     links: Links | None = None,
+    strategy: tf.distribute.Strategy | None = None,
     seconds: float = 20.0,
 ) -> Advice:
     """Say which way to train a model is the fastest, before the first run.
@@ -105,7 +127,8 @@ def advise(
     Args:
         model: model, functional or with `data`; compiled or not. It is not changed.
         batch_size: examples of a worker's step.
-        num_workers: numbers of workers, each 1 or more.
+        num_workers: numbers of workers, each 1 or more; None for 2, 4 and 8, or those
+            of `strategy`.
         bandwidth: rate of a worker's link, both ways at once: bits per second, or as
             "1gbit".
         latency: round trip between two workers, as `ping` says: seconds, or "0.2ms".
@@ -114,6 +137,9 @@ def advise(
         data: inputs of one worker's step, of `batch_size` examples; None for made-up
             ones of the model's shapes.
         links: numbers that were measured, instead of `bandwidth` and `latency`.
+        strategy: strategy of several workers, all of which call this outside of its
+            scope, with a model that each made outside of it: their links are measured,
+            and of each step the time of the slowest worker counts.
         seconds: seconds to spend on timed steps, tracing apart.
 
     Returns:
@@ -123,14 +149,17 @@ def advise(
         ValueError: for arguments that cannot be, and models that do not say their
             inputs.
     """
-    numbers = [num_workers] if isinstance(num_workers, int) else list(num_workers)
-    numbers = [check_whole("num_workers", number) for number in numbers]
+    numbers = _numbers(num_workers, strategy)
     batch_size = check_whole("batch_size", batch_size)
     rate, round_trip = units.bits_per_second(bandwidth), units.seconds(latency)
     wanted = candidates.find(methods)
     if data is None:
         data = batches.make(model, batch_size)
-    timed = timing.time_steps(model, data, _inner(model), wanted, seconds)
+    if strategy is not None:
+        links = measuring.links_of(strategy)
+    with measuring.alone(strategy):
+        timed = timing.time_steps(model, data, _inner(model), wanted, seconds)
+        timed = measuring.slowest(timed, strategy)
     speeds = links[3:6] if links else probing.local_speeds()
     taken = links or predicting.links_of(rate, round_trip, speeds)
     of_each = {
@@ -142,6 +171,15 @@ def advise(
         asks = round_trip, speeds
         turns = {n: predicting.turning_point(timed, n, *asks) for n in of_each if n > 1}
     return Advice(model.name, batch_size, of_each, taken, turns)
+
+
+def _numbers(
+    num_workers: Sequence[int] | int | None, strategy: tf.distribute.Strategy | None
+) -> list[int]:
+    if num_workers is None:
+        num_workers = strategy.num_replicas_in_sync if strategy else (2, 4, 8)
+    numbers = [num_workers] if isinstance(num_workers, int) else list(num_workers)
+    return [check_whole("num_workers", number) for number in numbers]
 
 
 def _inner(model: keras.Model) -> keras.optimizers.Optimizer:

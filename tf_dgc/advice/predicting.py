@@ -50,8 +50,8 @@ def links_of(
         speeds: seconds per byte of merging, decoding and rounding, as
             `probing.local_speeds` measures them here.
     """
-    per_byte = 8 / (_CARRIED * bandwidth) + PER_BYTE
-    return Links(LAUNCH, ROUND + latency / 2, per_byte, *speeds)._replace(start=LAUNCH)
+    links = Links(LAUNCH, ROUND + latency / 2, _per_byte(bandwidth), *speeds)
+    return links._replace(start=LAUNCH)
 
 
 def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
@@ -130,3 +130,25 @@ def turning_point(
         middle = math.sqrt(low * high)
         low, high = (middle, high) if pays(middle) else (low, middle)
     return low
+
+
+def at_rates(
+    timed: Sequence[Timed], num_workers: int, links: Links, rates: Sequence[float]
+) -> dict[str, list[float]]:
+    """Return the seconds of a step at other bandwidths, by way to train.
+
+    Args:
+        timed: ways to train.
+        num_workers: number of workers, N.
+        links: numbers of the links, of which all but the bandwidth stay.
+        rates: bandwidths, in bits/s.
+    """
+    some = [links._replace(per_byte=_per_byte(rate)) for rate in rates]
+    return {
+        t.candidate.name: [predict_step(t, num_workers, each).seconds for each in some]
+        for t in timed
+    }
+
+
+def _per_byte(bandwidth: float) -> float:
+    return 8 / (_CARRIED * bandwidth) + PER_BYTE

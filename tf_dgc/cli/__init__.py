@@ -1,4 +1,4 @@
-"""The command line: `tf-dgc run`, `doctor`, `methods`, `exchanges` and `advise`.
+"""The command line: `tf-dgc run`, `doctor`, `advise`, `report` and others.
 
 `main` is the entry; nothing else is loaded before it is needed.
 """
@@ -8,5 +8,7 @@ __all__ = [
     "doctor",
     "listing",
     "main",
+    "parsers",
+    "report",
     "serving",
 ]

@@ -11,6 +11,8 @@ import keras
 
 from tf_dgc.advice.advising import Advice, advise
 from tf_dgc.cli import listing
+from tf_dgc.cluster import meeting, tf_config
+from tf_dgc.distribute.startup import multi_worker_strategy
 
 _COLUMNS = (
     *("workers", "method", "exchange"),
@@ -19,23 +21,34 @@ _COLUMNS = (
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the advice; return the exit code."""
+    """Print the advice; return the exit code. With `--measure` one worker prints."""
     try:
+        strategy = multi_worker_strategy() if options.measure else None
+        with tf_config.alone():
+            model = _model(options.model)
         found = advise(
-            _model(options.model),
+            model,
             batch_size=options.batch_size,
             num_workers=options.workers,
             bandwidth=options.bandwidth,
             latency=options.latency,
+            strategy=strategy,
             seconds=options.seconds,
             **({"methods": options.methods} if options.methods else {}),
         )
-    except ValueError as error:
+        if strategy is None or meeting.is_chief(strategy):
+            _tell(found, options)
+    except (ImportError, OSError, ValueError) as error:
         sys.exit(f"tf-dgc advise: {error}")
+    return 0
+
+
+def _tell(found: Advice, options: argparse.Namespace) -> None:
     print(_text(found))
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found.rows(), indent=1) + "\n")
-    return 0
+    if options.html:
+        pathlib.Path(options.html).write_text(found.html(), encoding="utf-8")
 
 
 def _model(name: str) -> keras.Model:

@@ -3,11 +3,14 @@
 Nothing here is about gradients. May import `_internals`.
 """
 
+from tf_dgc.cluster.slurm import from_slurm as from_slurm
+
 __all__ = [
     "coordination",
     "failures",
     "meeting",
     "positions",
+    "slurm",
     "tf_config",
     "watch",
     "worker_interrupts",

@@ -57,7 +57,7 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
 
 def _check_takes_part(strategy: tf.distribute.Strategy, num_workers: int) -> None:
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if multi_worker or os.environ.get(ALONE_VARIABLE) == "1":
+    if multi_worker or _alone.get() or os.environ.get(ALONE_VARIABLE) == "1":
         return
     what = (
         f"TF_CONFIG names {num_workers} workers, but there is no "
@@ -69,6 +69,19 @@ def _check_takes_part(strategy: tf.distribute.Strategy, num_workers: int) -> Non
     if not _loading.get():
         raise ValueError(what)
     warnings.warn(what, stacklevel=2)
+
+
+_alone = contextvars.ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within, an optimizer that takes part in no cluster is meant to."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 _loading = contextvars.ContextVar("loading", default=False)

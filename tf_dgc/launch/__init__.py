@@ -11,6 +11,8 @@ __all__ = [
     "log_records",
     "loopback",
     "onednn",
+    "remote",
+    "starts",
     "worker_output",
     "worker_processes",
     "worker_start",

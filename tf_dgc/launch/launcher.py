@@ -1,5 +1,6 @@
 """Start one process per worker on this machine, and end all of them."""
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -9,19 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TextIO
 
-from tf_dgc.launch import loopback, onednn, worker_processes
+from tf_dgc.launch import onednn, starts, worker_processes
 from tf_dgc.launch.display import Display
 from tf_dgc.launch.interrupts import Interrupts
+from tf_dgc.launch.starts import Hosts, Start
 from tf_dgc.launch.worker_output import Reader, WorkerOutput, open_channel, open_log
 from tf_dgc.launch.worker_processes import POLL_SECONDS, exit_code, wait_until
 
 _INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt` in the program
 _OWN_WORDS_SECONDS = 1.0  # for a worker to end with an error that names the failed one
 _SURVIVOR_SECONDS = 2.0
-_SERVE = (sys.executable, "-m", "tf_dgc", "serve")
 _READ_SECONDS = 2.0  # for what is left to read when all have ended
 
 
@@ -30,10 +31,10 @@ class Run(NamedTuple):
 
     `logs` is the directory with a file per worker; `stream` is where lines are shown,
     by `shown`, of the first worker or of all. Places are those of all processes, the
-    workers' ranks first.
+    workers' ranks first. `starts` is asked for those of an attempt, by its number.
     """
 
-    command: Sequence[str]
+    starts: Callable[[int], contextlib.AbstractContextManager[list[Start]]]
     num_workers: int
     num_servers: int
     stream: TextIO
@@ -52,10 +53,6 @@ class Run(NamedTuple):
         """Return the rank of a worker, None of a server."""
         return place if place < self.num_workers else None
 
-    def command_of(self, place: int) -> Sequence[str]:
-        """Return the command of a process."""
-        return self.command if place < self.num_workers else _SERVE
-
 
 def launch(
     command: Sequence[str],
@@ -65,6 +62,7 @@ def launch(
     show_all: bool = False,
     log_dir: str | None = None,
     num_servers: int = 0,
+    hosts: Hosts | None = None,
 ) -> int:
     """Run `command` once per worker with `TF_CONFIG` set; wait for all of them.
 
@@ -90,6 +88,8 @@ def launch(
             one, which is named and kept if the exit code is not 0.
         num_servers: number of parameter servers, 0 or 1, which are started and ended
             with the workers, by `tf-dgc serve`.
+        hosts: hosts that the workers are started on, one each, without servers; None
+            for this machine.
 
     Returns:
         0, or the exit code of the first worker that failed in the last attempt; 128 + n
@@ -107,9 +107,12 @@ def launch(
         shown = Display(stream)
         if advice := onednn.advice():
             shown.say(advice)
+        start = functools.partial(starts.here, command, num_workers, num_servers)
+        if hosts is not None:
+            start = functools.partial(starts.on_hosts, command, hosts)
         code = _attempts(
             Run(
-                command,
+                start,
                 num_workers,
                 num_servers,
                 stream,
@@ -149,10 +152,9 @@ def _attempt(run: Run, attempt: int) -> int:
     reader = Reader()
     failed = None
     try:
-        with loopback.held_ports(number) as ports:
-            found = loopback.environments(ports, attempt, run.num_servers)
-            for place, environment in enumerate(found):
-                workers.append(_start(run, place, environment, reader, outputs[place]))
+        with run.starts(attempt) as found:
+            for place, start in enumerate(found):
+                workers.append(_start(run, place, start, reader, outputs[place]))
             reader.start()
             failed = _wait(run, workers)
     finally:
@@ -181,7 +183,7 @@ def _output(run: Run, place: int, attempt: int) -> WorkerOutput:
 def _start(
     run: Run,
     place: int,
-    environment: Mapping[str, str],
+    start: Start,
     reader: Reader,
     output: WorkerOutput,
 ) -> "subprocess.Popen[bytes]":
@@ -189,7 +191,9 @@ def _start(
     read, write = open_channel(run.stream if as_terminal else None)
     reader.add(output, read)
     try:
-        return worker_processes.start(run.command_of(place), environment, write)
+        return worker_processes.start(
+            start.command, start.environment, write, start.message
+        )
     finally:
         os.close(write)
 

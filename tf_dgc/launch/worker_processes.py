@@ -21,7 +21,10 @@ _REAP_SECONDS = 10.0
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], output: int
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: int,
+    message: bytes | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start a worker, which is killed if this process ends before it.
 
@@ -29,17 +32,24 @@ def start(
         command: program and arguments.
         environment: environment variables, all of them.
         output: file descriptor for its standard output and error.
+        message: bytes of its standard input, which stays open until it is to end; None
+            for no input.
     """
     first = pathlib.Path(__file__).with_name("worker_start.py")
     # A session of its own: Ctrl-C reaches the launcher alone, which passes it on.
-    return subprocess.Popen(
+    worker = subprocess.Popen(
         [sys.executable, "-I", "-S", str(first), str(os.getpid()), *command],
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if message is None else subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        bufsize=0,
     )
+    if message is not None and worker.stdin:
+        with contextlib.suppress(BrokenPipeError):  # its exit code says more
+            worker.stdin.write(message)
+    return worker
 
 
 def exit_code(worker: "subprocess.Popen[bytes]") -> int | None:
@@ -63,8 +73,8 @@ def end(
     """End workers and what they started, and wait for them.
 
     Those that run get SIGINT, for Python a `KeyboardInterrupt`, which TensorFlow does
-    not keep from the program as it does SIGTERM. Then every group gets SIGTERM, and at
-    last SIGKILL.
+    not keep from the program as it does SIGTERM; those with an input get its end
+    instead. Then every group gets SIGTERM, and at last SIGKILL.
 
     Args:
         workers: processes to be ended; those that were waited for already are left out.
@@ -76,7 +86,7 @@ def end(
     if seconds:
         for worker in left:
             if exit_code(worker) is None:
-                os.kill(worker.pid, signal.SIGINT)
+                _interrupt(worker)
         wait_until(
             lambda: hurry() or all(exit_code(w) is not None for w in left), seconds
         )
@@ -88,6 +98,15 @@ def end(
         # A process that the kernel does not let go of is left to the system.
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.wait(_REAP_SECONDS)
+    for worker in filter(lambda worker: worker.stdin, workers):
+        worker.stdin.close()  # type: ignore[union-attr]
+
+
+def _interrupt(worker: "subprocess.Popen[bytes]") -> None:
+    if worker.stdin:
+        worker.stdin.close()
+    else:
+        os.kill(worker.pid, signal.SIGINT)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -41,6 +41,7 @@ __all__ = [
     "sampling",
     "settings",
     "shown",
+    "sizes",
     "stepping",
     "takeover",
     "tensors",

@@ -74,14 +74,23 @@ def choose(
         settled = ways.settle(workers.hosts(strategy))
     if not (chooses or overlaps) or not meeting.is_multi_worker(strategy):
         return Chosen(settled.name, compressor, settled, {})
-    with tf.init_scope():  # the first call may come while a step is being traced
-        place, *_ = probes.local_places(strategy)
-        links = probes.run(strategy, probing.measure(place, probing.local_speeds))
+    links = measure(strategy)
     if not isinstance(ways, Auto):
         return Chosen(settled.name, compressor, settled, {}, links)
     chosen = decide(ways, compressor, tensors, keeps_residual, merges, number, links)
     communicator.go_by(chosen.exchange)
     return chosen
+
+
+def measure(strategy: tf.distribute.Strategy) -> Links:
+    """Return the numbers of the links, the same on all workers; all call it.
+
+    Args:
+        strategy: strategy of two workers or more, made ready.
+    """
+    with tf.init_scope():  # the first call may come while a step is being traced
+        place, *_ = probes.local_places(strategy)
+        return probes.run(strategy, probing.measure(place, probing.local_speeds))
 
 
 def decide(

@@ -19,7 +19,7 @@ from tf_dgc.steps.plan import Plan
 Clock: TypeAlias = Callable[[], float]
 Probe: TypeAlias = Generator[list[Primitive], list[tf.Tensor], Links]
 _Timed: TypeAlias = Generator[list[Primitive], list[tf.Tensor], float]
-_Shared: TypeAlias = Generator[list[Primitive], list[tf.Tensor], list[float]]
+Shared: TypeAlias = Generator[list[Primitive], list[tf.Tensor], list[float]]
 
 _TIMES = 5
 _SEVERAL = 4  # collectives of a probe, one behind the other
@@ -55,7 +55,7 @@ def measure(
         for probe, found in zip(probes, times, strict=True):
             found.append((yield from _time(probe, clock)))
     medians = [float(np.median(found[2:])) for found in times]
-    one, ring, pair, pairs, *speeds = yield from _share([*medians, *local()])
+    one, ring, pair, pairs, *speeds = yield from share([*medians, *local()])
     around = max(0.0, ring - one) / (_SEVERAL - 1)
     swapped = min(max(0.0, pairs - pair) / (_SEVERAL - 1), around)
     # Both are one collective, of one round and of as many as there are others.
@@ -80,7 +80,7 @@ def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
         taken = []
         for _ in range(4):
             taken.append((yield from _time([Gather(words)], clock)))
-        (found,) = yield from _share([float(np.median(taken[1:]))])
+        (found,) = yield from share([float(np.median(taken[1:]))])
         sent = 4 * words.shape[0] * (num_workers - 1)
         # What passes at once, before a link is as slow as it is, is in both.
         per_byte = max(0.0, found - seconds) / (sent - before)
@@ -98,8 +98,15 @@ def _time(requests: list[Primitive], clock: Clock) -> _Timed:
     return clock() - start
 
 
-def _share(numbers: Sequence[float]) -> _Shared:
-    """Return the largest that a worker has of each number."""
+def share(numbers: Sequence[float]) -> Shared:
+    """Return the largest that a worker has of each number, the same on all.
+
+    Args:
+        numbers: numbers of this worker, as many as the others have.
+
+    Yields:
+        A request of all workers.
+    """
     mine = tf.bitcast(tf.constant(numbers, tf.float64), tf.int32)
     (rows,) = yield [Gather(tf.reshape(mine, [-1]))]
     pairs = tf.reshape(rows, [-1, len(numbers), 2])

@@ -1,0 +1,211 @@
+"""`tf-dgc report`: a page that is whole by itself, of records and of TensorBoard's."""
+
+import dataclasses
+import html.parser
+import pathlib
+import xml.etree.ElementTree
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dgc
+from tf_dgc.cli import main
+from tf_dgc.reports import logdir, of_runs, page, pictures, record
+from tf_dgc.reports.record import Epoch, Run, Variable
+
+ROOT = "<script>alert(1)</script> $a$ & b"
+VOID = {"meta", "br", "link"}
+
+
+class Page(html.parser.HTMLParser):
+    """Reads a page: texts, tags, and whether each tag that begins also ends."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts, self.links = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href") and v[0] != "#"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data.strip())
+
+
+def make_run(epochs=3, name="net"):
+    some = [
+        Epoch(
+            i,
+            {
+                **{"loss": 1 / (i + 1), "val_loss": None, "accuracy": 0.5},
+                **{"compression_ratio": 90.0, "total_compression_ratio": 80.0},
+                **{"staleness_mean": 3.0, "staleness_p99": 9.0, "staleness_max": 11.0},
+            },
+            *(10 * (i + 1), 1000 * (i + 1), 90_000 * (i + 1)),
+            seconds=2.5 * (i + 1),
+        )
+        for i in range(epochs)
+    ]
+    variables = [
+        Variable(f"{ROOT}_{i}/kernel", "", (100, 10), 4000, None if i == 3 else 50)
+        for i in range(45)
+    ]
+    method = {"name": "DGC", "exchange": "ring", "settings": {"note": ROOT}}
+    return Run(name, 2, {"tf_dgc": "1"}, {"": method}, variables, some)
+
+
+def test_a_page():
+    found = Page(of_runs.make({"mine": make_run(name=ROOT)}))
+    assert found.links == []  # but within it
+    assert "script" not in found.tags
+    assert f"Training of {ROOT}" in found.texts
+    heads = [t for t in found.texts if t in ("loss", "accuracy", "Ratio", "Staleness")]
+    assert [h for i, h in enumerate(heads) if h not in heads[:i]] == [
+        *("loss", "accuracy", "Ratio", "Staleness"),
+    ]
+    assert found.tags.count("svg") == 5
+    for text in ("5 others", "270 kB", "7.5 s", "90", "bytes that a worker sent"):
+        assert text in found.texts, text
+    assert "nan" not in found.texts
+
+
+def test_pages_are_the_same_each_time():
+    runs = {"a": make_run(), "b": make_run(2)}
+    text = of_runs.make(runs)
+    assert text == of_runs.make(runs)
+    ids = [
+        element.attrib["id"]
+        for part in text.split("<svg")[1:]
+        for element in xml.etree.ElementTree.fromstring(
+            "<svg" + part[: part.index("</svg>") + 6]
+        ).iter()
+        if "id" in element.attrib and element.attrib["id"].startswith(("p", "m"))
+    ]
+    clips = [i for i in ids if len(i) == 11]
+    assert len(clips) == len(set(clips)) > 10
+
+
+def test_runs_of_which_less_is_known():
+    bare = [Epoch(i, {"loss": 1.0}, seconds=1.0 + i) for i in range(2)]
+    unknown = {"variables": [], "versions": {}, "methods": {}, "workers": None}
+    run = dataclasses.replace(make_run(), epochs=bare, **unknown)
+    found = Page(of_runs.make({"bare": run, "whole": make_run()}))
+    assert "steps" in found.texts
+    only = [Epoch(0, {"loss": 1.0})]
+    run = dataclasses.replace(make_run(), epochs=only, variables=[])
+    found = Page(of_runs.make({"": run}))
+    assert "epoch" in found.texts
+    with pytest.raises(ValueError, match=r"an epoch at least\. Received: none"):
+        of_runs.make({"none": make_run(0)})
+
+
+def test_tensorboard(tmp_path):
+    layers = [keras.Input((40,)), keras.layers.Dense(60)]
+    model = keras.Sequential(layers)
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    x, y = np.ones((32, 40), "float32"), np.ones((32, 60), "float32")
+    model.compile(tf_dgc.CompressedOptimizer(sgd, "none"), "mse")
+    callbacks = [
+        tf_dgc.callbacks.CompressionMonitor(),
+        keras.callbacks.TensorBoard(tmp_path / "logs", update_freq=1),
+    ]
+    asks = {"validation_data": (x, y), "batch_size": 16, "epochs": 3, "verbose": 0}
+    history = model.fit(x, y, callbacks=callbacks, **asks).history
+    run = logdir.read(tmp_path / "logs")
+    assert run.model == "logs"
+    for key in ("loss", "val_loss", "bytes_per_step"):
+        found = [e.logs[key] for e in run.epochs]
+        np.testing.assert_allclose(found, history[key], rtol=1e-6)
+    assert [e.steps for e in run.epochs] == [2, 4, 6]
+    stats = model.optimizer.stats
+    assert [e.sent_bytes for e in run.epochs] == [
+        stats.bytes // 3 * i for i in (1, 2, 3)
+    ]
+    assert run.epochs[-1].dense_bytes == stats.dense_bytes
+    seconds = [e.seconds for e in run.epochs]
+    assert 0 < seconds[0] < seconds[1] < seconds[2] < 100
+    out = tmp_path / "page.html"
+    assert main.main(["report", str(tmp_path / "logs"), "--out", str(out)]) == 0
+    assert "Training of logs" in Page(out.read_text()).texts
+
+
+def test_command_line(tmp_path, capsys):
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path in paths:
+        record.write(make_run(), path)
+    out = tmp_path / "page.html"
+    assert main.main(["report", *paths, "--out", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: a, b, ")
+    found = Page(out.read_text())
+    assert {"a", "b", "b, validation"} <= {*found.texts}
+    (tmp_path / "c").mkdir()
+    same = str(tmp_path / "c" / "a.json")
+    record.write(make_run(), same)
+    main.main(["report", paths[0], same, "--out", str(out)])
+    assert same in Page(out.read_text()).texts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.json"], "No such file"),
+        (["."], "A directory must be one that `keras.callbacks.TensorBoard` wrote"),
+        (["page.txt"], "A record must be a file"),
+        (["page.txt", "page.txt"], "Runs must differ"),
+    ],
+)
+def test_command_line_without_a_run(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("page.txt").write_text("text")
+    with pytest.raises(SystemExit, match=message):
+        main.main(["report", *arguments])
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "tensorboard"])
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module):
+    (tmp_path / "train").mkdir()
+    path = tmp_path / "run.json"
+    record.write(make_run(), path)
+    for name in (module, "tensorboard.backend.event_processing"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    run = path if module == "matplotlib" else tmp_path
+    with pytest.raises(SystemExit, match=r"pip install 'tf_dgc\[report\]'"):
+        main.main(["report", str(run), "--out", str(tmp_path / "page.html")])
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (page.size, None, "-"),
+        (page.size, 999, "999 B"),
+        (page.size, 1.5e9, "1.5 GB"),
+        (page.duration, None, "-"),
+        (page.duration, 0.25, "0.25 s"),
+        (page.duration, 150, "2 min 30 s"),
+        (page.duration, 7260, "2 h 01 min"),
+        (page.number, float("nan"), "-"),
+        (page.number, 12345, "12,345"),
+        (page.number, 0.123456, "0.1235"),
+    ],
+)
+def test_numbers(function, value, text):
+    assert function(value) == text
+
+
+def test_bars_of_which_some_are_missing():
+    some = [pictures.Bars("a", [1.0, None]), pictures.Bars("b", [2.0, 3.0])]
+    svg = pictures.bars(["x", "<y>"], some, "ms", "bars", "s")
+    texts = [*xml.etree.ElementTree.fromstring(svg).itertext()]
+    assert {"x", "<y>", "a", "b", "ms"} <= {*texts}

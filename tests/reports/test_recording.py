@@ -1,0 +1,174 @@
+"""`CompressionMonitor(path=...)`: what it writes, when, and how it goes on."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dgc
+from tf_dgc.optimizers import sizes
+from tf_dgc.reports import record
+
+X, Y = np.ones((32, 40), "float32"), np.ones((32, 60), "float32")
+
+
+def make_model(optimizer=None):
+    layers = [keras.Input((40,)), keras.layers.Dense(60, name="dense")]
+    model = keras.Sequential(layers, name="small")
+    if optimizer is None:
+        sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer = tf_dgc.DGCOptimizer(
+            sgd, 0.99, track_staleness=True, check_every=None
+        )
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def fit(model, path, **settings):
+    monitor = tf_dgc.callbacks.CompressionMonitor(path=path)
+    asks = {"batch_size": 16, "verbose": 0, **settings}
+    callbacks = [monitor, *asks.pop("callbacks", [])]
+    return model.fit(X, Y, callbacks=callbacks, **asks)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_on_purpose(strategies):
+    with strategies[2].scope():
+        yield
+
+
+def test_what_is_written(tmp_path):
+    path, model = tmp_path / "runs" / "run.json", make_model()
+    fit(model, path, epochs=2, validation_data=(X, Y))
+    run = record.read(path)
+    assert (run.model, run.workers) == ("small", 2)
+    assert run.versions["tf_dgc"] == tf_dgc.__version__
+    assert run.methods[""]["name"] == "DGCOptimizer, top_k"
+    assert run.methods[""]["exchange"] == "ring"
+    settings = run.methods[""]["settings"]
+    assert settings["inner"]["config"]["learning_rate"] == pytest.approx(0.1)
+    stats = model.optimizer.stats
+    last = run.epochs[-1]
+    assert [e.epoch for e in run.epochs] == [0, 1]
+    assert [e.steps for e in run.epochs] == [2, 4]
+    assert (last.sent_bytes, last.dense_bytes) == (stats.bytes, stats.dense_bytes)
+    assert 0 < run.epochs[0].seconds < last.seconds
+    assert last.logs.keys() >= {"loss", "val_mae", "staleness_mean", "total_bytes"}
+    assert [v.name for v in run.variables] == [
+        f"small/dense/{k}" for k in ("kernel", "bias")
+    ]
+    assert [v.layer for v in run.variables] == ["small/dense"] * 2
+    assert [v.dense_bytes for v in run.variables] == [4 * 40 * 60, 4 * 60]
+    header = 4 * 5
+    sent = sum(v.sent_bytes for v in run.variables)
+    assert sent + header == stats.bytes_per_step
+    assert [p.name for p in path.parent.iterdir()] == ["run.json"]
+
+
+RARE = pytest.param(False, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("restored", [True, RARE])
+def test_it_goes_on(tmp_path, restored):
+    path, weights = tmp_path / "run.json", tmp_path / "small.keras"
+    model = make_model()
+    fit(model, path, epochs=2)
+    model.save(weights)
+    before = record.read(path).epochs
+    again = keras.models.load_model(weights) if restored else make_model()
+    fit(again, path, epochs=4, initial_epoch=1)
+    run = record.read(path)
+    assert [e.epoch for e in run.epochs] == [0, 1, 2, 3]
+    assert run.epochs[0] == before[0]
+    assert [e.steps for e in run.epochs] == (
+        [2, 6, 8, 10] if restored else [2, 4, 6, 8]
+    )
+    of_step = run.epochs[0].sent_bytes // 2
+    assert [e.sent_bytes for e in run.epochs] == [of_step * e.steps for e in run.epochs]
+    seconds = [e.seconds for e in run.epochs]
+    assert seconds == sorted(seconds)
+    fit(make_model(), path, epochs=1)  # from the first epoch on, it is another run
+    assert [e.steps for e in record.read(path).epochs] == [2]
+
+
+def test_local_steps_and_several_optimizers(tmp_path):
+    path = tmp_path / "run.json"
+    local = tf_dgc.local_sgd(keras.optimizers.SGD(0.1), 2)
+    fit(make_model(local), path, epochs=1)
+    run = record.read(path)
+    assert run.methods[""]["name"] == "LocalOptimizer, none, every 2 steps"
+    assert run.epochs[0].steps == 2
+    assert [v.sent_bytes for v in run.variables] == [9600, 240]
+
+
+def test_what_was_complete_stays(tmp_path, monkeypatch):
+    path, model = tmp_path / "run.json", make_model()
+    fit(model, path, epochs=1)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.warns(UserWarning, match="no record was written: no space left"):
+        fit(model, path, epochs=3, initial_epoch=1)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("path", ["", 3, True, ["run.json"]])
+def test_no_path(path):
+    with pytest.raises(ValueError, match=r"`path` must be .*Received: path="):
+        tf_dgc.callbacks.CompressionMonitor(path=path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"format": 2}',
+        '{"format": 1, "variables": [], "epochs": []}',
+        json.dumps(
+            {
+                **{"format": 1, "model": "m", "workers": 1, "versions": {}},
+                **{"methods": {}, "variables": []},
+                "epochs": [{"epoch": 0, "logs": {"loss": "<b>"}}],
+            }
+        ),
+    ],
+)
+def test_what_is_no_record(tmp_path, text):
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"A record must be a .*Received: '.*json'"):
+        record.read(path)
+
+
+SLOW = ("qsgd", "float16", "none", "power_sgd", "count_sketch")
+METHODS = [
+    "top_k",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+    tf_dgc.compressors.GlobalTopK(tf_dgc.schedules.WarmupSparsity(10)),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: getattr(m, "name", m))
+def test_sizes_add_up(method):
+    """What is said of each variable is, with headers, what a step hands over."""
+    sgd = keras.optimizers.SGD(0.1)
+    optimizer = tf_dgc.CompressedOptimizer(sgd, method, check_every=None)
+    assert sizes.of_each(optimizer) == []
+    model = make_model(optimizer)
+    model.fit(X, Y, batch_size=32, verbose=0)
+    each = sizes.of_each(optimizer)
+    stats = optimizer.stats
+    assert sum(s.dense_bytes for s in each) == stats.dense_bytes_per_step
+    if isinstance(method, str):
+        beside = stats.bytes_per_step - sum(s.sent_bytes for s in each)
+        assert 0 <= beside <= 64
+    else:
+        assert [s.sent_bytes for s in each] == [None, 240]

@@ -1,0 +1,248 @@
+"""Parsers: what each command takes, and its help."""
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from tf_dgc.launch import starts
+
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+def add_run(commands: Any, command: Command) -> None:
+    """Add `tf-dgc run`."""
+    run = commands.add_parser(
+        "run",
+        help="run a training script on several workers, here or on other machines",
+        description="Start one process per worker with TF_CONFIG set, on this machine "
+        "or by ssh on those of --hosts, show what the first one prints, and end all of "
+        "them as soon as one fails. With --max-restarts all are then started again, up "
+        "to K times, with the number of the attempt in TF_DGC_ATTEMPT; the script "
+        "resumes from its own backup. docs/clusters.md has other ways to start on "
+        "several machines.",
+    )
+    run.set_defaults(run=command, error=run.error)
+    run.add_argument(
+        "--workers", type=_count, metavar="N", help="number of workers on this machine"
+    )
+    run.add_argument(
+        "--hosts",
+        type=_hosts,
+        metavar="A,B,...",
+        help="machines, with a worker on each; twice for two. Directory and Python "
+        "must be where they are here, and ssh must need no password",
+    )
+    run.add_argument(
+        "--port",
+        type=_count,
+        default=starts.PORT,
+        metavar="P",
+        help=f"first port that workers on --hosts listen on ({starts.PORT})",
+    )
+    run.add_argument(
+        "--ssh",
+        default=starts.SSH,
+        metavar="COMMAND",
+        help=f"what is followed by a host and a command there ({starts.SSH})",
+    )
+    run.add_argument(
+        "--servers",
+        type=_count_or_0,
+        choices=(0, 1),
+        default=0,
+        metavar="S",
+        help="number of parameter servers for tf_dgc.ServerOptimizer, 0 or 1 (0)",
+    )
+    run.add_argument(
+        "--max-restarts",
+        type=_count_or_0,
+        default=0,
+        metavar="K",
+        help="how often to start all workers again after one failed (0)",
+    )
+    run.add_argument(
+        "--output",
+        choices=("first", "all"),
+        default="first",
+        help="whose lines to show: the first worker's, or those of all, each behind "
+        "its rank (first)",
+    )
+    run.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="where to write all that the workers print, TensorFlow's log included, to "
+        "worker-RANK.log (a temporary directory, kept if a worker fails)",
+    )
+    run.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="the script is the name of a module, as with `python -m`",
+    )
+    run.add_argument("script", help="a Python script; it makes its own strategy")
+    run.add_argument(
+        "args", nargs=argparse.REMAINDER, help="arguments passed to the script"
+    )
+
+
+def add_remote(commands: Any, command: Command) -> None:
+    """Add `tf-dgc remote`, which is run by `tf-dgc run --hosts` alone."""
+    commands.add_parser("remote").set_defaults(run=command)
+
+
+def add_serve(commands: Any, command: Command) -> None:
+    """Add `tf-dgc serve`."""
+    serve = commands.add_parser(
+        "serve",
+        help="be the parameter server that TF_CONFIG says this process is",
+        description="Serve the workers that TF_CONFIG names, which train with "
+        "tf_dgc.ServerOptimizer, at the address that it names for the one task of type "
+        "ps, which is this process; end when they have left. `tf-dgc run --servers 1` "
+        "does so by itself. docs/server.md says what protects it.",
+    )
+    serve.set_defaults(run=command)
+
+
+def add_doctor(commands: Any, command: Command) -> None:
+    """Add `tf-dgc doctor`."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="tell whether the native operations are in use, and why",
+        description="Print versions, compiler and the state of the native operations. "
+        "Exits with 0 if they are in use or TF_DGC_NATIVE=0 forbids them, else with 1.",
+    )
+    doctor.set_defaults(run=command)
+
+
+def add_exchanges(commands: Any, command: Command) -> None:
+    """Add `tf-dgc exchanges`."""
+    ways = commands.add_parser(
+        "exchanges",
+        help="list the exchanges",
+        description="Print name, rounds and bytes of every way in which workers sum "
+        "and gather, with its defaults; docs/exchanges.md says which one when.",
+    )
+    ways.set_defaults(run=command)
+    ways.add_argument(
+        "--workers",
+        type=_count,
+        default=8,
+        metavar="N",
+        help="number of workers (8)",
+    )
+
+
+def add_methods(commands: Any, command: Command) -> None:
+    """Add `tf-dgc methods`."""
+    methods = commands.add_parser(
+        "methods",
+        help="list the compression methods",
+        description="Print name, kind, bytes per element, state, error feedback and "
+        "reference of every compression method of the package, with its defaults.",
+    )
+    methods.set_defaults(run=command)
+    methods.add_argument(
+        "--size",
+        type=_count,
+        default=1_000_000,
+        metavar="N",
+        help="entries of the tensor that bytes per element are of (1,000,000)",
+    )
+
+
+def add_advise(commands: Any, command: Command) -> None:
+    """Add `tf-dgc advise`."""
+    advise = commands.add_parser(
+        "advise",
+        help="tell which way to train is the fastest for a model on some links",
+        description="Time a step of a model on this machine by several ways to train, "
+        "and print what several workers are predicted to take, each on a machine like "
+        "this one; * is what is advised. docs/advice.md says how well that is known.",
+    )
+    advise.set_defaults(run=command)
+    advise.add_argument(
+        "model",
+        help="a .keras file, or a function's name, as keras.applications.ResNet50",
+    )
+    advise.add_argument(
+        "--batch-size", type=_count, default=32, metavar="B", help="of a worker (32)"
+    )
+    advise.add_argument(
+        "--workers",
+        type=_counts,
+        metavar="N,...",
+        help="numbers of workers (2,4,8; with --measure those that there are)",
+    )
+    advise.add_argument(
+        "--bandwidth", default="1gbit", help="of a worker's link, both ways (1gbit)"
+    )
+    advise.add_argument(
+        "--latency", default="0.2ms", help="round trip between two workers (0.2ms)"
+    )
+    advise.add_argument(
+        "--methods",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="dgc, 'dgc 0.99', 'local_sgd 16', or methods of `tf-dgc methods`",
+    )
+    advise.add_argument(
+        "--seconds", type=float, default=20.0, help="to spend on timed steps (20)"
+    )
+    advise.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure the links of the workers of TF_CONFIG, in place of --bandwidth "
+        "and --latency: tf-dgc run --workers 2 -m tf_dgc advise MODEL --measure",
+    )
+    advise.add_argument("--json", metavar="PATH", help="file to write the rows to")
+    advise.add_argument(
+        "--html", metavar="PATH", help="file to write a page with pictures to"
+    )
+
+
+def add_report(commands: Any, command: Command) -> None:
+    """Add `tf-dgc report`."""
+    report = commands.add_parser(
+        "report",
+        help="make a page of a run: loss against steps, bytes and time, and more",
+        description="Write one page of HTML, which needs no other file, about runs: "
+        "metrics against steps, bytes and time, ratio, staleness, bytes of each layer. "
+        "Several are compared. docs/reports.md says more.",
+    )
+    report.set_defaults(run=command)
+    report.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a file that CompressionMonitor(path=...) wrote, or a directory of "
+        "Keras's TensorBoard callback",
+    )
+    report.add_argument(
+        "--out", default="report.html", metavar="FILE", help="the page (report.html)"
+    )
+
+
+def _count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, {least} or more; received: {text}"
+        )
+    return int(text)
+
+
+def _hosts(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(re.fullmatch(r"[\w.@\[\]:-]+", n) and n[0] not in "-@" for n in names):
+        raise argparse.ArgumentTypeError(
+            f"must be names of hosts with commas between them; received: {text}"
+        )
+    return names
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _count_or_0(text: str) -> int:
+    return _count(text, least=0)
