@@ -159,3 +159,94 @@ def test_two_sites(tmp_path):
     assert float(accuracy) > 40  # by chance 10
     assert sites == "2"
     assert int(re.findall(r"per round, 1/(\d+)", output)[0]) > 20
+
+
+def short(script, *flags):
+    """Run an example of a few lines on two workers; return what the first one said."""
+    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
+    finished = programs.run([*command, EXAMPLES / script, *flags], merged=True)
+    assert finished.returncode == 0
+    return finished.stdout
+
+
+def found(pattern, text):
+    """Return the numbers of the only match."""
+    (numbers,) = re.findall(pattern, text)
+    numbers = [numbers] if isinstance(numbers, str) else numbers
+    return [float(number.replace(",", "")) for number in numbers]
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_image_classification(tmp_path):
+    flags = ["--steps=40", "--epochs=2", f"--record={tmp_path / 'run.json'}"]
+    said = short("image_classification.py", *flags)
+    assert found(r"accuracy \S+%, 1/(\d+) sent", said)[0] > 10
+    epochs = json.loads((tmp_path / "run.json").read_text())["epochs"]
+    assert [e["steps"] for e in epochs] == [40, 80]
+    first, last = (e["logs"]["loss"] for e in epochs)
+    assert last < first - 0.05  # its moving averages take longer than so few steps
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_text_classification():
+    said = short("text_classification.py")
+    assert found(r"accuracy (\S+)%", said)[0] > 80
+    assert found(r"bytes per step, 1/(\d+)", said)[0] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_gan():
+    said = short("gan.py")
+    assert found(r"points are (\S+) from the circle", said)[0] < 0.4
+    for name in ("generator", "critic"):
+        assert found(rf"{name}: (\S+) bytes per step", said)[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_custom_train_step():
+    first, last, ratio = found(
+        r"error (\S+) -> (\S+), 1/(\d+) sent", short("custom_train_step.py")
+    )
+    assert last < 0.6 * first
+    assert ratio > 5
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_transfer_learning():
+    said = short("transfer_learning.py")
+    pattern = r"accuracy (\S+)%, (\S+) bytes"
+    before, frozen, whole = (
+        found(f"{phase}: {pattern}", said) for phase in ("before", "frozen", "all")
+    )
+    assert min(before[0], frozen[0], whole[0]) > 70
+    assert frozen[1] < 0.3 * whole[1]  # what is frozen is not sent
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+@pytest.mark.parametrize(
+    ("policy", "optimizer"),
+    [("mixed_float16", "LossScaleOptimizer"), ("mixed_bfloat16", "DGCOptimizer")],
+)
+def test_mixed_precision(policy, optimizer):
+    said = short("mixed_precision.py", f"--policy={policy}")
+    accuracy, named = re.findall(r"accuracy (\S+)%, (\w+)", said)[0]
+    assert float(accuracy) > 80
+    assert named == optimizer
+    assert ("loss scale none" in said) == (policy == "mixed_bfloat16")
+
+
+NEW = """
+    image_classification text_classification gan custom_train_step transfer_learning
+    mixed_precision
+"""
+
+
+@pytest.mark.parametrize("name", NEW.split())
+def test_examples_are_short(name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80

@@ -1,0 +1,123 @@
+"""What `tf-dgc advise` predicts, beside what is then measured.
+
+    python benchmarks/advice.py --predict
+    sudo python benchmarks/advice.py --measure --json measured.jsonl
+    python benchmarks/advice.py --from_json measured.jsonl
+
+`--predict` times steps of so many processes side by side, which do not communicate, and
+writes what they are predicted to take on links of each rate and round trip. It comes
+first, and is committed. `--measure` takes the same steps on workers in network
+namespaces, whose links have that rate, and where they have a round trip, a delay
+(`common/distance.py`); a row is appended to `--json` as soon as it is there, and is not
+measured again. Every method goes by the exchange that the advice says to write: the
+ring, or "auto".
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import app, flags
+from common import advised, models, network, pieces, reporting, signals
+from common.cluster import WorkerError
+
+COLUMNS = [
+    ("model", "model", ""),
+    ("workers", "workers", "d"),
+    ("link", "link", ""),
+    ("method", "method", ""),
+    ("exchange", "exchange", ""),
+    ("predicted_ms", "predicted (ms)", ",.1f"),
+    ("measured_ms", "measured (ms)", ",.1f"),
+    ("error", "error", "+.0%"),
+    ("of_best", "of the best", ".2f"),
+    ("advised", "advised", ""),
+]
+ROWS = pathlib.Path(__file__).parents[1] / "docs" / "evidence" / "rows"
+PREDICTED = ROWS / "advice_predicted.json"
+
+_PREDICT = flags.DEFINE_boolean("predict", False, "Predict, and write the file.")
+_MEASURE = flags.DEFINE_boolean("measure", False, "Measure what was predicted.")
+_PREDICTED = flags.DEFINE_string("predicted", str(PREDICTED), "File of predictions.")
+_MODELS = flags.DEFINE_list("models", ["cnn", "medium", "mlp"], "What is trained.")
+_WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
+_LINKS = flags.DEFINE_list(
+    "links",
+    ["10gbit", "1gbit", "100mbit", "100mbit+20ms"],
+    "Rates as `tc` has them, and round trips in ms.",
+)
+_METHODS = flags.DEFINE_list("methods", None, "As for `tf-dgc advise`.")
+_THREADS = flags.DEFINE_integer("threads", 1, "Intra-op threads of a worker.")
+_SECONDS = flags.DEFINE_float(
+    "seconds", 10.0, "For steps: of all methods to predict; of each on a link.", 0.1
+)
+_TIMEOUT = flags.DEFINE_float("timeout", 900.0, "Seconds that a worker has to answer.")
+_JSON = flags.DEFINE_string("json", None, "A file for the rows that are measured.")
+_FROM_JSON = flags.DEFINE_string("from_json", None, "Such a file to report.")
+
+
+def main(_):
+    """Predict, measure, or report."""
+    if _PREDICT.value + _MEASURE.value + bool(_FROM_JSON.value) != 1:
+        raise app.UsageError("Give one of --predict, --measure and --from_json.")
+    signals.end_orderly()
+    try:
+        if _PREDICT.value:
+            rows = _predict()
+            reporting.report(rows, COLUMNS[:6], "Predicted", _PREDICTED.value)
+            return
+        rows = _measure() if _MEASURE.value else pieces.read([_FROM_JSON.value])
+    except (PermissionError, network.NetworkError, WorkerError) as error:
+        sys.exit(f"advice.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("advice.py: interrupted")
+    shown = advised.compared(_predictions(), rows)
+    reporting.report(shown, COLUMNS, "Predicted and measured", origin=rows[0])
+    print(advised.said(shown))
+
+
+def _predict():
+    rows = []
+    for model, number in _plans():
+        print(f"{model}, {number} workers", file=sys.stderr, flush=True)
+        settings = _settings("none", model, number)
+        asks = settings, number, _METHODS.value, _SECONDS.value, _TIMEOUT.value
+        rows += advised.predict(*asks, _LINKS.value)
+    return rows
+
+
+def _measure():
+    done = pieces.Pieces(_JSON.value, advised.KEYS, reporting.provenance())
+    predicted, rows = _predictions(), []
+    for model, number in _plans():
+        settings = _settings("advice", model, number)
+        some = [
+            row
+            for row in predicted
+            if (row["model"], row["workers"]) == (model, number)
+            and row["link"] in _LINKS.value
+            and (_METHODS.value is None or row["method"] in _METHODS.value)
+        ]
+        asks = settings, number, some, done, _SECONDS.value, _TIMEOUT.value
+        rows += advised.measure(*asks)
+    return rows
+
+
+def _settings(mode, model, number):
+    threads = _THREADS.value
+    return {"mode": mode, "model": model, "threads": threads, "number": number}
+
+
+def _plans():
+    unknown = [name for name in _MODELS.value if name not in models.MODELS]
+    if unknown:
+        raise app.UsageError(f"Models are {', '.join(models.MODELS)}: not {unknown}")
+    return [(m, int(n)) for m in _MODELS.value for n in _WORKERS.value]
+
+
+def _predictions():
+    return json.loads(pathlib.Path(_PREDICTED.value).read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,77 @@
+"""A `train_step` of one's own under `fit`: a variational autoencoder of digits.
+
+    tf-dgc run --workers 2 examples/custom_train_step.py
+
+The step does what Keras's own does: it divides the loss by the number of workers, whose
+gradients are summed, and hands the gradients to the optimizer.
+"""
+
+import keras
+import reporting
+import tensorflow as tf
+from absl import app, flags
+from sklearn.datasets import load_digits
+
+import tf_dgc
+
+_EPOCHS = flags.DEFINE_integer("epochs", 15, "Passes over the data.", lower_bound=1)
+_CODE = 8
+
+
+def build_part(inputs, outputs):
+    layers = [keras.layers.Dense(256, activation="relu") for _ in range(2)]
+    layers.append(keras.layers.Dense(outputs))
+    return keras.Sequential([keras.Input((inputs,)), *layers])
+
+
+class Autoencoder(keras.Model):
+    """Codes of digits, which are drawn around what the encoder says."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = build_part(64, 2 * _CODE), build_part(_CODE, 64)
+        names = "loss", "error", "divergence"
+        self._trackers = [keras.metrics.Mean(name) for name in names]
+
+    @property
+    def metrics(self):
+        return self._trackers
+
+    def call(self, x):
+        return self.decoder(self.encoder(x)[:, :_CODE])
+
+    def train_step(self, x):
+        workers = tf.distribute.get_strategy().num_replicas_in_sync
+        with tf.GradientTape() as tape:
+            mean, log_variance = tf.split(self.encoder(x, training=True), 2, axis=1)
+            code = mean + tf.exp(0.5 * log_variance) * tf.random.normal(tf.shape(mean))
+            squares = tf.square(self.decoder(code, training=True) - x)
+            error = tf.reduce_mean(tf.reduce_sum(squares, 1))
+            spread = tf.square(mean) + tf.exp(log_variance) - log_variance - 1
+            divergence = 0.5 * tf.reduce_mean(tf.reduce_sum(spread, 1))
+            loss = error + 0.1 * divergence
+            share = loss / workers
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(share, variables), variables)
+        for tracker, value in zip(self.metrics, (loss, error, divergence), strict=True):
+            tracker.update_state(value)
+        return {tracker.name: tracker.result() for tracker in self.metrics}
+
+
+def main(_):
+    reporting.quiet()
+    strategy = tf_dgc.multi_worker_strategy()
+    keras.utils.set_random_seed(0)
+    images = (load_digits(return_X_y=True)[0] / 16.0).astype("float32")
+    with strategy.scope():
+        model = Autoencoder()
+        optimizer = tf_dgc.DGCOptimizer(keras.optimizers.Adam(2e-3), sparsity=0.95)
+        model.compile(optimizer)
+    data = tf.data.Dataset.from_tensor_slices(images).shuffle(2000, seed=0).batch(64)
+    history = model.fit(data, epochs=_EPOCHS.value, verbose=0).history
+    error, ratio = history["error"], optimizer.stats.ratio
+    reporting.say(f"error {error[0]:.2f} -> {error[-1]:.2f}, 1/{ratio:.0f} sent")
+
+
+if __name__ == "__main__":
+    app.run(main)

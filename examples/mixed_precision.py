@@ -1,0 +1,58 @@
+"""Mixed precision: float16 within the model, a loss scale, and compressed gradients.
+
+    tf-dgc run --workers 2 examples/mixed_precision.py
+    tf-dgc run --workers 2 examples/mixed_precision.py --policy mixed_bfloat16
+
+`compile` puts a `LossScaleOptimizer` around the optimizer where the policy is
+mixed_float16. An overflow on one worker leaves out the step and halves the scale on
+all.
+"""
+
+import keras
+import reporting
+import tensorflow as tf
+from absl import app, flags
+from sklearn.datasets import load_digits
+
+import tf_dgc
+
+_POLICY = flags.DEFINE_string("policy", "mixed_float16", "Of all layers but the last.")
+_EPOCHS = flags.DEFINE_integer("epochs", 6, "Passes over the data.", lower_bound=1)
+
+
+def build_model():
+    layers = [keras.layers.Dense(512, activation="relu") for _ in range(2)]
+    last = keras.layers.Dense(10, dtype="float32")  # the loss needs all digits
+    return keras.Sequential([keras.Input((64,)), *layers, last])
+
+
+def main(_):
+    reporting.quiet()
+    strategy = tf_dgc.multi_worker_strategy()
+    keras.utils.set_random_seed(0)
+    keras.mixed_precision.set_dtype_policy(_POLICY.value)
+    with strategy.scope():
+        model = build_model()
+        sgd = keras.optimizers.SGD(0.05, momentum=0.9)
+        dgc = tf_dgc.DGCOptimizer(sgd, sparsity=0.98, value_dtype="bfloat16")
+        model.compile(
+            dgc,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16.0).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
+    model.fit(data.shuffle(1500, seed=0).batch(64), epochs=_EPOCHS.value, verbose=0)
+    tested = tf.data.Dataset.from_tensor_slices((images[1500:], labels[1500:]))
+    _, accuracy = model.evaluate(tested.batch(99), verbose=0)
+    scale = getattr(model.optimizer, "dynamic_scale", None)
+    reporting.say(f"accuracy {accuracy:.1%}, {type(model.optimizer).__name__}")
+    scale = "none" if scale is None else f"{float(scale.numpy()):,.0f}"
+    reporting.say(f"loss scale {scale}, {dgc.stats.nonfinite} left out")
+    stats = dgc.stats
+    reporting.say(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,74 @@
+"""Text classification: an embedding, whose gradient has rows only of words in a batch.
+
+    tf-dgc run --workers 2 examples/text_classification.py
+
+Sentences are made up: of 20,000 words, some are used more in one class than in the
+other. The gradient of the embedding is `tf.IndexedSlices`, and stays so until what is
+sent was chosen.
+"""
+
+import keras
+import numpy as np
+import reporting
+import tensorflow as tf
+from absl import app, flags
+
+import tf_dgc
+
+_WORDS, _LENGTH = 20_000, 40
+_STEPS = flags.DEFINE_integer("steps", 150, "Training steps.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Examples per step, all workers.")
+
+
+def make_sentences(number, seed):
+    """Return texts, of words that become rarer with their number, and classes."""
+    random = np.random.default_rng(seed)
+    words = random.zipf(1.3, (number, _LENGTH)) % _WORDS
+    classes = random.integers(0, 2, number)
+    telling = random.random((number, _LENGTH)) < 0.1
+    of_class = 100 + 200 * classes[:, None] + random.integers(0, 200, words.shape)
+    words = np.where(telling, of_class, words)
+    return [" ".join(f"w{word}" for word in line) for line in words], classes
+
+
+def build_model(texts):
+    to_numbers = keras.layers.TextVectorization(_WORDS, output_sequence_length=_LENGTH)
+    to_numbers.adapt(texts)
+    model = keras.Sequential(
+        [
+            keras.Input((_LENGTH,), dtype="int32"),
+            keras.layers.Embedding(_WORDS, 64),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+    return to_numbers, model
+
+
+def main(_):
+    reporting.quiet()
+    strategy = tf_dgc.multi_worker_strategy()
+    keras.utils.set_random_seed(0)
+    texts, classes = make_sentences(4000, seed=0)
+    with strategy.scope():
+        to_numbers, model = build_model(texts)
+        model.compile(
+            tf_dgc.DGCOptimizer(keras.optimizers.Adam(3e-3), sparsity=0.99),
+            keras.losses.BinaryCrossentropy(from_logits=True),
+            metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)],
+        )
+    data = tf.data.Dataset.from_tensor_slices((texts, classes.astype("float32")))
+    data = data.shuffle(4000, seed=0).repeat().batch(_BATCH_SIZE.value)
+    data = data.map(lambda text, y: (to_numbers(text), y)).prefetch(2)
+    model.fit(data, steps_per_epoch=_STEPS.value, verbose=0)
+    texts, classes = make_sentences(1000, seed=1)
+    outputs = model.predict(to_numbers(tf.constant(texts)), verbose=0)
+    right = np.mean((outputs[:, 0] > 0) == classes)
+    stats = model.optimizer.stats
+    reporting.say(f"accuracy {right:.1%}")
+    reporting.say(f"{stats.bytes_per_step:,} bytes per step, 1/{stats.ratio:.0f}")
+
+
+if __name__ == "__main__":
+    app.run(main)

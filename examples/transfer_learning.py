@@ -1,0 +1,74 @@
+"""Transfer learning: a frozen network with a new head, and then all of it.
+
+    tf-dgc run --workers 2 examples/transfer_learning.py
+
+The network first learns to tell the digits 0 to 4, and stands for one that was loaded.
+Each phase has an optimizer of its own, for the variables that are trained in it: what
+is frozen takes no state and is not sent.
+"""
+
+import keras
+import reporting
+import tensorflow as tf
+from absl import app, flags
+from sklearn.datasets import load_digits
+
+import tf_dgc
+
+_EPOCHS = flags.DEFINE_integer("epochs", 6, "Passes over the data, of each phase.")
+
+
+def load_data(digits):
+    """Return datasets of these digits: to train on, and the last 200 to try."""
+    images, labels = load_digits(return_X_y=True)
+    chosen = (labels >= digits[0]) & (labels <= digits[-1])
+    images = (images[chosen] / 16.0).astype("float32").reshape(-1, 8, 8, 1)
+    labels = labels[chosen] - digits[0]
+    train = tf.data.Dataset.from_tensor_slices((images[:-200], labels[:-200]))
+    tested = tf.data.Dataset.from_tensor_slices((images[-200:], labels[-200:]))
+    return train.shuffle(1000, seed=0).batch(64), tested.batch(200)
+
+
+def build_body():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+        ]
+    )
+
+
+def train(model, digits, learning_rate, phase):
+    """Train what is trainable now, and say what came of it."""
+    sgd = keras.optimizers.SGD(learning_rate, momentum=0.9)
+    model.compile(
+        tf_dgc.DGCOptimizer(sgd, sparsity=0.95),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    data, tested = load_data(digits)
+    model.fit(data, epochs=_EPOCHS.value, verbose=0)
+    _, accuracy = model.evaluate(tested, verbose=0)
+    sent = f"{model.optimizer.stats.bytes_per_step:,} bytes per step"
+    reporting.say(f"{phase}: accuracy {accuracy:.1%}, {sent}")
+
+
+def main(_):
+    reporting.quiet()
+    strategy = tf_dgc.multi_worker_strategy()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        body = build_body()
+        train(keras.Sequential([body, keras.layers.Dense(5)]), range(5), 0.05, "before")
+        body.trainable = False
+        model = keras.Sequential([body, keras.layers.Dense(5)])
+        train(model, range(5, 10), 0.05, "frozen")
+        body.trainable = True
+        train(model, range(5, 10), 0.02, "all")
+
+
+if __name__ == "__main__":
+    app.run(main)

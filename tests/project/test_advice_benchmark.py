@@ -1,0 +1,74 @@
+"""`benchmarks/advice.py` says what it predicted, and how far off that was."""
+
+import json
+import os
+import pathlib
+import sys
+
+import programs
+import pytest
+from common import advised
+
+BENCHMARK = pathlib.Path(__file__).parents[2] / "benchmarks" / "advice.py"
+
+
+def row(method, link="1gbit", **values):
+    key = {"model": "cnn", "workers": 2, "link": link, "method": method}
+    return {**key, **values}
+
+
+def test_what_follows_from_rows():
+    predicted = [
+        row("dense", predicted_ms=10.0, advised="*"),
+        row("dgc", predicted_ms=30.0, advised=""),
+        row("dense", "10mbit", predicted_ms=90.0, advised=""),
+        row("dgc", "10mbit", predicted_ms=30.0, advised="*"),
+        row("dgc", "1mbit", predicted_ms=30.0, advised="*"),
+    ]
+    measured = [
+        row("dense", measured_ms=8.0),
+        row("dgc", measured_ms=40.0),
+        row("dense", "10mbit", measured_ms=20.0),
+        row("dgc", "10mbit", measured_ms=24.0),
+    ]
+    found = advised.compared(predicted, measured)
+    assert [r["error"] for r in found] == pytest.approx([0.25, -0.25, 3.5, 0.25])
+    assert [r["of_best"] for r in found] == pytest.approx([1, 5, 1, 1.2])
+    said = advised.said(found)
+    assert said.startswith("2 configurations, 4 steps: off by 25% in the median, 350%")
+    assert "in 1 of 2, 1.20 of it at worst; in 1 it was not to compress" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [("1gbit", ("1gbit", 0.0)), ("100mbit+20ms", ("100mbit", 20.0))],
+)
+def test_links(text, link):
+    assert advised.Link.of(text) == pytest.approx(link)
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_predictions_are_measured(tmp_path):
+    predicted, measured = tmp_path / "predicted.json", tmp_path / "measured.jsonl"
+    flags = ["--models=tiny", "--workers=2", "--links=100mbit,100mbit+10ms"]
+    flags += ["--methods=dense,dgc,local_sgd 4", "--seconds=1"]
+    command = [sys.executable, BENCHMARK, *flags, f"--predicted={predicted}"]
+    finished = programs.run([*command, "--predict"])
+    assert finished.returncode == 0, finished.stderr
+    rows = json.loads(predicted.read_text())
+    methods = ["dense", "dgc", "local_sgd 4"]
+    assert [r["method"] for r in rows] == 2 * methods
+    assert [r["advised"] for r in rows].count("*") == 2
+    finished = programs.run([*command, "--measure", f"--json={measured}"])
+    assert finished.returncode == 0, finished.stderr
+    found = [json.loads(line) for line in measured.read_text().splitlines()]
+    assert [(r["link"], r["method"]) for r in found] == [
+        (link, method) for link in ("100mbit", "100mbit+10ms") for method in methods
+    ]
+    far = {r["method"]: r["measured_ms"] for r in found[3:]}
+    assert far["dense"] > 5  # half a round trip at least
+    assert far["local_sgd 4"] < far["dense"]
+    again = programs.run([*command[:-5], *command[-1:], f"--from_json={measured}"])
+    assert "2 configurations, 6 steps" in again.stdout, again.stderr
