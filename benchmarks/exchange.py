@@ -77,6 +77,8 @@ def main(_):
     try:
         for number in map(int, _WORKERS.value):
             rows += measure(number)
+            if _JSON.value:  # of what ends early, this much is there
+                reporting.write(rows, _JSON.value)
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"exchange.py: {error}")
     if rows:
