@@ -1,7 +1,9 @@
 """`ServerOptimizer` by itself: what it refuses, its config, and what a file has."""
 
 import json
+import os
 import socket
+import sys
 
 import keras
 import numpy as np
@@ -213,6 +215,7 @@ def test_serving_until_all_have_left(monkeypatch, capsys, secret):
     monkeypatch.setenv("TF_DGC_SECRET", secret)
     (port,) = loopback.free_ports(1)
     monkeypatch.setattr(process.Loop, "run", lambda loop: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [f"0.0.0.0:{port}"]})
     with pytest.raises(SystemExit, match="0"):
         tf_dgc.ServerOptimizer(sgd())

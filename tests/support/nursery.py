@@ -86,6 +86,8 @@ class Nursery:
 class Worker:
     """What `worker_processes.end` needs of a `Popen`."""
 
+    stdin = None
+
     def __init__(self, nursery, pid):
         self._nursery = nursery
         self.pid, self.returncode = pid, None

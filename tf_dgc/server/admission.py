@@ -19,7 +19,7 @@ class Admission:
         num_workers: number of workers, N.
 
     Attributes:
-        handed: what the first worker handed over; None before it has.
+        handed: description that the first worker handed over; None before it has.
     """
 
     def __init__(self, num_workers: int):
