@@ -80,7 +80,7 @@ CASES = {
         itertools.product(CASES, [1, 3, 5, 8]),
         [
             *((name, 3) for name in CASES if name != "momentum"),
-            *(("average", 8), ("momentum", 5)),
+            ("momentum", 5),
         ],
     ),
 )
