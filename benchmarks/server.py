@@ -27,7 +27,7 @@ from absl import app, flags
 from common import network, reporting, signals
 from common.cluster import Cluster, WorkerError
 
-MODES = ["mirrored", "sync", "async", "ssp"]  # of "backup" workers end unevenly
+MODES = ["mirrored", "sync", "async", "ssp", "backup"]
 COLUMNS = [
     ("workers", "workers", "d"),
     ("rate", "rate", ""),

@@ -140,13 +140,20 @@ class Worker:
             / self._settings["speeds"][self._settings["rank"]]
         )
         self._slept = max(0.0, own - computing)
-        times = [_seconds(self._whole_step) for _ in range(WARM)]
+        times = []
+        while len(times) < WARM and not self._is_behind():
+            times.append(_seconds(self._whole_step))
         return {
-            "step": statistics.median(times[1:]),
+            "step": statistics.median(times[1:] or times),
             "computing": computing,
             "onednn": tracing.uses_onednn(),
             "parameters": self._model.count_params(),
         }
+
+    def _is_behind(self):
+        """Whether others have taken all first steps, and would not come to another."""
+        backup = self._settings["mode"] == "backup"
+        return backup and int(self._optimizer.iterations) >= WARM
 
     def _whole_step(self):
         time.sleep(self._slept)

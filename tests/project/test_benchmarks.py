@@ -337,7 +337,7 @@ def test_steps_of_auto_beside_the_fastest(monkeypatch):
 def test_server(tmp_path):
     """One of three workers is slow, and only some modes are."""
     path = tmp_path / "rows.json"
-    flags = ["--workers=3", "--speeds=0.2", "--modes=sync,async", "--step_ms=40"]
+    flags = ["--workers=3", "--speeds=0.2", "--modes=sync,async,backup", "--step_ms=40"]
     script = STEP.with_name("server.py")
     finished = programs.run(
         [
@@ -346,11 +346,13 @@ def test_server(tmp_path):
         ]
     )
     assert finished.returncode == 0
-    sync, asynchronous = json.loads(path.read_text())
+    sync, asynchronous, backup = json.loads(path.read_text())
     assert sync["largest_age"] == 0 < asynchronous["largest_age"]
     assert asynchronous["pushes_per_second"] > 1.3 * sync["pushes_per_second"]
     assert sum(asynchronous["ages"].values()) == sum(asynchronous["steps"])
-    assert all(row["bytes"] > 0 for row in (sync, asynchronous))
+    assert backup["late"] > 0
+    assert backup["updates_per_second"] > 1.5 * sync["updates_per_second"]
+    assert all(row["bytes"] > 0 for row in (sync, asynchronous, backup))
 
 
 @pytest.mark.exhaustive
