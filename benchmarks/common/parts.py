@@ -98,6 +98,17 @@ class Method:
         """Return the whole step, with what as many workers sent."""
         return self._trace(Copies(num_workers), stepping.update)
 
+    def repeated(self, times, grads):
+        """Return a call of so many whole steps, one after the other, which waits."""
+
+        def run(*grads):
+            for _ in tf.range(times):
+                self.optimizer.apply(list(grads), self.variables)
+            return tf.identity(self.optimizer.iterations)
+
+        traced = tf.function(run).get_concrete_function(*self._specs)
+        return lambda: int(traced(*grads))
+
     def _trace(self, copies, update):
         def run(*grads):
             self.optimizer.apply(list(grads), self.variables)

@@ -4,9 +4,10 @@
 
 Every line of standard input is a JSON object: `exchange`, `kind` and `payload`, its
 bytes, or entries and sparsity; "shards" are such entries after gradients were added up
-inside the machine, and "step" is a whole step of a model of them. It is done once,
-traced before the first time, and answered by its `ms` and `bytes`, and a step by the
-exchange that the optimizer states; "probe" by the numbers of `tf_dgc.exchanges.Links`.
+inside the machine, and "step" is a whole step of a model of them. It is done once, at
+the time `start`, if it is given, traced before the first time, and answered by its `ms`
+and `bytes`, and a step by the exchange that the optimizer states; "probe" by the
+numbers of `tf_dgc.exchanges.Links`.
 """
 
 import faulthandler
@@ -47,18 +48,16 @@ class Worker:
         self._step = functools.cache(self._make)
         self._whole = {}  # of one step, as all of them would not be in memory
 
-    def run(self, exchange, kind, payload):
+    def run(self, exchange, kind, payload, start=0.0):
         """Do it once; return milliseconds, and bytes of this worker."""
         if kind == "probe":
             return {"links": self._probe()}
         if kind == "step":
-            return self._take(exchange, payload)
+            return self._take(exchange, payload, start)
         step, size = self._step(exchange, kind, payload)
-        start = time.perf_counter()
-        step().numpy()
-        return {"ms": 1000 * (time.perf_counter() - start), "bytes": size}
+        return {"ms": _milliseconds(step, start), "bytes": size}
 
-    def _take(self, exchange, payload):
+    def _take(self, exchange, payload, start):
         """Take a step; return milliseconds, bytes, and what the optimizer states."""
         if (exchange, payload) not in self._whole:
             self._whole.clear()
@@ -66,9 +65,7 @@ class Worker:
             made = make_step(self._strategy, exchange, payload)
             self._whole[exchange, payload] = made
         step, optimizer = self._whole[exchange, payload]
-        start = time.perf_counter()
-        step().numpy()
-        found = {"ms": 1000 * (time.perf_counter() - start)}
+        found = {"ms": _milliseconds(step, start)}
         stats = optimizer.stats
         return {**found, "bytes": stats.bytes_per_step, "stated": stats.exchange}
 
@@ -103,6 +100,14 @@ class Worker:
             return self._strategy.run(replica)
 
         return step, value.nbytes
+
+
+def _milliseconds(step, start):
+    """Wait for the time at which all workers of this machine start, and take it."""
+    time.sleep(max(0.0, start - time.monotonic()))
+    begin = time.perf_counter()
+    step().numpy()
+    return 1000 * (time.perf_counter() - begin)
 
 
 def make_step(strategy, exchange, payload):

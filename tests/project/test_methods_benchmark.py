@@ -69,6 +69,19 @@ def test_methods(links, tmp_path):
     assert all(f"<!-- {name} -->" in picture for name in found)
 
 
+@pytest.mark.slow
+def test_cached(tmp_path):
+    path = tmp_path / "rows.json"
+    flags = ["--only=sgd,two_bit", "--entries=1e6", "--rounds=3", f"--json={path}"]
+    command = [sys.executable, BENCHMARKS / "cached.py", *flags]
+    assert programs.run(command).returncode == 0
+    found = {row["method"]: row for row in json.loads(path.read_text())}
+    assert list(found) == ["sgd", "two_bit"]
+    for row in found.values():
+        assert row["by_floor"] == pytest.approx(row["memory_ns"] / row["floor_ns"])
+        assert row["memory_ns"] > 0
+
+
 def test_every_method_has_a_floor(common):
     from common import floors
 

@@ -53,6 +53,7 @@ def measure(
     times: list[list[float]] = [[] for _ in probes]
     for _ in range(_TIMES + 2):  # by turns, as other work on a machine comes and goes
         for probe, found in zip(probes, times, strict=True):
+            yield gather  # who had less to do before waits here, and not below
             found.append((yield from _time(probe, clock)))
     medians = [float(np.median(found[2:])) for found in times]
     one, ring, pair, pairs, *speeds = yield from share([*medians, *local()])
