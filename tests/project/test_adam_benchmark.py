@@ -53,7 +53,7 @@ def run(path, *flags, more=""):
     return [json.loads(line) for line in lines], finished.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pieces(tmp_path):
     """Rates are searched, and what is done is not done again."""
     path, table = tmp_path / "runs.jsonl", tmp_path / "table.md"
@@ -103,12 +103,9 @@ def test_adapting(tmp_path, task, size):
     assert 0 < row["value"] < 10
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("task", "size"),
-    [
-        pytest.param("shakespeare", 413_312, marks=pytest.mark.slow),
-        pytest.param("ptb", 413_312 + 9935 * 128, marks=pytest.mark.exhaustive),
-    ],
+    ("task", "size"), [("shakespeare", 413_312), ("ptb", 413_312 + 9935 * 128)]
 )
 def test_gpt2(tmp_path, task, size):
     pytest.importorskip("keras_hub")

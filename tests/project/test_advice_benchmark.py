@@ -47,7 +47,7 @@ def test_links(text, link):
     assert advised.Link.of(text) == pytest.approx(link)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_predictions_are_measured(tmp_path):

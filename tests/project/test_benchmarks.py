@@ -253,7 +253,7 @@ def test_what_soak_calls_growth(monkeypatch, key, values, message):
     assert message in problem
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_exchange(tmp_path):
     """Three real workers, by every exchange; bytes are counted on limited links."""
@@ -332,7 +332,7 @@ def test_steps_of_auto_beside_the_fastest(monkeypatch):
     assert star == ways.cost_of_step("star all", "star", 400, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_server(tmp_path):
     """One of three workers is slow, and only some modes are."""
@@ -375,13 +375,8 @@ def test_machines(tmp_path):
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize(
-    "backward",
-    [
-        pytest.param("waits", marks=pytest.mark.slow),
-        pytest.param("computes", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backward", ["waits", "computes"])
 def test_overlap(tmp_path, backward):
     path = tmp_path / "rows.json"
     flags = ["--rate=loopback", "--layers=3", "--width=64", "--methods=qsgd,dgc"]
@@ -400,7 +395,7 @@ def test_overlap(tmp_path, backward):
 
 
 @pytest.mark.workers
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_auto_overlaps(tmp_path):
     """Three workers; what it chose, in its turn with the others."""
     path = tmp_path / "rows.json"
@@ -418,7 +413,7 @@ def test_what_auto_overlaps(tmp_path):
 
 
 @pytest.mark.workers
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_background(tmp_path):
     path = tmp_path / "rows.json"
     flags = ["--rate=loopback", "--layers=4", "--width=16", "--step=0.01"]

@@ -86,7 +86,7 @@ def test_methods(tmp_path):
     assert values[0] == pytest.approx(values[1], abs=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_inner_optimizers(tmp_path):
     """Each by itself, at the best of three rates, and with a method at the same."""
     flags = ["--optimizers=RMSprop", "--steps=30", "--seeds=1"]
@@ -105,7 +105,7 @@ def test_inner_optimizers(tmp_path):
     assert f"{compressed['value'] - dense['value']:+.4f}" in output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_periods(tmp_path):
     """With a period of 1 local SGD is the dense run; its bytes fall with the period."""
     flags = "--methods=dense,local_sgd,sparse_loco", "--periods=1,8", "--seeds=2"
@@ -126,7 +126,7 @@ def test_periods(tmp_path):
     assert "largest: accuracy after 16 steps, 2 workers" in output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_delays(tmp_path):
     """One row of each way and seed, and a mean that comes later costs something."""
     flags = ["--seeds=2", "--steps=16", "--periods=4", "--outers=mean"]

@@ -152,7 +152,7 @@ def test_seconds_to_the_target():
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_distant(tmp_path):
     """Local steps send in one step of four, and compute meanwhile."""

@@ -116,7 +116,7 @@ def test_a_run_in_pieces(tmp_path, strategies, method):
     in_pieces(tmp_path, strategies[2], method)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["dgc", "dense", "power_sgd", "adacomp", "qsgd"])
 def test_a_run_in_pieces_traced(tmp_path, strategies, method):
     in_pieces(tmp_path, strategies[2], method)

@@ -11,7 +11,7 @@ from test_convergence import PROGRAM
 RUNS = ["dense", "dgc", "unmasked mxint8"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs(tmp_path):
     """At equal bytes, in pieces, and with the distance to dense as a share of DGC's."""
     path, table = tmp_path / "runs.jsonl", tmp_path / "table.md"
