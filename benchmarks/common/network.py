@@ -10,9 +10,10 @@ import sys
 from tf_dgc.launch import loopback
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
-# Of what passes at once: small against a step, and not below a segment of 64 kB.
-_BURSTS = {"10gbit": "512kb", "1gbit": "512kb", "100mbit": "100kb"}
-_BURST = "16kb"  # of rates below, whose segments are cut before they pass
+# Of what passes at once: small against a step. At high rates it has to hold what comes
+# between two ticks of a clock; else segments of 64 kB are cut before they pass.
+_BURSTS = {"10gbit": "512kb", "1gbit": "512kb"}
+_BURST = "16kb"
 
 _FIRST_PORT = 20100
 _WORKERS = pathlib.Path(__file__).parents[1] / "workers"

@@ -22,6 +22,7 @@ _Timed: TypeAlias = Generator[list[Primitive], list[tf.Tensor], float]
 Shared: TypeAlias = Generator[list[Primitive], list[tf.Tensor], list[float]]
 
 _TIMES = 5
+_COLD = 5  # turns, in which connections are made and grow
 _SEVERAL = 4  # collectives of a probe, one behind the other
 _PATHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes that go around the ring
 _ENOUGH = 0.06  # seconds of a probe that tells the bandwidth
@@ -51,11 +52,12 @@ def measure(
     swap: list[Primitive] = [Swap(words, partner)] if partner <= others else []
     probes = [gather, gather * _SEVERAL, swap, swap * _SEVERAL]
     times: list[list[float]] = [[] for _ in probes]
-    for _ in range(_TIMES + 2):  # by turns, as other work on a machine comes and goes
+    # By turns, as other work on a machine comes and goes.
+    for _ in range(_COLD + _TIMES):
         for probe, found in zip(probes, times, strict=True):
             yield gather  # who had less to do before waits here, and not below
             found.append((yield from _time(probe, clock)))
-    medians = [float(np.median(found[2:])) for found in times]
+    medians = [float(np.median(found[_COLD:])) for found in times]
     one, ring, pair, pairs, *speeds = yield from share([*medians, *local()])
     around = max(0.0, ring - one) / (_SEVERAL - 1)
     swapped = min(max(0.0, pairs - pair) / (_SEVERAL - 1), around)
@@ -79,9 +81,10 @@ def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
     for path in _PATHS:
         words = tf.zeros([max(1, path // 4 // (num_workers - 1))], tf.int32)
         taken = []
-        for _ in range(4):
+        for _ in range(_TIMES):
             taken.append((yield from _time([Gather(words)], clock)))
-        (found,) = yield from share([float(np.median(taken[1:]))])
+        # What comes in between only ever makes it longer.
+        (found,) = yield from share([float(np.percentile(taken[1:], 25))])
         sent = 4 * words.shape[0] * (num_workers - 1)
         # What passes at once, before a link is as slow as it is, is in both.
         per_byte = max(0.0, found - seconds) / (sent - before)
