@@ -15,6 +15,10 @@ computing  `cached` by `floor`: about what would be left of `by floor` if memory
            time at all. Where it is above 1.5, no order of reading and writing brings
            the step to 1.5 floors on this processor; only less computing does.
 
+The next three say the same of decoding the payloads of eight workers, which are copies:
+what a step takes longer with eight than with one, by seven, per entry and worker. Its
+floor is likewise what a plain loop takes longer to read eight payloads.
+
 One process per method; sizes and the floor take turns, medians are shown.
 """
 
@@ -33,7 +37,7 @@ from common.floors import Floors
 from tf_dgc import compressors
 from tf_dgc.launch import allocator
 
-NAMES = ["sgd", *sorted(compressors.METHODS), "dgc"]
+NAMES = ["sgd", *sorted(compressors.METHODS), "dgc", "adamw", "dgc_adamw"]
 COLUMNS = [
     ("method", "method", ""),
     ("memory_ns", "memory", ".2f"),
@@ -41,7 +45,12 @@ COLUMNS = [
     ("floor_ns", "floor", ".2f"),
     ("by_floor", "by floor", ".1f"),
     ("computing", "computing", ".1f"),
+    ("decode_memory_ns", "decode: memory", ".2f"),
+    ("decode_cached_ns", "cached", ".2f"),
+    ("decode_floor_ns", "floor", ".2f"),
 ]
+WORKERS = (1, 8)
+PARTS = ("compress", "decode", "update")  # that a floor has
 WIDTH = 1000
 ROWS = {"cached": 500, "half": 250}
 REPEATS = {"memory": 1, "cached": 40, "half": 40}  # of the step, in one call
@@ -57,14 +66,17 @@ def measure(name, size, threads, rounds):
     """Return the row of a method, in this process; `size` entries are in memory."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
+    workers = (1,) if name in parts.ALONE else WORKERS
     timed, entries = {}, {}
-    for what, rows in {"memory": size // WIDTH, **ROWS}.items():
+    for where, rows in {"memory": size // WIDTH, **ROWS}.items():
         shapes = [(rows, WIDTH)]
         method, grads = parts.Method(name, shapes), parts.gradients(shapes)[0]
-        entries[what] = method.sizes[0]
-        timed[what] = method.repeated(REPEATS[what], grads)
-        timed[what]()  # after which it says what was sent
-        if what == "memory":
+        entries[where] = method.sizes[0]
+        for number in workers:
+            step = method.repeated(REPEATS[where], grads, number)
+            step()  # after which it says what was sent
+            timed[where, number] = step
+        if where == "memory":
             timed |= _floors(name, method, threads)
     found = {what: [] for what in timed}
     for turn in range(rounds + 1):
@@ -72,20 +84,30 @@ def measure(name, size, threads, rounds):
             spent = timeit.timeit(function, number=1)
             found[what] += [spent] if turn else []  # the first finds nothing in place
     median = {what: statistics.median(times) for what, times in found.items()}
-    apart = (entries["cached"] - entries["half"]) * REPEATS["cached"]
-    floor = sum(median[what] for what in timed if what not in REPEATS)
-    per_entry = {
-        "memory_ns": 1e9 * median["memory"] / entries["memory"],
-        "cached_ns": 1e9 * (median["cached"] - median["half"]) / apart,
-        "floor_ns": 1e9 * floor / entries["memory"],
-    }
-    return {
-        "method": name,
-        "threads": threads,
-        **per_entry,
-        "by_floor": per_entry["memory_ns"] / per_entry["floor_ns"],
-        "computing": per_entry["cached_ns"] / per_entry["floor_ns"],
-    }
+    return {"method": name, "threads": threads, **_row(median, entries)}
+
+
+def _row(median, entries):
+    """Return nanoseconds per entry; and per worker, of decoding."""
+    apart = (entries["cached"] - entries["half"]) * REPEATS["cached"] / 1e9
+    size = entries["memory"] / 1e9
+
+    def per_entry(number):
+        cached = median["cached", number] - median["half", number]
+        return median["memory", number] / size, cached / apart
+
+    memory, cached = per_entry(1)
+    floor = sum(median[part] for part in PARTS if part in median) / size
+    row = {"memory_ns": memory, "cached_ns": cached, "floor_ns": floor}
+    row |= {"by_floor": memory / floor, "computing": cached / floor}
+    if ("memory", 8) in median:
+        more = [
+            (e - o) / 7 for e, o in zip(per_entry(8), (memory, cached), strict=True)
+        ]
+        longer = (median["decode 8"] - median["decode"]) / size / 7
+        row |= {"decode_memory_ns": more[0], "decode_cached_ns": more[1]}
+        row["decode_floor_ns"] = longer
+    return row
 
 
 def _floors(name, method, threads):
@@ -97,7 +119,8 @@ def _floors(name, method, threads):
     sent = method.optimizer.stats.bytes_per_step
     summed = method.optimizer.compressor.aggregation == "sum"
     floors = Floors(name, method.sizes, sent, summed, threads)
-    return {part: floors.function(part) for part in ("compress", "decode", "update")}
+    found = {part: floors.function(part) for part in PARTS}
+    return {**found, "decode 8": floors.function("decode", 8)}
 
 
 def main(_):

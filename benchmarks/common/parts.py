@@ -98,15 +98,23 @@ class Method:
         """Return the whole step, with what as many workers sent."""
         return self._trace(Copies(num_workers), stepping.update)
 
-    def repeated(self, times, grads):
-        """Return a call of so many whole steps, one after the other, which waits."""
+    def repeated(self, times, grads, num_workers=1):
+        """Return a call of so many whole steps, one after the other, which waits.
+
+        Args:
+            times: number of steps.
+            grads: gradients of all of them.
+            num_workers: workers that send the same.
+        """
 
         def run(*grads):
             for _ in tf.range(times):
                 self.optimizer.apply(list(grads), self.variables)
             return tf.identity(self.optimizer.iterations)
 
-        traced = tf.function(run).get_concrete_function(*self._specs)
+        copies = Copies(num_workers) if num_workers > 1 else None
+        with _replaced(self.optimizer, copies, stepping.update):
+            traced = tf.function(run).get_concrete_function(*self._specs)
         return lambda: int(traced(*grads))
 
     def _trace(self, copies, update):
