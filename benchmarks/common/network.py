@@ -10,10 +10,12 @@ import sys
 from tf_dgc.launch import loopback
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
-# Of what passes at once: small against a step. At high rates it has to hold what comes
-# between two ticks of a clock; else segments of 64 kB are cut before they pass.
+# Of what passes at once: small against a step. Where it is below a segment of 64 kB,
+# segments are made smaller, or each would be cut into packets on the way, which takes
+# more of the processors than many workers leave.
 _BURSTS = {"10gbit": "512kb", "1gbit": "512kb"}
-_BURST = "16kb"
+_BURST, _SEGMENT = "32kb", 16384
+_LARGEST_SEGMENT = 65536
 
 _FIRST_PORT = 20100
 _WORKERS = pathlib.Path(__file__).parents[1] / "workers"
@@ -158,6 +160,8 @@ class Namespaces:
                 *("tbf", "rate", self._rate, "burst", _BURSTS.get(self._rate, _BURST)),
                 *("latency", "100ms"),
             )
+        if self._rate not in _BURSTS:
+            self._segment(_SEGMENT)
         if measure:
             self.measured_mbit = min(
                 self._transfer(rank) for rank in range(len(self._machines))
@@ -167,6 +171,12 @@ class Namespaces:
         """Lift the limit."""
         for namespace, device in self._ends():
             run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+        self._segment(_LARGEST_SEGMENT)
+
+    def _segment(self, size):
+        """Let no segment that a worker sends have more bytes."""
+        for machine in self._machines:
+            run("ip", "-n", machine, "link", "set", "eth0", "gso_max_size", str(size))
 
     def _create(self):
         for namespace in (self._hub, *self._machines):
