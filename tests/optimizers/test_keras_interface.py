@@ -148,7 +148,7 @@ def test_an_optimizer_prints_the_current_rate_also_while_tracing(
 
 
 def test_loading_without_tf_dgc(monkeypatch, tmp_path):
-    """As README says: an error with the optimizer, the model without."""
+    """As docs/using.md says: an error with the optimizer, the model without."""
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
     model.compile(dgc(), "mse")
     model.fit(normal((8, 40)), normal((8, 50)), verbose=0)

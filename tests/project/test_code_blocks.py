@@ -1,0 +1,79 @@
+"""Blocks of Python in the documentation run, each page's one after another.
+
+They share names, as a reader's would, beside those of `names`: a small model, data and
+an optimizer, for blocks that are about something else. A block that does not run here
+says why in a line before it, `<!-- not run: REASON -->`. The tutorial's files have a test
+of their own.
+"""
+
+import json
+
+import keras
+import numpy as np
+import pages
+import pytest
+import tensorflow as tf
+from serving import Served
+
+import tf_dgc
+
+SERVER = "docs/server.md"
+WAITING = {SERVER, "docs/advice.md", "docs/tutorial.md"}  # for steps, or whole seconds
+
+
+def build_model():
+    layers = [keras.layers.Dense(40, activation="relu"), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((40,)), *layers])
+
+
+@pytest.fixture
+def names():
+    """Return what blocks may use and do not make themselves."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(16, 40)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, random.integers(0, 3, 16)))
+    model = build_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(tf_dgc.DGCOptimizer(sgd), loss)
+    return {
+        "build_model": build_model,
+        "dataset": dataset.batch(8),
+        "epochs": 2,
+        "keras": keras,
+        "loss": loss,
+        "model": model,
+        "sgd": sgd,
+        "steps_per_epoch": 2,
+        "tf": tf,
+        "tf_dgc": tf_dgc,
+    }
+
+
+def parameter(page):
+    waits = pages.name(page) in WAITING
+    marks = [pytest.mark.slow] if waits else []
+    return pytest.param(page, id=pages.name(page), marks=marks)
+
+
+@pytest.mark.parametrize("page", [parameter(p) for p in pages.with_blocks("python")])
+def test_python(page, names, monkeypatch, tmp_path, request):
+    monkeypatch.chdir(tmp_path)
+    if pages.name(page) == SERVER:
+        request.getfixturevalue("server")
+    for block in pages.blocks(page, "python"):
+        code = block.compiled()
+        if not block.reason:
+            exec(code, names)
+
+
+@pytest.fixture
+def server(monkeypatch, names):
+    """Be the only worker of a server in this process."""
+    with Served(1) as served:
+        cluster = {"ps": [served.address], "worker": ["127.0.0.1:1"]}
+        task = {"type": "worker", "index": 0}
+        config = {"cluster": cluster, "task": task}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        yield
+        names["model"].optimizer.leave()
