@@ -1,11 +1,11 @@
 """Blocks of Python in the documentation run, each page's one after another.
 
 They share names, as a reader's would, beside those of `names`: a small model, data and
-an optimizer, for blocks that are about something else. A block that does not run here
-says why in a line before it, `<!-- not run: REASON -->`. The tutorial's files have a test
-of their own.
+an optimizer, for blocks that are about something else. A block that does not run says
+why in the line before it, `<!-- not run: REASON -->`. The tutorial has its own test.
 """
 
+import configparser
 import json
 
 import keras
@@ -17,8 +17,15 @@ from serving import Served
 
 import tf_dgc
 
-SERVER = "docs/server.md"
-WAITING = {SERVER, "docs/advice.md", "docs/tutorial.md"}  # for steps, or whole seconds
+SERVER, TUTORIAL = "docs/server.md", "docs/tutorial.md"
+WAITING = {SERVER, "docs/advice.md"}  # for seconds
+READERS = {
+    "bash": str,  # tests/project/test_commands.py
+    "ini": lambda text: configparser.ConfigParser().read_string(text),
+    "json": json.loads,
+    "python": lambda text: compile(text, "block", "exec"),
+    "text": str,  # what a program says
+}
 
 
 def build_model():
@@ -31,9 +38,9 @@ def names():
     """Return what blocks may use and do not make themselves."""
     random = np.random.default_rng(0)
     x = random.normal(size=(16, 40)).astype("float32")
-    dataset = tf.data.Dataset.from_tensor_slices((x, random.integers(0, 3, 16)))
+    dataset = tf.data.Dataset.from_tensor_slices((x, np.eye(16, 3, dtype="float32")))
     model = build_model()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(tf_dgc.DGCOptimizer(sgd), loss)
     return {
@@ -50,13 +57,38 @@ def names():
     }
 
 
+def test_every_block_is_found_and_read():
+    found = [block for page in pages.PAGES for block in pages.blocks(page)]
+    fences = [
+        pages.name(page)
+        for page in pages.PAGES
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.lstrip().startswith("```")
+    ]
+    assert len(found) > 60
+    assert fences == [pages.name(block.page) for block in found for _ in range(2)]
+    unknown = [b.place for b in found if b.language not in READERS and not b.reason]
+    assert unknown == []
+    for block in found:
+        READERS.get(block.language, str)(block.text)
+
+
 def parameter(page):
     waits = pages.name(page) in WAITING
     marks = [pytest.mark.slow] if waits else []
     return pytest.param(page, id=pages.name(page), marks=marks)
 
 
-@pytest.mark.parametrize("page", [parameter(p) for p in pages.with_blocks("python")])
+PAGES = [
+    parameter(page)
+    for page in pages.with_blocks("python")
+    if pages.name(page) != TUTORIAL
+]
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")  # Keras's
+@pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker:UserWarning")
+@pytest.mark.parametrize("page", PAGES)
 def test_python(page, names, monkeypatch, tmp_path, request):
     monkeypatch.chdir(tmp_path)
     if pages.name(page) == SERVER:
