@@ -58,7 +58,7 @@ class _Page(html.parser.HTMLParser):
 
 
 def broken_links(site):
-    """Return links between pages of a built site, and to their files, that lead nowhere."""
+    """Return links within a built site that lead nowhere, with their pages."""
     pages = {path: _Page(path) for path in site.rglob("*.html")}
     return [
         f"{path.relative_to(site)}: {target}"
