@@ -50,6 +50,7 @@ COLUMNS = [
     ("decode_floor_ns", "floor", ".2f"),
 ]
 WORKERS = (1, 8)
+IN_TURN = ("scale_com",)  # of whose workers one says what all send
 PARTS = ("compress", "decode", "update")  # that a floor has
 WIDTH = 1000
 ROWS = {"cached": 500, "half": 250}
@@ -66,7 +67,7 @@ def measure(name, size, threads, rounds):
     """Return the row of a method, in this process; `size` entries are in memory."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    workers = (1,) if name in parts.ALONE else WORKERS
+    workers = (1,) if name in {*parts.ALONE, *IN_TURN} else WORKERS
     timed, entries = {}, {}
     for where, rows in {"memory": size // WIDTH, **ROWS}.items():
         shapes = [(rows, WIDTH)]
@@ -135,6 +136,8 @@ def main(_):
     for name in names:
         logging.info("%s", name)
         rows.append(processes.call(measure, name, *settings))
+        if _JSON.value:  # of what is interrupted, this much is there
+            reporting.write(rows, _JSON.value)
     title = f"Nanoseconds per entry, {_THREADS.value} threads"
     reporting.report(rows, COLUMNS, title, _JSON.value)
 
