@@ -112,9 +112,17 @@ def on_loopback(num_workers):
 
 
 class Ended:
-    """How the survivors of a fault ended."""
+    """How the survivors of a fault ended.
 
-    def __init__(self, cluster, survivors, since, seconds):
+    Args:
+        cluster: workers, in order.
+        survivors: ranks of those that are to end, with an error.
+        since: time of the fault.
+        seconds: seconds from then in which they are to end.
+        named: text that they are to say; None for what tf_dgc says of a worker.
+    """
+
+    def __init__(self, cluster, survivors, since, seconds, named=None):
         self.rows = []
         self.texts = []
         self.seconds = 0.0  # from the fault until the last process was gone
@@ -122,7 +130,8 @@ class Ended:
             worker = cluster.workers[rank]
             code = worker.wait(max(1, seconds + since - time.monotonic()))
             assert code not in (0, None), worker.output()
-            when, text = worker.error()
+            when, text = (worker.time_of(named), named) if named else worker.error()
+            assert when is not None, worker.output()
             self.texts.append(text)
             self.rows.append((rank, _short(text), when - since, worker.ended - since))
             self.seconds = max(self.seconds, worker.ended - since)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tensorflow as tf
-from processes import Worker
+from processes import Ended, Worker
 
 from tf_dgc._internals import rpc
 from tf_dgc.launch import loopback, worker_processes
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.workers]
 SCRIPT = Path(__file__).with_name("server_fault_worker.py")
 QUICK = {
     "CUDA_VISIBLE_DEVICES": "-1",
-    "TF_DGC_TIMEOUT": "8",
+    "TF_DGC_TIMEOUT": "20",  # while other processes import it makes a model
     "TF_DGC_HEARTBEAT_TIMEOUT": "6",
     "TF_DGC_START_TIMEOUT": "90",  # four processes import TensorFlow on two cores
 }
@@ -77,16 +77,11 @@ def expect_going_on(workers, steps=30, seconds=60):
         worker.wait_for(f"step {count(worker)[0] + steps} ", seconds)
 
 
-def expect_to_end(workers, named, since, limit, record, fault):
+def expect_to_end(served, ranks, named, since, limit, record, fault):
     """Wait for workers to end with a reason."""
-    rows = []
-    for rank, worker in enumerate(workers):
-        assert worker.wait(limit + 60) != 0, worker.output()
-        when = worker.time_of(named)
-        assert when is not None, worker.output()
-        rows.append((rank, named, when - since, worker.ended - since))
-    record(fault, rows)
-    assert max(gone for *_, gone in rows) < limit
+    ended = Ended(served, ranks, since, limit + 60, named)
+    record(fault, ended.rows)
+    assert ended.seconds < limit
 
 
 @pytest.mark.faults
@@ -98,7 +93,7 @@ def test_a_synchronous_run_ends_with_the_name_of_who_is_gone(record, number):
         served.workers[2].process.send_signal(number)
         fault = f"{number.name} to worker 2 of a server, sync"
         named = "worker 2 does not respond, for 6 s"
-        expect_to_end(served.workers[:2], named, since, 6 + MARGIN, record, fault)
+        expect_to_end(served, [0, 1], named, since, 6 + MARGIN, record, fault)
         assert served.server.wait(MARGIN) == 0
 
 
@@ -138,7 +133,7 @@ def test_a_worker_that_ends_with_an_error(record, mode, fault, named):
         text = f"worker 2 {named}"
         if mode == "sync":
             told = f"worker 2 of a server ends: {fault}"
-            expect_to_end(served.workers[:2], text, since, MARGIN, record, told)
+            expect_to_end(served, [0, 1], text, since, MARGIN, record, told)
         else:
             served.server.wait_for(text, MARGIN)
             expect_going_on(served.workers[:2])
@@ -161,7 +156,7 @@ def test_the_server_is_gone(record, mode, number):
         served.server.process.send_signal(number)
         fault = f"{number.name} to the server, {mode}"
         named = f"does not reach the server ({served.address})"
-        expect_to_end(served.workers, named, since, 8 + MARGIN, record, fault)
+        expect_to_end(served, [0, 1], named, since, 20 + MARGIN, record, fault)
 
 
 @pytest.mark.faults

@@ -129,6 +129,25 @@ def test_server(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.workers
+def test_server_embedding():
+    command = [sys.executable, "-m", "tf_dgc", "run", "--servers", "2", "--workers"]
+    command += ["2", "--output", "all", EXAMPLES / "server_embedding.py"]
+    finished = programs.run(command, merged=True)
+    assert finished.returncode == 0
+    pattern = (
+        r"worker (\d): (\S+)% right, a push is (\S+) bytes and a pull (\S+), of (\S+)"
+    )
+    found = re.findall(pattern, finished.stdout)
+    assert sorted(rank for rank, *_ in found) == ["0", "1"]
+    for _, right, *sizes in found:
+        push, pull, whole = (int(size.replace(",", "")) for size in sizes)
+        assert float(right) > 75
+        assert 0 < push < whole / 30
+        assert 0 < pull < whole / 10
+
+
+@pytest.mark.slow
+@pytest.mark.workers
 @pytest.mark.skipif(not SHARED.exists(), reason=f"MNIST is not in {SHARED}")
 def test_mnist(tmp_path):
     flags = [f"--data_dir={SHARED}", "--epochs=1", "--batch_size=1000"]
@@ -243,7 +262,7 @@ def test_mixed_precision(policy, optimizer):
 
 NEW = """
     image_classification text_classification gan custom_train_step transfer_learning
-    mixed_precision
+    mixed_precision server_embedding
 """
 
 

@@ -28,7 +28,7 @@ class Client:
 def begun(monkeypatch):
     monkeypatch.setenv("TF_DGC_HEARTBEAT_TIMEOUT", "0.5")
     client = Client()
-    heartbeat = Heartbeat(client, Task("127.0.0.1:1", 3, 1), 5)
+    heartbeat = Heartbeat(client, Task(("127.0.0.1:1",), 3, 1), 5)
     heartbeat.start()
     yield client, heartbeat
     heartbeat.leave()

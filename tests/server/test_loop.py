@@ -225,7 +225,7 @@ def test_a_new_process_takes_the_place_of_an_old_one():
     old, joined = fake.send(1, Kind.JOIN, body_of(fake), process=1)
     assert old[1]["status"] == Status.WAIT
     assert "worker 1 is replaced by another process (0 pushes applied)" in fake.lines
-    assert json.loads(messages.to_text(joined[2])) == {"give": False}
+    assert json.loads(messages.to_text(joined[2])) == {"give": False, "clock": 0}
     assert fake.send(1, Kind.START, process=1) == []  # its push is not yet applied
     replies = fake.push(0, 2.0)
     assert [slot for slot, *_ in replies] == [0, 1]

@@ -19,10 +19,10 @@ def sgd():
     return keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=3.0)
 
 
-def train(monkeypatch, mode, inner, gradients, weights, **settings):
-    """Return the server, its weights and each worker's, after given gradients."""
+def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
+    """Return the servers, their weights and each worker's, after given gradients."""
     number = len(gradients[0])
-    with Served(number) as served:
+    with Served(number, servers=servers) as served:
         optimizers = [
             served.optimizer(monkeypatch, i, inner(), mode, **settings)
             for i in range(number)
@@ -39,9 +39,17 @@ def train(monkeypatch, mode, inner, gradients, weights, **settings):
 
 
 @pytest.mark.parametrize(
-    "mode, staleness", [("sync", None), pytest.param("ssp", 0, marks=pytest.mark.slow)]
+    "mode, staleness, servers",
+    [
+        ("sync", None, 1),
+        ("sync", None, 2),
+        pytest.param("ssp", 0, 1, marks=pytest.mark.slow),
+        pytest.param("ssp", 0, 3, marks=pytest.mark.slow),
+    ],
 )
-def test_sync_equals_mirrored_workers(strategies, monkeypatch, mode, staleness):
+def test_sync_equals_mirrored_workers(
+    strategies, monkeypatch, mode, staleness, servers
+):
     """In float64, step for step, with momentum correction and what is kept back."""
     gradients, weights = make_gradients(2, STEPS), initial_weights()
     settings = {"momentum_correction": True, **TOP_K}
@@ -52,12 +60,12 @@ def test_sync_equals_mirrored_workers(strategies, monkeypatch, mode, staleness):
     )
     for step in gradients:  # Keras divides them by the number of workers
         mirrored.step([[g / 2 for g in worker] for worker in step])
-    settings["staleness"] = staleness
+    settings |= {"staleness": staleness, "servers": servers}
     served, found, each = train(monkeypatch, mode, sgd, gradients, weights, **settings)
     for worker in (found, *each):
         for mine, theirs in zip(worker, mirrored.weights(), strict=True):
             np.testing.assert_array_equal(mine, theirs)
-    assert served.model.clock == STEPS
+    assert [model.clock for model in served.models] == [STEPS] * servers
 
 
 def test_adam_on_the_server_is_adam(monkeypatch):
@@ -85,11 +93,12 @@ def test_adam_on_the_server_is_adam(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("mode, staleness", [("async", None), ("ssp", 2)])
-def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness):
+def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, servers):
     """What has arrived and what is kept back add up to all gradients, in float64."""
     gradients, weights = make_gradients(3, 6), initial_weights()
-    with Served(3) as served:
+    with Served(3, servers=servers) as served:
         settings = {"staleness": staleness, "momentum_correction": False, **TOP_K}
         rate = keras.optimizers.SGD(1.0)
         workers = [
@@ -105,10 +114,10 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness):
             run_together(*(lambda i=i: run(i) for i in range(3)))
             workers[0].optimizer.pull_weights()
             pulled = workers[0].weights()
-        assert served.model.clock == 18
-        assert served.loop.service.clock.most_ahead <= (
-            math.inf if staleness is None else staleness
-        )
+        assert [model.clock for model in served.models] == [18] * servers
+        for server in served.servers:
+            ahead = server.loop.service.clock.most_ahead
+            assert ahead <= (math.inf if staleness is None else staleness)
         for i, (before, after) in enumerate(
             zip(weights, served.weights(), strict=True)
         ):
@@ -121,14 +130,20 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness):
             np.testing.assert_allclose(before - after, total - kept, atol=1e-12)
 
 
-@pytest.mark.parametrize("sparsity", [0.9, 0.01], ids=["sparse", "dense"])
-def test_what_comes_too_late_goes_back_into_the_residual(monkeypatch, sparsity):
+@pytest.mark.parametrize(
+    "sparsity, servers",
+    [(0.9, 1), (0.01, 1), pytest.param(0.9, 2, marks=pytest.mark.slow)],
+    ids=["sparse", "dense", "two servers"],
+)
+def test_what_comes_too_late_goes_back_into_the_residual(
+    monkeypatch, sparsity, servers
+):
     """And is sent later: also what is dense, and small tensors, which are whole."""
     (gradients,), weights = make_gradients(2, 1), initial_weights()
     method = tf_dgc.compressors.TopK(sparsity)
     settings = {"compressor": method, "min_compress_size": 100, "quorum": 1}
     settings["momentum_correction"] = False
-    with Served(2) as served:
+    with Served(2, servers=servers) as served:
         rate = keras.optimizers.SGD(1.0)
         one, late = workers = [
             Trained(

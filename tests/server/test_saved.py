@@ -14,8 +14,8 @@ def adam(rate=0.5):
     return keras.optimizers.Adam(rate)
 
 
-def of(directory, fake, seconds=60.0):
-    return Saved(directory, seconds, fake.lines.append)
+def of(directory, fake, seconds=60.0, **others):
+    return Saved(directory, seconds, fake.lines.append, **others)
 
 
 def write(directory, fake):
@@ -66,20 +66,43 @@ def test_a_synchronous_run_waits_for_all_again(tmp_path):
 
 def test_when_it_is_written(tmp_path):
     fake = Fake()
-    kept = of(tmp_path, fake, 10.0)
-    kept.write_if_due(fake.loop.service, 0.0)
+    time = 0.0
+    kept = of(tmp_path, fake, 10.0, now=lambda: time)
+    kept.write_if_due(fake.loop.service)
     fake.join(0)
     fake.push(0, 2.0)
-    for now, exists in [(5.0, False), (14.0, False), (15.0, True)]:
-        kept.write_if_due(fake.loop.service, now)
+    for time, exists in [(5.0, False), (9.0, False), (10.0, True)]:  # noqa: B007
+        kept.write_if_due(fake.loop.service)
         assert kept.path.exists() is exists
     kept.path.unlink()
-    kept.write_if_due(fake.loop.service, 30.0)  # nothing is new
+    time = 25.0
+    kept.write_if_due(fake.loop.service)  # nothing is new
     fake.push(0, 2.0)
-    kept.write_if_due(fake.loop.service, 39.0)
+    time = 29.0
+    kept.write_if_due(fake.loop.service)
     assert not kept.path.exists()
-    kept.write_if_due(fake.loop.service, 40.0)
+    time = 31.0
+    kept.write_if_due(fake.loop.service)
     assert kept.path.exists()
+
+
+def test_several_servers_write_at_the_same_time_and_not_as_they_end(tmp_path):
+    """Whenever they were started; so no file is of much later than another one."""
+    time, fakes = 0.0, [Fake(), Fake()]
+    both = [
+        of(tmp_path, fake, 10.0, shard=(i, 2), now=lambda: time)
+        for i, fake in enumerate(fakes)
+    ]
+    for time, fake, kept in zip([3.0, 8.0], fakes, both, strict=True):  # noqa: B007
+        fake.join(0)
+        fake.push(0, 2.0)
+        kept.write_if_due(fake.loop.service)
+        kept.end(fake.loop.service)
+    assert not list(tmp_path.iterdir())
+    time = 10.0
+    for fake, kept in zip(fakes, both, strict=True):
+        kept.write_if_due(fake.loop.service)
+    assert {p.name for p in tmp_path.iterdir()} == {"server.npz", "server-1.npz"}
 
 
 def test_it_is_removed_when_all_have_done_their_part(tmp_path):
@@ -132,6 +155,8 @@ def test_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path))
     monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "5")
     assert Saved.of_environment(print).path == tmp_path / "server.npz"
+    other = Saved.of_environment(print, (2, 3))
+    assert other.path == tmp_path / "server-2.npz"
     monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "often")
     with pytest.raises(ValueError, match="TF_DGC_SERVER_SECONDS must be a positive"):
         Saved.of_environment(print)

@@ -34,6 +34,7 @@ class Fake:
             NoCompression(),
             [variable],
             [False],
+            [False],
         )
 
     def answer(self, slot, words):

@@ -18,23 +18,23 @@ from tf_dgc.server.members import Limits
 QUICK = Limits(lease=30.0, start=20.0, wait=20.0, work=60.0, hold=0.2)
 
 
-class Served:
+class Server:
     """A server on a port of its own; a context manager that ends it.
 
     Args:
         num_workers: number of workers.
         limits: seconds that it waits.
+        shard: index of it, and number of servers.
     """
 
-    def __init__(self, num_workers, limits=QUICK):
-        self.num_workers, self.lines, self.error = num_workers, [], None
+    def __init__(self, num_workers, limits, shard):
+        self.lines, self.error = [], None
         (port,) = loopback.free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.transport = rpc.Server(self.address, 2 * num_workers)
-        settings = {"say": self.lines.append, "secret": ""}
+        settings = {"say": self.lines.append, "secret": "", "shard": shard}
         self.loop = Loop(self.transport, num_workers, limits, **settings)
         self._over = threading.Event()
-        self._optimizers = []
         self._threads = [
             threading.Thread(target=self._serve, daemon=True),
             threading.Thread(target=self._wake, daemon=True),
@@ -46,8 +46,6 @@ class Served:
         return self
 
     def __exit__(self, *_):
-        for optimizer in self._optimizers:  # or their threads go on in other tests
-            optimizer.leave()
         self.loop.service.is_over = lambda now: True
         self._threads[0].join(10)
         self._over.set()
@@ -65,16 +63,59 @@ class Served:
         while not self._over.wait(0.05):
             self.transport.wake()
 
+
+class Served:
+    """Servers, one or more; a context manager that ends them.
+
+    Args:
+        num_workers: number of workers.
+        limits: seconds that they wait.
+        servers: number of servers.
+    """
+
+    def __init__(self, num_workers, limits=QUICK, servers=1):
+        self.num_workers = num_workers
+        shards = [(i, servers) for i in range(servers)]
+        self.servers = [Server(num_workers, limits, shard) for shard in shards]
+        self._optimizers, self._stack = [], contextlib.ExitStack()
+
+    def __enter__(self):
+        for server in self.servers:
+            self._stack.enter_context(server)
+        return self
+
+    def __exit__(self, *_):
+        for optimizer in self._optimizers:  # or their threads go on in other tests
+            optimizer.leave()
+        self._stack.close()
+
+    @property
+    def loop(self):
+        """The loop of the first one."""
+        return self.servers[0].loop
+
+    @property
+    def lines(self):
+        return [line for server in self.servers for line in server.lines]
+
+    @property
+    def models(self):
+        return [server.loop.service.model for server in self.servers]
+
     @property
     def model(self):
-        return self.loop.service.model
+        """The model of the first one."""
+        return self.models[0]
 
     def weights(self):
-        return [v.numpy() for v in self.model.variables]
+        """Return all weights, in the model's order, by the names of `Trained`."""
+        found = [v for model in self.models for v in model.variables]
+        found.sort(key=lambda v: int(v.name[1:]))
+        return [v.numpy() for v in found]
 
     def config(self, worker):
         cluster = {
-            "ps": [self.address],
+            "ps": [server.address for server in self.servers],
             "worker": [f"127.0.0.1:{i + 1}" for i in range(self.num_workers)],
         }
         return json.dumps(

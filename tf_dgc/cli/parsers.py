@@ -49,10 +49,9 @@ def add_run(commands: Any, command: Command) -> None:
     run.add_argument(
         "--servers",
         type=_count_or_0,
-        choices=(0, 1),
         default=0,
         metavar="S",
-        help="number of parameter servers for tf_dgc.ServerOptimizer, 0 or 1 (0)",
+        help="number of parameter servers for tf_dgc.ServerOptimizer (0)",
     )
     run.add_argument(
         "--max-restarts",
@@ -97,8 +96,8 @@ def add_serve(commands: Any, command: Command) -> None:
         "serve",
         help="be the parameter server that TF_CONFIG says this process is",
         description="Serve the workers that TF_CONFIG names, which train with "
-        "tf_dgc.ServerOptimizer, at the address that it names for the one task of type "
-        "ps, which is this process; end when they have left. `tf-dgc run --servers 1` "
+        "tf_dgc.ServerOptimizer, at the address that it names for the task of type ps "
+        "that is this process; end when they have left. `tf-dgc run --servers S` "
         "does so by itself. docs/server.md says what protects it.",
     )
     serve.set_defaults(run=command)

@@ -86,7 +86,7 @@ def launch(
         show_all: whether to pass on the lines of all workers, each behind its rank.
         log_dir: directory for the workers' files, made if missing; default a temporary
             one, which is named and kept if the exit code is not 0.
-        num_servers: number of parameter servers, 0 or 1, which are started and ended
+        num_servers: number of parameter servers, 0 or more, which start and are ended
             with the workers, by `tf-dgc serve`.
         hosts: hosts that the workers are started on, one each, without servers; None
             for this machine.

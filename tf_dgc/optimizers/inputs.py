@@ -107,9 +107,44 @@ def assemble(
         place: place that the step runs at.
     """
     indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
-    # Where nothing is left out, clipping is Keras's own, whatever the workers.
+    clipped = clip_for(optimizer, grads, variables, took, place.loss_scale)
+    return put_together(optimizer, clipped, indices, took, memory, place)
+
+
+def clip_for(
+    optimizer: Any,
+    grads: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    took: TakeOver,
+    loss_scale: float | None,
+) -> tuple[list[Gradient], list[Scale]]:
+    """Return what `clip` does, by the settings of an optimizer; arguments are as there.
+
+    Where nothing is left out, clipping is Keras's own, whatever the workers.
+    """
     sharing = 1 if optimizer.compressor.lossless else optimizer.num_workers
-    given, scales = clip(grads, variables, sharing, place.loss_scale, took.clipping)
+    return clip(grads, variables, sharing, loss_scale, took.clipping)
+
+
+def put_together(
+    optimizer: Any,
+    clipped: tuple[Sequence[Gradient], Sequence[Scale]],
+    indices: Sequence[int],
+    took: TakeOver,
+    memory: Memory,
+    place: Place,
+) -> Inputs:
+    """Return what `assemble` does, of gradients that `clip` returned.
+
+    Args:
+        optimizer: optimizer whose step it is.
+        clipped: gradients, and what each is to be multiplied by.
+        indices: index of each among the tensors of `memory`.
+        took: settings of the inner optimizer that are applied in its place.
+        memory: variables of what this worker remembers.
+        place: place that the step runs at.
+    """
+    given, scales = clipped
     own, masks = memory.of(indices), optimizer.factor_masking
     return Inputs(
         place.compressor,

@@ -17,14 +17,16 @@ class Admission:
 
     Args:
         num_workers: number of workers, N.
+        shard: index of this server, and number of servers.
 
     Attributes:
+        num_workers: number of workers, N.
         handed: description that the first worker handed over; None before it has.
     """
 
-    def __init__(self, num_workers: int):
+    def __init__(self, num_workers: int, shard: tuple[int, int] = (0, 1)):
         self.handed: Handed | None = None
-        self._num_workers = num_workers
+        self.num_workers, self._shard = num_workers, shard
 
     def read(self, body: np.ndarray, late: bool) -> tuple[Any, str | None]:
         """Return what a worker hands over, and why it cannot be, or None.
@@ -48,10 +50,16 @@ class Admission:
                 f"version is {handed['version']!r}, and the server is tf_dgc "
                 f"{version!r}"
             )
-        if handed["num_workers"] != self._num_workers:
+        if handed["num_workers"] != self.num_workers:
             return (
                 f"num_workers is {handed['num_workers']}, and the server's TF_CONFIG "
-                f"names {self._num_workers}"
+                f"names {self.num_workers}"
+            )
+        if handed["shard"] != list(self._shard):
+            here, there = self._shard, handed["shard"]
+            return (
+                f"it is for server {there[0]} of {there[1]}, and by its own TF_CONFIG "
+                f"this one is server {here[0]} of {here[1]}"
             )
         rate_of(handed)
         if self.handed is None:

@@ -31,7 +31,10 @@ class Connection:
     are over; it acts once.
 
     Args:
-        task: task of this process, a worker.
+        task: task of this process, a worker, and the server that it is to speak to.
+
+    Attributes:
+        clock: server's clock as it was seen last, scalar int64.
 
     Raises:
         RuntimeError: if there is no server within `TF_DGC_START_TIMEOUT` seconds.
@@ -43,6 +46,7 @@ class Connection:
         self._seconds = workers.timeout_seconds()
         self._client = self._connect()
         self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.clock = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._heartbeat = Heartbeat(self._client, task, self._incarnation)
         scalars = [tf.TensorSpec([], d) for d in (tf.int32, tf.int64, tf.float64)]
         of_part = [tf.TensorSpec([], tf.int32)] * 2
@@ -79,34 +83,45 @@ class Connection:
 
     # --- outside of steps -----------------------------------------------------------
 
-    def join(
-        self, handed: handing.Handed, variables: Sequence[keras.Variable]
-    ) -> tf.Tensor:
-        """Take part: set the variables to the server's weights, return its clock.
+    def enter(self, handed: handing.Handed) -> tuple[bool, int]:
+        """Take part; return whether the server asks for first weights, and its clock.
 
         Args:
             handed: description of what the server is to be.
-            variables: variables of the model, with the first weights if this worker
-                is the first.
 
         Raises:
-            RuntimeError: if the server refuses that, or does not respond.
+            tf.errors.OpError: if the server refuses that, or does not respond.
         """
         self._heartbeat.start()
         text = tf.constant(messages.to_body(handing.to_text(handed)))
-        try:
-            while True:
-                _, _, words = self.ask(Kind.JOIN, text)
-                if json.loads(messages.to_text(words.numpy()))["give"]:
-                    self.ask(Kind.GIVE, collect(variables))
-                status, clock, words = self.ask(Kind.START)
-                if status != Status.AGAIN:
-                    break
-        except tf.errors.OpError as error:
-            self.leave()
-            raise RuntimeError(messages.gist(str(error.message))) from error
+        _, _, words = self.ask(Kind.JOIN, text)
+        told = json.loads(messages.to_text(words.numpy()))
+        return told["give"], told["clock"]
+
+    def give(self, variables: Sequence[keras.Variable]) -> None:
+        """Give the server its first weights, of its variables.
+
+        Raises:
+            tf.errors.OpError: if the server refuses them, or does not respond.
+        """
+        self.ask(Kind.GIVE, collect(variables))
+
+    def start(self, variables: Sequence[keras.Variable]) -> bool:
+        """Wait for the others, and set the variables and the clock to the server's.
+
+        Returns:
+            Whether that was done; else who was to give first weights is gone, and the
+            server is to be entered again.
+
+        Raises:
+            tf.errors.OpError: if the server does not respond.
+        """
+        status, clock, words = self.ask(Kind.START)
+        if status == Status.AGAIN:
+            return False
         assign(variables, words)
-        return clock
+        self.clock.assign(clock)
+        return True
 
     def leave(self) -> None:
         """Take part no longer."""

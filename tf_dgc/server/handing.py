@@ -3,6 +3,7 @@
 So the server needs no script of its own. All workers must hand over the same.
 """
 
+import copy
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ def collect(
     compressor: Any,
     variables: Sequence[keras.Variable],
     exempt: Sequence[bool],
+    tabular: Sequence[bool],
+    shard: tuple[int, int] = (0, 1),
 ) -> Handed:
     """Return what the server is to be.
 
@@ -32,8 +35,10 @@ def collect(
         num_workers: number of workers, N.
         rule: inner optimizer, without what workers apply in its place.
         compressor: method of what is pushed.
-        variables: variables of the model.
+        variables: variables of the model that this server is to keep.
         exempt: whether each is sent whole.
+        tabular: whether rows of each are sent.
+        shard: index of this server, and number of servers.
     """
     serialize = keras.saving.serialize_keras_object
     excluded = [
@@ -46,6 +51,7 @@ def collect(
             "version": tf_dgc_version(),
             "settings": settings,
             "num_workers": num_workers,
+            "shard": list(shard),
             "optimizer": serialize(rule),
             "compressor": serialize(compressor),
             "variables": [
@@ -53,10 +59,11 @@ def collect(
                     "shape": list(v.shape),
                     "dtype": v.dtype,
                     "exempt": bool(e),
+                    "table": bool(t),
                     "decays": not x,
                     "name": v.path,
                 }
-                for v, e, x in zip(variables, exempt, excluded, strict=True)
+                for v, e, t, x in zip(variables, exempt, tabular, excluded, strict=True)
             ],
         }
     )
@@ -76,6 +83,31 @@ def to_text(handed: Handed) -> str:
             "their configs, and one of these cannot be written as JSON: "
             f"{error}. Pass numbers and Keras's own schedules. Received: {handed!r}"
         ) from error
+
+
+def deserialize(config: dict[str, Any]) -> Any:
+    """Return what Keras makes of a config, nothing of which is code.
+
+    Of a copy, as Keras puts schedules where their configs were.
+    """
+    given = copy.deepcopy(config)
+    found = keras.saving.deserialize_keras_object(given, safe_mode=True)
+    if isinstance(found, keras.optimizers.Optimizer):
+        keras_optimizers.replace_all_reduce(found, list)
+    return found
+
+
+def make_variables(handed: Handed) -> list[keras.Variable]:
+    """Return new variables of a server, zero."""
+    return [
+        keras.Variable(
+            initializer="zeros",
+            shape=v["shape"],
+            dtype=v["dtype"],
+            name=v["name"].replace("/", "_"),
+        )
+        for v in handed["variables"]
+    ]
 
 
 def difference(one: Handed, other: Handed, rates: bool = True) -> str | None:

@@ -41,7 +41,9 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin, once."""
+        if self._thread.ident is not None:
+            return
         atexit.register(self.leave)
         self._thread.start()
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tf_dgc.server.admission import Admission
 from tf_dgc.server.members import Limits, Member
 from tf_dgc.server.messages import (
     REPLY,
@@ -38,7 +39,7 @@ class Transport(Protocol):
 
 
 class Loop:
-    """Serves one model to workers, until all that came have left.
+    """Serves one model, or a shard of it, to workers, until all that came have left.
 
     Worker i has two slots: i for its steps, N + i for signs of life, also while a step
     waits.
@@ -51,6 +52,7 @@ class Loop:
         say: function that is given lines of the log.
         now: function that returns the time, in seconds.
         saved: checkpoint that is written, and gone on from; None for none.
+        shard: index of this server, and number of servers.
 
     Attributes:
         service: object that does what is asked for.
@@ -65,8 +67,9 @@ class Loop:
         say: Callable[[str], None] = print,
         now: Callable[[], float] = time.monotonic,
         saved: Saved | None = None,
+        shard: tuple[int, int] = (0, 1),
     ):
-        self.service = Service(num_workers, limits, say)
+        self.service = Service(Admission(num_workers, shard), limits, say)
         self._transport, self._num_workers = transport, num_workers
         self._newcomers: dict[int, Session] = {}  # by worker; not yet let in
         self._secret = np.array(secret_words(secret), "<i4").tobytes()
@@ -87,7 +90,7 @@ class Loop:
                 self._take(slot, words)
             self.service.settle(self._now())
             if self._saved:
-                self._saved.write_if_due(self.service, self._now())
+                self._saved.write_if_due(self.service)
             # Meanwhile signs of life have come, and nobody has taken them.
             self.service.members.forgive(self._now() - begin)
         if self._saved:

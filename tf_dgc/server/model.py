@@ -3,18 +3,19 @@
 import collections
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import tensors, updating
-from tf_dgc.server import pulls
+from tf_dgc.server import handing, pulls
 from tf_dgc.server.corrections import STRENGTH, ByRate, Compensation
 from tf_dgc.server.handing import Handed
+from tf_dgc.server.rows import Some
+from tf_dgc.server.tables import Tables, add_up
 from tf_dgc.steps import native, native_update
 from tf_dgc.steps.receiving import Receiver
 
@@ -51,18 +52,13 @@ class Model:
         settings = handed["settings"]
         self.clock = 0
         self.ages: collections.Counter[int] = collections.Counter()
-        self.optimizer = _deserialize(handed["optimizer"])
-        compressor: Compressor = _deserialize(handed["compressor"])
-        self.variables = [
-            keras.Variable(
-                initializer="zeros",
-                shape=v["shape"],
-                dtype=v["dtype"],
-                name=v["name"].replace("/", "_"),
-            )
-            for v in handed["variables"]
-        ]
+        self.optimizer = handing.deserialize(handed["optimizer"])
+        compressor: Compressor = handing.deserialize(handed["compressor"])
+        self.variables = handing.make_variables(handed)
         pairs = list(zip(self.variables, handed["variables"], strict=True))
+        tables = [v for v, described in pairs if described["table"]]
+        plain = [(v, described) for v, described in pairs if not described["table"]]
+        self._plain = [v for v, _ in plain]
         number = handed["num_workers"]
         self._by_rate: ByRate | None = None
         self._compensation: Compensation | None = None
@@ -76,16 +72,17 @@ class Model:
             self.optimizer.exclude_from_weight_decay(var_list=excluded)
         self.optimizer.build(self.variables)
         feedback = settings["error_feedback"]
-        found = [tensors.describe(v, d["exempt"], feedback, number) for v, d in pairs]
-        live = native.is_live(self.variables)
-        self._natively = native_update.is_live(self.variables)
+        self._tables = Tables(tables, self.optimizer) if tables else None
+        found = [tensors.describe(v, d["exempt"], feedback, number) for v, d in plain]
+        live = native.is_live(self._plain)
+        self._natively = native_update.is_live(self._plain)
         self._receiver = Receiver(compressor, found, feedback, settings["seed"], live)
         self._steps: dict[tuple[int, ...], Callable] = {}
         self._whole: tuple[int, np.ndarray] | None = None
         self._copies: pulls.Copies | None = None
-        if settings["pull"] == "sparse":
+        if settings["pull"] == "sparse" and plain:
             by = compressor, number, settings["pull_sparsity"]
-            self._copies = pulls.Copies(self.variables, pulls.form_of(found, *by))
+            self._copies = pulls.Copies(self._plain, pulls.form_of(found, *by))
 
     @property
     def num_words(self) -> int:
@@ -142,15 +139,24 @@ class Model:
             self._copies.reset(worker)
         if self._compensation:
             self._compensation.note(worker)
+        if self._tables:
+            self._tables.reset(worker, self.clock)
         if self._whole is None or self._whole[0] != self.clock:
             self._whole = self.clock, pulls.collect(self.variables).numpy()
         return self._whole[1]
 
     def pull(self, worker: int) -> np.ndarray:
         """Return what a worker is sent behind a push, int32 `[w]`."""
-        if self._copies is None:
+        if not (self._copies or self._tables):
             return self.whole(worker)
-        return self._copies.pull(worker).numpy()
+        found = []
+        if self._copies:
+            found.append(self._copies.pull(worker).numpy())
+        elif self._plain:
+            found.append(pulls.collect(self._plain).numpy())
+        if self._tables:
+            found.append(self._tables.pull(worker, self.clock))
+        return np.concatenate(found)
 
     def forget(self, worker: int) -> None:
         """Forget what a worker has, which is gone."""
@@ -158,6 +164,8 @@ class Model:
             self._copies.forget(worker)
         if self._compensation:
             self._compensation.forget(worker)
+        if self._tables:
+            self._tables.forget(worker)
 
     @property
     def rate(self) -> float:
@@ -182,7 +190,7 @@ class Model:
             How many of them were left out, as their gradients were not finite.
 
         Raises:
-            ValueError: if their steps differ.
+            ValueError: if their steps differ, or rows are none.
             tf.errors.InvalidArgumentError: if one is not what was agreed upon; nothing
                 is updated then.
         """
@@ -194,23 +202,43 @@ class Model:
             )
         if self._by_rate:
             self._by_rate.begin(self.clock - pushes[0].step)
-        words = [tf.constant(push.words) for push in pushes]
+        each = [self._read(push) for push in pushes]
+        given = [add_up(some) for some in zip(*(rows for rows, _ in each), strict=True)]
+        words = [tf.constant(rest) for _, rest in each]
         workers = tuple(push.worker for push in pushes)
         step = self._traced(workers)
         number = tf.constant(steps.pop(), tf.int64)
-        nonfinite = int(step(words, tf.constant(workers), number))
+        nonfinite = int(step(words, tf.constant(workers), number, given))
+        if self._tables:
+            self._tables.note(given, self.clock + 1)
         self.ages.update(self.clock - push.step for push in pushes)
         self.clock += 1
         return nonfinite
 
     def can_read(self, push: Push) -> bool:
         """Whether a push by itself is what was agreed upon; nothing is updated."""
-        given = [tf.constant(push.words)], [tf.constant(push.worker)]
         try:
-            self._receiver.receive(*given, tf.constant(push.step, tf.int64)).decode()
+            _, rest = self._read(push)
+            given = [tf.constant(rest)], [tf.constant(push.worker)]
+            number = tf.constant(push.step, tf.int64)
+            if self._plain:
+                self._receiver.receive(*given, number).decode()
         except (ValueError, tf.errors.InvalidArgumentError):
             return False
         return True
+
+    def _read(self, push: Push) -> tuple[list[Some], np.ndarray]:
+        """Return the rows that were pushed, and the message of what is no table.
+
+        Raises:
+            ValueError: if they are none.
+        """
+        if self._tables is None:
+            return [], push.words
+        found, rest = self._tables.read(push.words)
+        if not self._plain and len(rest):
+            raise ValueError(f"{len(rest)} words follow the last row")
+        return found, rest
 
     def _traced(self, pushed: tuple[int, ...]) -> Callable:
         """Return the function of a step of pushes of these workers, of any length.
@@ -222,7 +250,8 @@ class Model:
         if key not in self._steps:
             words = [tf.TensorSpec([None], tf.int32)] * number
             workers = tf.TensorSpec([number], tf.int32)
-            signature = [words, workers, tf.TensorSpec([], tf.int64)]
+            rows = self._tables.specs if self._tables else []
+            signature = [words, workers, tf.TensorSpec([], tf.int64), rows]
             step = functools.partial(self._step, pushed[0])
             self._steps[key] = tf.function(step, input_signature=signature)
         return self._steps[key]
@@ -233,16 +262,27 @@ class Model:
         words: Sequence[tf.Tensor],
         workers: tf.Tensor,
         step: tf.Tensor,
+        given: Sequence[Some],
+    ) -> tf.Tensor:
+        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        if self._plain:
+            nonfinite = self._step_of_plain(first, words, workers, step)
+        else:
+            nonfinite = tf.constant(0)
+            self.optimizer.iterations.assign_add(1)
+        with tf.control_dependencies([nonfinite]):  # unless the others are refused
+            if self._tables:
+                self._tables.update(given, rate)
+        return nonfinite
+
+    def _step_of_plain(
+        self,
+        first: int,
+        words: Sequence[tf.Tensor],
+        workers: tf.Tensor,
+        step: tf.Tensor,
     ) -> tf.Tensor:
         outcome = self._receiver.receive(words, tf.unstack(workers), step)
         if self._compensation:
             outcome = self._compensation.apply(outcome, first)
-        return updating.update(self.optimizer, outcome, self.variables, self._natively)
-
-
-def _deserialize(config: dict[str, Any]) -> Any:
-    """Return what Keras makes of a config, nothing of which is code."""
-    found = keras.saving.deserialize_keras_object(config, safe_mode=True)
-    if isinstance(found, keras.optimizers.Optimizer):
-        keras_optimizers.replace_all_reduce(found, list)
-    return found
+        return updating.update(self.optimizer, outcome, self._plain, self._natively)

@@ -16,7 +16,7 @@ from tf_dgc.optimizers import inputs, takeover
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.configuration import take_apart
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
-from tf_dgc.server import process, validation
+from tf_dgc.server import process, tabular, validation
 from tf_dgc.server.worker import Worker, remember
 
 _SETTINGS = (
@@ -31,6 +31,7 @@ _SETTINGS = (
     "factor_masking",
     "pull",
     "pull_sparsity",
+    "rows",
     "min_compress_size",
     "seed",
 )
@@ -41,13 +42,13 @@ class ServerOptimizer(OptimizerWrapper):
     """Pushes compressed gradients to a server, which keeps weights and optimizer.
 
     Use it as the optimizer of a model on every worker, without a strategy, and start
-    the script by `tf-dgc run --servers 1 --workers N`:
+    the script by `tf-dgc run --servers S --workers N`; variables are shared out then:
 
     >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     >>> model.compile(tf_dgc.ServerOptimizer(sgd, mode="ssp", staleness=3), loss="mse")
     >>> model.fit(dataset)
 
-    The first worker hands the server its first weights and the config of the inner
+    The first worker hands a server its first weights and the config of the inner
     optimizer, whose rule runs there with all of its state; all others begin with these
     weights. In every step a worker pushes its gradient, divided by N, compressed with
     error feedback, and pulls the weights. In mode "sync" the pushes of all workers are
@@ -68,7 +69,7 @@ class ServerOptimizer(OptimizerWrapper):
         staleness: number of completed steps that a worker may be ahead of the slowest
             one, in mode "ssp"; 0 makes the pushes of a clock one step.
         compressor: a `tf_dgc.compressors.Compressor` without a state, of one worker at
-            a time, or its name; the default sends 0.1 % of all entries.
+            a time, or its name; the default sends 0.1 %.
         quorum: number of pushes that make a step, in mode "backup".
         correction: correction for staleness: None; "rate" divides the learning rate of
             a push by the updates since its weights (Zhang et al. 2016); "delay" adds
@@ -81,12 +82,14 @@ class ServerOptimizer(OptimizerWrapper):
             wherever there is error feedback and something is left out.
         factor_masking: whether to clear that velocity where entries were sent. None for
             True.
-        pull: weights that a worker gets in a step: "whole" for all, or "sparse"
-            for those that differ most from what it has; for that the server keeps a
-            copy of the model for each.
+        pull: weights that a worker gets in a step: "whole" for all, or "sparse" for
+            those that differ most from what it has, of which the server keeps a copy.
         pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None
             for as many entries as the pushes of N workers have, by `TopK` of a fixed
             sparsity; with plain SGD these are all that change in N pushes.
+        rows: regular expressions, of which one has to be found in the path of a
+            variable that is only looked up, as `["embeddings"]`: rows are pushed, and
+            pulled if they have changed. For plain SGD or Adagrad.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are sent whole, in both directions.
         seed: seed of all random choices of the method.
@@ -97,8 +100,8 @@ class ServerOptimizer(OptimizerWrapper):
             here stays empty. Its iterations are the server's clock.
         velocity: variables, one per model variable, the local momentum; empty without
             momentum correction.
-        residual: variables, one per model variable, accumulated and not yet sent;
-            empty without error feedback.
+        residual: variables, one per model variable of which no rows travel, accumulated
+            and not yet sent; empty without error feedback.
 
     Raises:
         ValueError: for settings that do not go together; without a server in
@@ -123,6 +126,7 @@ class ServerOptimizer(OptimizerWrapper):
         factor_masking: bool | None = None,
         pull: str = "whole",
         pull_sparsity: float | None = None,
+        rows: Sequence[str] | None = None,
         min_compress_size: int = 1024,
         seed: int = 0,
         name: str = "server_optimizer",
@@ -140,6 +144,7 @@ class ServerOptimizer(OptimizerWrapper):
         inner = takeover.get_inner(inner)
         common.check_one_momentum(compressor, inner)
         validation.check_inner(inner)
+        rows = tabular.check_settings(rows, inner, mode, correction)
         corrects = momentum_correction
         if corrects is None:
             corrects = feedback and not compressor.lossless
@@ -160,6 +165,7 @@ class ServerOptimizer(OptimizerWrapper):
         self.factor_masking = factor_masking
         self.pull = pull
         self.pull_sparsity = pull_sparsity
+        self.rows = rows
         self.min_compress_size = int(min_compress_size)
         self.seed = int(seed)
         self.velocity: list[PerWorkerVariable] = []
@@ -183,14 +189,17 @@ class ServerOptimizer(OptimizerWrapper):
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         common.check_variables(self._strategy, variables)
         validation.check_variables(variables)
+        validation.check_number(self._task, variables)
         with keras_optimizers.tracked():
             keras_optimizers.remember_variables(self, variables)
-            memory = remember(self, variables, self._took.momentum)
+            tables = tabular.find(self.rows, variables, self.inner_optimizer)
+            plain = [v for v, t in zip(variables, tables, strict=True) if not t]
+            memory = remember(self, plain, self._took.momentum)
             # Keras saves what is an attribute of the optimizer.
             self._counters = memory.counters
             self.residual = list(memory.residual)
             self.velocity = list(memory.velocity)
-        self._worker = Worker(self, variables, memory, self._took, self._task)
+        self._worker = Worker(self, variables, tables, memory, self._took, self._task)
 
     def join(self) -> None:
         """Take part now: give the server what it needs, and take its weights.
@@ -268,7 +277,7 @@ class ServerOptimizer(OptimizerWrapper):
 
     @property
     def bytes_per_pull(self) -> int:
-        """Bytes of weights that a step takes from the server; 0 before it is built."""
+        """Bytes of weights of a step, of rows of the last; 0 before it is built."""
         return self._worker.bytes_per_pull if self._worker else 0
 
     def get_config(self) -> dict[str, Any]:

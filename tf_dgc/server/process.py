@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 import tensorflow as tf
@@ -68,14 +69,17 @@ def serve(task: Task) -> rpc.Server:
         raise RuntimeError(
             f"tf_dgc: the server cannot listen on {task.server}: {error}"
         ) from error
-    _say(f"listens on {task.server}, for {task.num_workers} workers")
+    say = _speaker(*task.shard)
+    say(f"listens on {task.server}, for {task.num_workers} workers")
     if not (task.is_loopback or any(messages.secret_words())):
-        _say(
+        say(
             "WARNING: whoever reaches this address can train the model. Set the same "
             f"{messages.SECRET_VARIABLE} for all processes (docs/server.md)."
         )
-    limits, saved = Limits.of_environment(), Saved.of_environment(_say)
-    loop = Loop(transport, task.num_workers, limits, say=_say, saved=saved)
+    limits = Limits.of_environment()
+    saved = Saved.of_environment(say, task.shard)
+    given = transport, task.num_workers, limits
+    loop = Loop(*given, say=say, saved=saved, shard=task.shard)
     done = threading.Event()
     waker = threading.Thread(target=_wake, args=(transport, done), daemon=True)
     waker.start()
@@ -107,5 +111,11 @@ def _wake(transport: rpc.Server, done: threading.Event) -> None:
         transport.wake()
 
 
-def _say(line: str) -> None:
-    print(f"tf_dgc server: {line}", flush=True)
+def _speaker(index: int, number: int) -> Callable[[str], None]:
+    """Return what prints lines of the log."""
+    name = "server" if number == 1 else f"server {index} of {number}"
+
+    def say(line: str) -> None:
+        print(f"tf_dgc {name}: {line}", flush=True)
+
+    return say

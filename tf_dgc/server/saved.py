@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import time
 import zipfile
 from collections.abc import Callable
 
@@ -15,7 +16,6 @@ from tf_dgc.server.service import Service
 DIRECTORY_VARIABLE = "TF_DGC_SERVER_DIR"
 SECONDS_VARIABLE = "TF_DGC_SERVER_SECONDS"
 _SECONDS = 60.0
-_NAME = "server.npz"
 _UNREADABLE = (
     *(EOFError, KeyError, OSError, TypeError, ValueError),
     zipfile.BadZipFile,
@@ -28,23 +28,41 @@ class Saved:
     That are weights, the optimizer's state, clock and what workers handed over. When
     all have done their part the file is removed, as nothing is to go on from there.
 
+    Several servers write files of their own, at the same time by the machines' clocks,
+    and not as they end, so that all are of about the same update.
+
     Args:
         directory: path of the directory of the file.
         seconds: seconds from one writing to the next.
         say: function that is given lines of the log.
+        shard: index of this server, and number of servers.
+        now: function that returns the time, in seconds, the same on all machines.
     """
 
-    def __init__(self, directory: str, seconds: float, say: Callable[[str], None]):
-        self.path = pathlib.Path(directory) / _NAME
-        self._seconds, self._say = seconds, say
-        self._written: tuple[float, int] | None = None  # when, and the clock
+    def __init__(
+        self,
+        directory: str,
+        seconds: float,
+        say: Callable[[str], None],
+        shard: tuple[int, int] = (0, 1),
+        now: Callable[[], float] = time.time,
+    ):
+        index, number = shard
+        name = f"server-{index}.npz" if index else "server.npz"
+        self.path = pathlib.Path(directory) / name
+        self._is_alone = number == 1
+        self._seconds, self._say, self._now = seconds, say, now
+        self._written: tuple[int, int] | None = None  # in which period; and the clock
 
     @classmethod
-    def of_environment(cls, say: Callable[[str], None]) -> "Saved | None":
+    def of_environment(
+        cls, say: Callable[[str], None], shard: tuple[int, int] = (0, 1)
+    ) -> "Saved | None":
         """Return what the environment variables `TF_DGC_SERVER_*` say; None for none.
 
         Args:
             say: function that is given lines of the log.
+            shard: index of this server, and number of servers.
 
         Raises:
             ValueError: if the seconds are not a positive number.
@@ -60,7 +78,7 @@ class Saved:
                 f"The environment variable {SECONDS_VARIABLE} must be a positive "
                 f"number of seconds. Received: {text!r}"
             )
-        return cls(directory, seconds, say) if directory else None
+        return cls(directory, seconds, say, shard) if directory else None
 
     def restore(self, service: Service) -> None:
         """Let a server go on from the file, if there is one.
@@ -86,31 +104,31 @@ class Saved:
         service.restore(handed, model)
         self._say(f"goes on from {self.path}, at update {model.clock}")
 
-    def write_if_due(self, service: Service, now: float) -> None:
-        """Write the file, if it is time and there is something new.
+    def write_if_due(self, service: Service) -> None:
+        """Write the file, if another period has begun and there is something new.
 
         Args:
             service: service to be saved.
-            now: time, in seconds.
         """
         if service.model is None:
             return
+        period = int(self._now() // self._seconds)
         if self._written is None:
-            self._written = now, -1
-        elif now - self._written[0] >= self._seconds:
+            self._written = period, -1
+        elif period != self._written[0]:
             if self._written[1] != service.model.clock:
                 self._write(service, service.model)
-            self._written = now, service.model.clock
+            self._written = period, service.model.clock
 
     def end(self, service: Service) -> None:
-        """Remove the file, if all have done their part; write it otherwise.
+        """Remove the file, if all have done their part; else write it, if it is alone.
 
         Args:
             service: service that is over.
         """
         if service.is_done:
             self.path.unlink(missing_ok=True)
-        elif service.model is not None:
+        elif self._is_alone and service.model is not None:
             self._write(service, service.model)
 
     def _write(self, service: Service, model: Model) -> None:

@@ -20,7 +20,7 @@ class Service:
     """Serves one model to workers.
 
     Args:
-        num_workers: number of workers, N.
+        admission: whom to let in.
         limits: seconds that are waited.
         say: function that is given lines of the log.
 
@@ -32,14 +32,16 @@ class Service:
         failure: reason for which nobody can go on, or None.
     """
 
-    def __init__(self, num_workers: int, limits: Limits, say: Callable[[str], None]):
+    def __init__(
+        self, admission: Admission, limits: Limits, say: Callable[[str], None]
+    ):
         self.members = Members()
         self.model: Model | None = None
         self.clock: Clock | None = None
         self.pushes: Pushes | None = None
         self.failure: str | None = None
-        self._num_workers, self._limits, self._say = num_workers, limits, say
-        self._admission = Admission(num_workers)
+        self._admission, self._limits, self._say = admission, limits, say
+        self._num_workers = admission.num_workers
         self._giver: Member | None = None
         self._started = False
         self._begun: float | None = None  # when the first one joined
@@ -92,8 +94,7 @@ class Service:
             self.drop(before, "is replaced by another process")
         if self._admission.handed is None:
             self._take(handed)
-        if self._begun is None:
-            self._begun = now
+        self._begun = now if self._begun is None else self._begun
         self.members[member.worker] = member
         member.rate = rate_of(handed)
         self._join(member)
@@ -121,10 +122,12 @@ class Service:
         gives = self.model is None and self._giver in (None, member)
         if gives:
             self._giver = member
-        late = f", at update {self.model.clock}" if self.model else ""
+        clock = self.model.clock if self.model else 0
         there = f"{len(self.members)} of {self._num_workers}"
-        self._say(f"worker {member.worker} joins ({there}{late})")
-        member.give(Reply(body=to_body(json.dumps({"give": gives}))))
+        there += f", at update {clock}" if self.model else ""
+        self._say(f"worker {member.worker} joins ({there})")
+        told = {"give": gives, "clock": clock}
+        member.give(Reply(body=to_body(json.dumps(told))))
 
     def _take_weights(self, member: Member, body: np.ndarray) -> None:
         handed = self._admission.handed

@@ -1,4 +1,4 @@
-"""Tasks: what `TF_CONFIG` says of a cluster with a parameter server."""
+"""Tasks: what `TF_CONFIG` says of a cluster with parameter servers."""
 
 import dataclasses
 import os
@@ -10,17 +10,33 @@ from tf_dgc.cluster import tf_config
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A process's place in a cluster with a server.
+    """A process's place in a cluster with servers.
 
     Attributes:
-        server: address of the server.
+        servers: address of each server.
         num_workers: number of workers, N.
-        worker: index of this worker; None for the server.
+        worker: index of this worker; None for a server.
+        index: index of the server that this one is, or speaks to.
     """
 
-    server: str
+    servers: tuple[str, ...]
     num_workers: int
     worker: int | None
+    index: int = 0
+
+    @property
+    def server(self) -> str:
+        """Address of the server."""
+        return self.servers[self.index]
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Index of the server, and number of servers."""
+        return self.index, len(self.servers)
+
+    def at(self, index: int) -> "Task":
+        """Return the task of a worker that speaks to another server."""
+        return dataclasses.replace(self, index=index)
 
     @property
     def is_loopback(self) -> bool:
@@ -38,28 +54,28 @@ def find() -> Task:
     """Return this process's task.
 
     Raises:
-        ValueError: if `TF_CONFIG` cannot be read, or names no server, or several.
+        ValueError: if `TF_CONFIG` cannot be read, or names no server.
     """
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec()
     jobs = {job: cluster.num_tasks(job) for job in cluster.jobs}
-    if jobs.get("ps", 0) != 1:
+    if not jobs.get("ps", 0):
         raise ValueError(
-            "There must be one server, a task of type `ps` in the cluster of the "
+            "There must be a server, a task of type `ps` in the cluster of the "
             "environment variable TF_CONFIG, which `tf-dgc run --servers 1 --workers "
-            f"N` sets for you. Received: {jobs.get('ps', 0)} tasks of type `ps`, in a "
-            f"cluster of {cluster.as_dict()}"
+            "N` sets for you. Received: no task of type `ps`, in a cluster of "
+            f"{cluster.as_dict()}"
         )
     job, index = resolver.task_type, int(resolver.task_id or 0)
     number = jobs.get("chief", 0) + jobs.get("worker", 0)
     if not number or job not in ("ps", "chief", "worker"):
         raise ValueError(
             "In a cluster with a server, tasks are of type `ps`, `worker` or `chief`, "
-            f"and one at least is not the server. Received: task {job} {index}, in a "
+            f"and one at least is no server. Received: task {job} {index}, in a "
             f"cluster of {cluster.as_dict()}"
         )
-    server = cluster.task_address("ps", 0)
+    servers = tuple(cluster.task_address("ps", i) for i in range(jobs["ps"]))
     if job == "ps":
-        return Task(server, number, None)
-    return Task(server, number, index + jobs.get("chief", 0) * (job == "worker"))
+        return Task(servers, number, None, index)
+    return Task(servers, number, index + jobs.get("chief", 0) * (job == "worker"))

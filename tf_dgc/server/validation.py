@@ -212,6 +212,16 @@ def check_variables(variables: Sequence[keras.Variable]) -> None:
             )
 
 
+def check_number(task: Task | None, variables: Sequence[keras.Variable]) -> None:
+    """Raise `ValueError` if there are more servers than variables."""
+    if task and len(task.servers) > len(variables):
+        raise ValueError(
+            "A server keeps whole variables, so there can be no more servers than "
+            f"those. Received: {len(task.servers)} tasks of type `ps` in TF_CONFIG, "
+            f"and {len(variables)} variables"
+        )
+
+
 def check_gradients(number: int, variables: Sequence[keras.Variable]) -> None:
     """Raise `ValueError` unless every variable has a gradient.
 

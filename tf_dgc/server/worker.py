@@ -1,4 +1,4 @@
-"""The worker's part of a step: its push, and the weights that it pulls."""
+"""The worker's part of a step: its pushes, and the weights that it pulls."""
 
 import math
 from collections.abc import Sequence
@@ -8,18 +8,21 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.choice import add_up
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, tensors
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.server import handing, pulls, validation
-from tf_dgc.server.connection import Connection
-from tf_dgc.server.messages import Kind, Status, gist
+from tf_dgc.server import joining, tabular, validation
+from tf_dgc.server.links import Link, Pushed
+from tf_dgc.server.messages import gist
+from tf_dgc.server.sharding import shards
 from tf_dgc.server.tasks import Task
-from tf_dgc.steps import pushing
-from tf_dgc.steps.base import Inputs
+from tf_dgc.steps import native, pushing
+from tf_dgc.steps.accumulation import entries
 from tf_dgc.steps.memory import Memory, make_memory
+from tf_dgc.transforms import clipping
 
 
 def remember(
@@ -29,7 +32,7 @@ def remember(
 
     Args:
         optimizer: `ServerOptimizer` that it is for.
-        variables: variables of the model.
+        variables: variables of the model of which no rows travel.
         momentum: coefficient of the momentum correction, 0 for none.
     """
     feedback = common.uses_error_feedback(
@@ -57,7 +60,8 @@ class Worker:
     Args:
         optimizer: optimizer, built.
         variables: variables of the model.
-        memory: variables of what this worker remembers.
+        is_table: whether each is a table, of which rows travel.
+        memory: variables of what this worker remembers of those that are none.
         took: settings of the inner optimizer that are applied in its place.
         task: task of this process, a worker; None outside of a cluster.
 
@@ -69,6 +73,7 @@ class Worker:
         self,
         optimizer: Any,
         variables: list[keras.Variable],
+        is_table: Sequence[bool],
         memory: Memory,
         took: TakeOver,
         task: Task | None,
@@ -76,49 +81,62 @@ class Worker:
         self.variables = variables
         self._optimizer, self._memory = optimizer, memory
         self._took, self._task = took, task
-        self._connection: Connection | None = None
-        self._form: pulls.Form | None = None
-        if optimizer.pull == "sparse":
-            by = optimizer.compressor, optimizer.num_workers, optimizer.pull_sparsity
-            self._form = pulls.form_of(memory.tensors, *by)
+        self._is_table, self._joined = is_table, False
+        number = len(task.servers) if task else 1
+        sizes = [v.value.dtype.size * math.prod(v.shape) for v in variables]
+        self._places = shards(sizes, number)
+        self._links = [self._link(i, some) for i, some in enumerate(self._places)]
+        self._row_bytes = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def _link(self, index: int, places: Sequence[int]) -> Link:
+        plain = [i for i, table in enumerate(self._is_table) if not table]
+        own = [plain.index(i) for i in places if not self._is_table[i]]
+        return Link(
+            self._optimizer,
+            (index, len(self._places)),
+            [self.variables[i] for i in places],
+            [self._is_table[i] for i in places],
+            self._memory.of(own),
+        )
 
     @property
     def bytes_per_pull(self) -> int:
-        """Bytes of weights that this worker gets in a step."""
-        if self._form:
-            return 4 * self._form.num_words
-        return 4 * pulls.num_words(self.variables)
+        """Bytes of weights that this worker gets in a step; of rows, in the last."""
+        return sum(link.bytes_per_pull for link in self._links) + int(self._row_bytes)
 
-    def join(self) -> Connection:
-        """Take part, unless this was called before; return the connection.
+    def join(self) -> None:
+        """Take part, unless this was called before.
 
         Raises:
             RuntimeError: outside of a cluster; and as `Connection`.
         """
-        if self._connection is None:
-            connection = Connection(validation.check_task(self._task, self._optimizer))
-            clock = connection.join(self._handed(), self.variables)
-            self._optimizer.iterations.assign(clock)
-            self._connection = connection
-        return self._connection
+        if self._joined:
+            return
+        task = validation.check_task(self._task, self._optimizer)
+        for link in self._links:
+            link.connect(task)
+        joining.join(self._links)
+        self._set_iterations()
+        self._joined = True
 
     def leave(self) -> None:
         """Take part no longer."""
-        if self._connection is not None:
-            self._connection.leave()
+        for link in self._links:
+            link.leave()
 
     def pull(self) -> None:
-        """Take the server's weights as they are now.
+        """Take the servers' weights as they are now.
 
         Raises:
             RuntimeError: as `join`.
         """
+        self.join()
         try:
-            _, clock, words = self.join().ask(Kind.PULL)
+            for link in self._links:
+                link.pull()
         except tf.errors.OpError as error:
             raise RuntimeError(gist(str(error.message))) from error
-        pulls.assign(self.variables, words)
-        self._set_clock(clock)
+        self._set_iterations()
 
     def step(self, grads: list, variables: list[keras.Variable]) -> None:
         """Push, wait and pull.
@@ -127,44 +145,26 @@ class Worker:
             grads: gradients of the variables.
             variables: variables of the model, all of them, in the order of `grads`.
         """
-        optimizer = self._optimizer
-        pushed = pushing.push(self._inputs(grads, variables))
-        status, clock, words = self.join().ask(
-            Kind.PUSH, pushed.words, optimizer.iterations.value, self._rate()
-        )
-        if optimizer.mode == "backup":
-            late = tf.equal(status, int(Status.LATE))
-            tf.cond(late, lambda: self._put_back(pushed), lambda: False)
-        if self._form:
-            pulls.take(self._form, self.variables, words)
-        else:
-            pulls.assign(self.variables, words)
-        self._set_clock(clock)
-        counting.count_step(
-            self._memory.counters,
-            entries=pushed.outcome.entries,
-            sent_bytes=4 * tf.size(pushed.words, tf.int64),
-            dense_bytes=counting.dense_bytes(self.variables),
-            nonfinite=pushed.nonfinite,
-        )
+        where = {id(v): i for i, v in enumerate(variables)}
+        grads = [
+            grads[where[id(v)]] for v in self.variables
+        ]  # as the servers have them
+        tabular.check_gradients(grads, self.variables, self._is_table)
+        pushed, rate = self._push(grads), self._rate()
+        # All are asked at once: who waits for one server has pushed to the others.
+        pairs = list(zip(self._links, pushed, strict=True))
+        replies = [link.ask(message, rate) for link, message in pairs]
+        for (link, message), reply in zip(pairs, replies, strict=True):
+            link.take(message, reply)
+        if any(self._is_table):
+            known = sum(link.bytes_per_pull for link in self._links)
+            came = add_up([4 * tf.size(r.words, tf.int64) for r in replies])
+            self._row_bytes.assign(came - known)
+        self._set_iterations()
+        self._count(pushed)
 
-    def _put_back(self, pushed: pushing.Pushed) -> bool:
-        """Keep what was pushed, which came too late."""
-        sent, _ = pushed.outcome.decode()
-        kept = [r.local() for r in self._memory.residual]
-        both = [
-            k + tf.cast(tf.reshape(s, k.shape), k.dtype)
-            for k, s in zip(kept, sent, strict=True)
-        ]
-        self._memory.store_residual(both)
-        return True
-
-    def _set_clock(self, clock: tf.Tensor) -> None:
-        iterations = self._optimizer.iterations
-        iterations.assign(tf.cast(clock, iterations.dtype))
-
-    def _inputs(self, grads: list, variables: list[keras.Variable]) -> Inputs:
-        """Return what goes into the step, all of it divided by N."""
+    def _push(self, grads: list) -> list[Pushed]:
+        """Return what goes to each server, all of it divided by N."""
         optimizer = self._optimizer
         place = inputs.Place(
             optimizer.compressor,
@@ -173,10 +173,40 @@ class Worker:
             (optimizer.loss_scale_factor or 1.0) * optimizer.num_workers,
             {},
         )
-        where = {id(v): i for i, v in enumerate(variables)}
-        grads = [grads[where[id(v)]] for v in self.variables]  # as the server has them
-        kept = self._took, self._memory, place
-        return inputs.assemble(optimizer, grads, self.variables, *kept)
+        given, scales = inputs.clip_for(
+            optimizer, grads, self.variables, self._took, place.loss_scale
+        )
+        if len(self._links) > 1 or any(self._is_table):  # all or none is left out
+            natively = native.is_live(self._memory.residual)
+            values = list(map(entries, given))
+            scales = tf.unstack(clipping.drop(values, scales, natively))
+        return [
+            link.push(
+                [given[i] for i in places],
+                [scales[i] for i in places],
+                self._took,
+                place,
+            )
+            for link, places in zip(self._links, self._places, strict=True)
+        ]
+
+    def _count(self, pushed: Sequence[Pushed]) -> None:
+        steps = [p.step for p in pushed if p.step is not None]
+        flags = [s.nonfinite for s in steps]
+        counting.count_step(
+            self._memory.counters,
+            entries=add_up(
+                [s.outcome.entries for s in steps] + [p.row_entries for p in pushed]
+            ),
+            sent_bytes=add_up([4 * tf.size(p.words, tf.int64) for p in pushed]),
+            dense_bytes=counting.dense_bytes(self.variables),
+            nonfinite=tf.reduce_max(tf.stack(flags)) if flags else tf.constant(0),
+        )
+
+    def _set_iterations(self) -> None:
+        """Make the first server's clock this worker's."""
+        iterations, clock = self._optimizer.iterations, self._links[0].connection.clock
+        iterations.assign(tf.cast(clock, iterations.dtype))
 
     def _rate(self) -> tf.Tensor:
         """Return the learning rate to be sent along, NaN for a schedule."""
@@ -184,25 +214,3 @@ class Worker:
         if rate is None:
             return tf.constant(math.nan, tf.float64)
         return tf.cast(rate.value, tf.float64)
-
-    def _handed(self) -> handing.Handed:
-        optimizer = self._optimizer
-        settings = {
-            "mode": optimizer.mode,
-            "staleness": optimizer.staleness,
-            "quorum": optimizer.quorum,
-            "correction": optimizer.correction,
-            "correction_strength": optimizer.correction_strength,
-            "error_feedback": bool(self._memory.residual),
-            "seed": optimizer.seed,
-            "pull": optimizer.pull,
-            "pull_sparsity": optimizer.pull_sparsity,
-        }
-        return handing.collect(
-            settings,
-            optimizer.num_workers,
-            optimizer.inner_optimizer,
-            optimizer.compressor,
-            self.variables,
-            [t.exempt for t in self._memory.tensors],
-        )
