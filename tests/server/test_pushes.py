@@ -50,6 +50,7 @@ def test_a_schedule_has_no_rate_to_be_set():
     np.testing.assert_array_equal(
         weights(*fake.push(0, 2.0, rate=math.nan)), WEIGHTS - 1
     )
+    weights(*fake.join(1)[-1:])  # whose schedule is the same
     assert not any("learning rate" in line for line in fake.lines)
 
 

@@ -8,7 +8,7 @@ from selection import rows as rows_of
 from serving import Served, leaving, run_together
 
 import tf_dgc
-from tf_dgc.server import rows, tables, tabular
+from tf_dgc.server import handing, model, pulls, rows, tables, tabular
 from tf_dgc.server.rows import Some
 
 VOCABULARY, WIDTH = 50, 6
@@ -128,6 +128,31 @@ def test_pushes_are_added_up_worker_after_worker():
     ids, values = tables.add_up([one, other])
     assert ids.tolist() == [1, 2, 5]
     assert values.ravel().tolist() == [1.0, 10.0, 11.0]
+
+
+def test_a_push_that_is_no_rows_updates_nothing():
+    """On a server that has tables alone."""
+    settings = dict.fromkeys(["correction", "quorum", "staleness", "pull_sparsity"])
+    settings |= {"mode": "async", "pull": "whole", "error_feedback": False, "seed": 0}
+    given = settings, 1, keras.optimizers.SGD(1.0), tf_dgc.compressors.TopK()
+    table = variable()
+    served = model.Model(handing.collect(*given, [table], [True], [True]))
+    served.load(pulls.collect([table]).numpy())
+    served.whole(0)
+    some = slices([2, 5])
+    words = rows.encode([rows.table_of(table)], [some], [tf.constant(1.0)]).numpy()
+    sound = model.Push(words, 0, 0)
+    for wrong in (words[:-1], np.append(words, np.int32(0))):
+        push = model.Push(wrong, 0, 0)
+        assert not served.can_read(push)
+        with pytest.raises(ValueError, match=r"rows|words follow"):
+            served.apply([push])
+    np.testing.assert_array_equal(served.variables[0].numpy(), table.numpy())
+    assert served.can_read(sound)
+    served.apply([sound])
+    moved = table.numpy() - served.variables[0].numpy()
+    np.testing.assert_allclose(moved, tf.convert_to_tensor(some), atol=1e-6)
+    assert served.pull(0).tolist()[:3] == [2, 2, 5]
 
 
 # --- in a run -------------------------------------------------------------------------

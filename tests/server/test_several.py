@@ -1,5 +1,7 @@
 """Several servers: who keeps what, whose first weights they are, what is refused."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -70,6 +72,32 @@ def test_what_is_not_finite_is_left_out_by_all_servers(monkeypatch):
         for mine, theirs in zip(served.weights(), weights, strict=True):
             np.testing.assert_array_equal(mine, theirs)
         assert not any(r.numpy().any() for r in worker.optimizer.residual)
+
+
+def test_a_worker_pushes_to_all_servers_before_it_waits_for_one(monkeypatch):
+    with Served(2, servers=2) as served:
+        weights = some_weights(SHAPES, "float32")
+        workers = [
+            Trained(
+                served.optimizer(monkeypatch, i, keras.optimizers.SGD(0.1)), weights
+            )
+            for i in range(2)
+        ]
+
+        def has_come(server):
+            return server.loop.service.clock.completed[0] == 1
+
+        def wait():
+            deadline = time.monotonic() + 60
+            while not all(map(has_come, served.servers)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            workers[1].step(weights)
+
+        with leaving(*workers):
+            run_together(*(worker.optimizer.join for worker in workers))
+            run_together(lambda: workers[0].step(weights), wait)
+        assert [model.clock for model in served.models] == [1, 1]
 
 
 def test_methods_that_draw_at_random(monkeypatch):
