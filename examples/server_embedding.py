@@ -26,7 +26,7 @@ def make_sentences(number, seed):
     random = np.random.default_rng(seed)
     words = random.zipf(1.3, (number, _LENGTH)) % _WORDS
     classes = random.integers(0, 2, number)
-    telling = random.random((number, _LENGTH)) < 0.1
+    telling = random.random((number, _LENGTH)) < 0.3
     of_class = 100 + 200 * classes[:, None] + random.integers(0, 200, words.shape)
     return np.where(telling, of_class, words), classes.astype("float32")
 
@@ -40,7 +40,9 @@ def build_model():
     model = keras.Sequential([keras.Input((_LENGTH,), dtype="int32"), *layers])
     model.compile(
         tf_dgc.ServerOptimizer(  # `rows` needs plain SGD or Adagrad
-            keras.optimizers.Adagrad(0.5), "async", rows=["embeddings"]
+            keras.optimizers.Adagrad(0.05, initial_accumulator_value=1e-4),
+            "async",
+            rows=["embeddings"],
         ),
         keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)],
