@@ -17,6 +17,7 @@ __all__ = [
     "launching",
     "learning_rates",
     "mirrored",
+    "row_rules",
     "rpc",
     "service",
     "stores",
