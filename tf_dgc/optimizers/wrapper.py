@@ -238,7 +238,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             )
         part = parts.being_read()
         for i, variable in enumerate(own):
-            values = store[str(i)]
+            values = np.asarray(store[str(i)])  # older Keras leaves it in the file
             if part is not None and isinstance(variable, PerWorkerVariable | Copies):
                 values = part.take(values)
             if isinstance(variable, Copies):
@@ -277,4 +277,4 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
 def _is_of_an_unbuilt_one(store: Any) -> bool:
     """Whether all that was saved are the iterations, of which there were none."""
-    return set(store.keys()) == {"0"} and np.shape(store["0"]) == () and store["0"] == 0
+    return set(store.keys()) == {"0"} and np.array_equal(store["0"], 0)
