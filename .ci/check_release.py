@@ -96,7 +96,8 @@ def in_source(content: bytes, tagged: Files) -> Iterator[str]:
 def in_wheel(content: bytes, tagged: Files) -> Iterator[str]:
     """Yield what does not fit in a wheel."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        files = {name: archive.read(name) for name in names}
     native = {name: data for name, data in files.items() if re.fullmatch(_NATIVE, name)}
     ours = {
         name: data

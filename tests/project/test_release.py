@@ -59,6 +59,7 @@ def source_files():
 
 def write(folder, wheel, source):
     with zipfile.ZipFile(folder / "tf_dgc-1.2.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("tf_dgc/", b"")
         for name, content in wheel.items():
             archive.writestr(name, content)
     with tarfile.open(folder / "tf_dgc-1.2.0.tar.gz", "w:gz") as archive:
