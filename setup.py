@@ -9,6 +9,10 @@ sys.path.insert(
     0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "custom_ops")
 )
 
-from builder import BuildNative, extensions
+from builder import extensions
+from commands import BuildNative, WheelForAnyPython
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildNative})
+setup(
+    ext_modules=extensions(),
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelForAnyPython},
+)

@@ -1,15 +1,20 @@
 """Compile the native operations while the package is built.
 
-The library belongs to one minor version of TensorFlow. A stamp beside it says to which,
-with a checksum of the library; `tf_dgc/ops/loader.py` reads it before loading.
+A library belongs to one minor version of TensorFlow, in a folder of that name. A stamp
+beside it says what it is for, with a checksum; `tf_dgc/ops/loader.py` reads it before
+loading.
 
 The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is
 a compiler, and the package works without it; 1, building it must succeed; 0, it is
-not built. What is said of CUDA in `cuda_toolkit.py` comes on top.
+not built. TF_DGC_TENSORFLOW names folders with a TensorFlow in each, separated as in
+PATH, and there is a library for every one of them; unset, for the one that is
+installed. CXXFLAGS come behind the flags below. What is said of CUDA in
+`cuda_toolkit.py` comes on top.
 """
 
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -24,12 +29,12 @@ from importlib import metadata
 import cuda_toolkit
 from packaging.requirements import Requirement
 from setuptools import Extension
-from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 SOURCE = pathlib.Path(__file__).resolve().parent
 LIBRARY = "libtf_dgc_ops.so"
 STAMP = "stamp.json"
+_FOLDERS = "TF_DGC_TENSORFLOW"
 _COMPILED = ("cpu", "cuda", "cuda_engine", "engine", "methods", "tensorflow")
 FLAGS = [
     "-std=c++17",
@@ -46,9 +51,9 @@ FLAGS = [
 
 def extensions():
     """Return the extension modules for `setup`: none if building is forbidden."""
-    if _wish() == "0" or (_wish() != "1" and compiler() is None):
+    if wish() == "0" or (wish() != "1" and compiler() is None):
         return []
-    return [Extension("tf_dgc._native.ops", [])]
+    return [Extension("tf_dgc._native", [])]
 
 
 def build_requirements():
@@ -56,7 +61,7 @@ def build_requirements():
 
     A TensorFlow that is installed already is the one that the library is for.
     """
-    if not extensions() or find_tensorflow() is not None:
+    if not extensions() or find_tensorflows():
         return []
     return [str(_tensorflow_requirement())]
 
@@ -70,22 +75,42 @@ def compiler():
     return command if shutil.which(command[0]) else None
 
 
-def find_tensorflow():
-    """Return directory and version of the TensorFlow to build against, or None.
+def find_tensorflows():
+    """Return directory and version of every TensorFlow to build against.
 
-    It is looked for where this build runs (an isolated environment, perhaps) and where
-    the package is going to be installed. It is not imported.
+    One in each folder of TF_DGC_TENSORFLOW. If that is not set, the one that is
+    installed, or none: it is looked for where this build runs (an isolated environment,
+    perhaps) and where the package is going to be installed. It is not imported.
+
+    Raises:
+        CompileError: if there is none in one of these folders.
     """
+    folders = [f for f in os.environ.get(_FOLDERS, "").split(os.pathsep) if f]
+    if not folders:
+        installed = (sysconfig.get_paths()[p] for p in ("purelib", "platlib"))
+        found = filter(None, map(_tensorflow_in, [*sys.path, *installed]))
+        return list(itertools.islice(found, 1))
+    found = [_tensorflow_in(folder) for folder in folders]
+    if None in found:
+        raise CompileError(
+            f"{_FOLDERS} must name folders with a {_tensorflow_requirement()} in each. "
+            f"There is none in {folders[found.index(None)]}"
+        )
+    return found
+
+
+def _tensorflow_in(folder):
     supported = _tensorflow_requirement().specifier
-    for path in [
-        *sys.path,
-        *(sysconfig.get_paths()[p] for p in ("purelib", "platlib")),
-    ]:
-        for found in metadata.distributions(name="tensorflow", path=[path]):
-            directory = pathlib.Path(path) / "tensorflow"
-            if found.version in supported and (directory / "include").is_dir():
-                return directory, found.version
+    for found in metadata.distributions(name="tensorflow", path=[folder]):
+        directory = pathlib.Path(folder) / "tensorflow"
+        if found.version in supported and (directory / "include").is_dir():
+            return directory, found.version
     return None
+
+
+def minor(version):
+    """Return the name of a library's folder, such as 2.21."""
+    return ".".join(version.split(".")[:2])
 
 
 def tensorflow_flags(directory):
@@ -98,19 +123,23 @@ def tensorflow_flags(directory):
     ]
 
 
-def sources(cuda, work):
-    """Return the files to compile, those that take longest first.
+def sources(cuda):
+    """Return the files that include no header of TensorFlow, the slowest first."""
+    patterns = ["cuda*/*.cu"] if cuda else []
+    return _files([*patterns, "methods/*.cc", "cpu/*.cc", "engine/*.cc"])
 
-    TensorFlow's headers take longer than what is behind them, so that all files which
-    include them are one, in the directory `work`.
+
+def tensorflow_sources(cuda, work):
+    """Return the files that do.
+
+    TensorFlow's headers take longer than what is behind them, so that all files for
+    CPUs are one, in the directory `work`.
     """
-    patterns = ["cuda*/*.cu", "tensorflow/gpu_*.cc"] if cuda else []
-    gpu = _files(patterns)
-    with_tensorflow = work / "with_tensorflow.cc"
-    with_tensorflow.write_text(
+    together = work / "with_tensorflow.cc"
+    together.write_text(
         "".join(f'#include "{path}"\n' for path in _files(["tensorflow/[!g]*.cc"]))
     )
-    return [*gpu, with_tensorflow, *_files(["methods/*.cc", "cpu/*.cc", "engine/*.cc"])]
+    return [together, *_files(["tensorflow/gpu_*.cc"] if cuda else [])]
 
 
 def _files(patterns):
@@ -126,70 +155,54 @@ def source_hash():
     return digest.hexdigest()
 
 
-class BuildNative(build_ext):
-    """Builds the library of operations, which is no Python module."""
+def build(native, work):
+    """Build a library and its stamp for every TensorFlow found, in a folder of each.
 
-    def get_ext_filename(self, fullname):
-        """Return where the library goes in the package."""
-        return os.path.join(*fullname.split(".")[:-1], LIBRARY)
+    Nothing is done for what is there already, built of the same in the same way.
 
-    def build_extension(self, ext):
-        """Compile and link; without TF_DGC_NATIVE=1 a failure is only reported."""
-        library = pathlib.Path(self.get_ext_fullpath(ext.name))
-        try:
-            build(library, pathlib.Path(self.build_temp))
-        except CompileError as error:
-            if _wish() == "1":
-                raise
-            ext.optional = True  # so that nobody asks for the file
-            self.announce(
-                f"tf_dgc is installed without its native operations: {error}", level=3
-            )
+    Args:
+        native: path of the folder of these folders.
+        work: path of the folder for object files.
 
-    def copy_extensions_to_source(self):
-        """Put the library and its stamp into the source tree (editable install)."""
-        package = SOURCE.parent / "tf_dgc" / "_native"
-        for ext in self.extensions:
-            built = pathlib.Path(self.build_lib) / self.get_ext_filename(ext.name)
-            for path in (built, built.with_name(STAMP)):
-                if path.exists():
-                    package.mkdir(exist_ok=True)
-                    new = package / f"{path.name}.new"
-                    shutil.copy(path, new)
-                    # Programs that run keep the file they have loaded.
-                    os.replace(new, package / path.name)
-
-
-def build(library, work):
-    """Build `library` and its stamp, with object files in the directory `work`.
-
-    Nothing is done if it is there already, built of the same in the same way.
+    Returns:
+        Names of the folders in which there is a library now.
     """
     command = compiler()
     if command is None:
         raise CompileError("there is no C++ compiler (g++, or what CXX names)")
-    found = find_tensorflow()
-    if found is None:
+    found = find_tensorflows()
+    if not found:
         raise CompileError(f"there is no {_tensorflow_requirement()} to build against")
-    work.mkdir(parents=True, exist_ok=True)
-    library.parent.mkdir(parents=True, exist_ok=True)
     try:
         toolkit = cuda_toolkit.find()
     except (FileNotFoundError, ValueError) as error:
         raise CompileError(str(error)) from error
-    stamp = _stamp(found[1], command, toolkit)
-    if _is_built(library, stamp):
-        return
     try:
-        _compile_and_link(command, found, toolkit, library, work)
+        _build_with(command, found, toolkit, native, work)
     except CompileError as error:
         if toolkit is None or cuda_toolkit.wish() == "1":
             raise
         print(f"tf_dgc is built without its CUDA kernels: {error}", file=sys.stderr)
-        stamp = _stamp(found[1], command, None)
-        _compile_and_link(command, found, None, library, work)
-    text = json.dumps(_sealed(stamp, library), indent=2)
-    library.with_name(STAMP).write_text(text, encoding="utf-8")
+        _build_with(command, found, None, native, work)
+    return [minor(version) for _, version in found]
+
+
+def _build_with(command, found, toolkit, native, work):
+    """Build, with CUDA kernels or without, what is not there yet."""
+    stamps = {
+        native / minor(version) / LIBRARY: _stamp(version, command, toolkit)
+        for _, version in found
+    }
+    missing = {
+        library: directory
+        for (library, stamp), (directory, _) in zip(stamps.items(), found, strict=True)
+        if not _is_built(library, stamp)
+    }
+    if missing:
+        _compile_and_link(command, missing, toolkit, work)
+    for library in missing:
+        text = json.dumps(_sealed(stamps[library], library), indent=2)
+        library.with_name(STAMP).write_text(text, encoding="utf-8")
 
 
 def _is_built(library, stamp):
@@ -205,25 +218,45 @@ def _sealed(stamp, library):
     return {**stamp, "sha256": hashlib.sha256(library.read_bytes()).hexdigest()}
 
 
-def _compile_and_link(command, found, toolkit, library, work):
-    directory, _ = found
-    flags = [*FLAGS, *(f"-I{SOURCE / folder}" for folder in _COMPILED)]
-    flags += tensorflow_flags(directory)
+def _compile_and_link(command, libraries, toolkit, work):
+    """Build every library against its TensorFlow; `libraries` are folders by path."""
+    flags = [*_flags(), *(f"-I{SOURCE / folder}" for folder in _COMPILED)]
     flags += toolkit.includes() if toolkit else []
 
-    def compile_one(source):
-        target = work / f"{source.parent.name}_{source.stem}.o"
+    def compile_one(source, folder, more):
+        target = folder / f"{source.parent.name}_{source.stem}.o"
         if source.suffix == ".cu":
             _run(toolkit.compile_command(command, source, target))
         else:
-            _run([*command, *flags, "-c", source, "-o", target])
+            _run([*command, *flags, *more, "-c", source, "-o", target])
         return target
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, sources(toolkit, work)))
+        jobs = {}
+        for library, directory in libraries.items():
+            folder = work / library.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            jobs[library] = [
+                pool.submit(compile_one, source, folder, tensorflow_flags(directory))
+                for source in tensorflow_sources(toolkit, folder)
+            ]
+        common = [
+            pool.submit(compile_one, source, work, []) for source in sources(toolkit)
+        ]
+        objects = {
+            library: [job.result() for job in [*own, *common]]
+            for library, own in jobs.items()
+        }
     cuda = toolkit.libraries() if toolkit else []
-    framework = [f"-L{directory}", "-l:libtensorflow_framework.so.2"]
-    _run([*command, "-shared", *objects, "-o", library, *cuda, *framework])
+    for library, directory in libraries.items():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        framework = [f"-L{directory}", "-l:libtensorflow_framework.so.2"]
+        shared = [*command, "-shared", *objects[library], "-o", library]
+        _run([*shared, *cuda, *framework])
+
+
+def _flags():
+    return [*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 
 def _tensorflow_requirement():
@@ -239,7 +272,7 @@ def _stamp(version, command, toolkit):
     return {
         "tensorflow": version,
         "compiler": version_text.partition("\n")[0],
-        "command": shlex.join([*command, *FLAGS]),
+        "command": shlex.join([*command, *_flags()]),
         "cuda": toolkit.describe() if toolkit else "",
         "sources": source_hash(),
     }
@@ -253,7 +286,8 @@ def _run(command):
         raise CompileError(f"{shlex.join(map(str, command))}\n{result.stderr[-4000:]}")
 
 
-def _wish():
+def wish():
+    """Return TF_DGC_NATIVE, which is "" if it is not set."""
     wish = os.environ.get("TF_DGC_NATIVE", "")
     if wish not in ("", "0", "1"):
         raise ValueError(

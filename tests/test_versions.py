@@ -9,7 +9,7 @@ from tf_dgc import _versions
 
 @pytest.mark.parametrize(
     ("package", "version"),
-    [("tensorflow", "2.20.0"), ("keras", "2.15.0"), ("python", "3.9.1")],
+    [("tensorflow", "2.18.1"), ("keras", "2.15.0"), ("python", "3.9.1")],
 )
 def test_versions_outside_the_supported_range(package, version):
     with pytest.raises(ImportError, match=f"{package} {version} is installed"):

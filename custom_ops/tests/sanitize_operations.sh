@@ -39,7 +39,7 @@ import builder
 
 builder.FLAGS[builder.FLAGS.index("-O3")] = "-O1"  # as `make check`
 directory = pathlib.Path(os.environ["TF_DGC_LIBRARY"])
-builder.build(directory / "tf_dgc" / "_native" / builder.LIBRARY, directory / "objects")
+builder.build(directory / "tf_dgc" / "_native", directory / "objects")
 PYTHON
 )
 

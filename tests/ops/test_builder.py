@@ -13,7 +13,8 @@ SOURCES = pathlib.Path(__file__).parents[2] / "custom_ops"
 @pytest.fixture
 def builder(monkeypatch):
     monkeypatch.delenv("TF_DGC_NATIVE", raising=False)
-    monkeypatch.delenv("CXX", raising=False)
+    for name in ("CXX", "CXXFLAGS", "TF_DGC_TENSORFLOW"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(str(SOURCES))
     import builder
 
@@ -51,7 +52,7 @@ def test_another_value_of_the_variable(builder, monkeypatch):
 
 def test_the_installed_tensorflow_is_built_against(builder, monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
-    directory, version = builder.find_tensorflow()
+    ((directory, version),) = builder.find_tensorflows()
     assert (directory / "include").is_dir()
     assert version == tf.__version__
     assert builder.build_requirements() == []
@@ -62,9 +63,11 @@ def compiled(builder, monkeypatch):
     """Return the commands by which something was compiled, as it seems to be."""
     commands = []
 
-    def compile_and_link(command, found, toolkit, library, work):
+    def compile_and_link(command, libraries, toolkit, work):
         commands.append(command)
-        library.write_bytes(b"library")
+        for library in libraries:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            library.write_bytes(b"library")
 
     monkeypatch.setenv("TF_DGC_CUDA", "0")
     monkeypatch.setattr(builder, "_compile_and_link", compile_and_link)
@@ -73,14 +76,14 @@ def compiled(builder, monkeypatch):
 
 def test_what_is_built_already_is_not_built_again(builder, compiled, tmp_path):
     for _ in range(2):
-        builder.build(tmp_path / "library.so", tmp_path)
+        assert builder.build(tmp_path, tmp_path) == [builder.minor(tf.__version__)]
     assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("changed", ["library", "stamp", "compiler", "sources"])
 def test_it_is_built_again(builder, compiled, tmp_path, monkeypatch, changed):
-    library = tmp_path / "library.so"
-    builder.build(library, tmp_path)
+    builder.build(tmp_path, tmp_path)
+    library = tmp_path / builder.minor(tf.__version__) / builder.LIBRARY
     if changed == "library":
         library.write_bytes(b"damaged")
     elif changed == "stamp":
@@ -89,13 +92,38 @@ def test_it_is_built_again(builder, compiled, tmp_path, monkeypatch, changed):
         monkeypatch.setenv("CXX", "g++ -g")
     else:
         monkeypatch.setattr(builder, "source_hash", lambda: "another")
-    builder.build(library, tmp_path)
+    builder.build(tmp_path, tmp_path)
     assert len(compiled) == 2
+
+
+def test_a_library_for_every_tensorflow(builder, compiled, tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder, version in zip(folders, ("2.19.1", "2.20.0"), strict=True):
+        (folder / "tensorflow" / "include").mkdir(parents=True)
+        (folder / f"tensorflow-{version}.dist-info").mkdir()
+        about = f"Metadata-Version: 2.1\nName: tensorflow\nVersion: {version}\n"
+        (folder / f"tensorflow-{version}.dist-info" / "METADATA").write_text(about)
+    monkeypatch.setenv("TF_DGC_TENSORFLOW", f"{folders[0]}:{folders[1]}")
+    assert builder.build(tmp_path / "native", tmp_path) == ["2.19", "2.20"]
+    for name, version in (("2.19", "2.19.1"), ("2.20", "2.20.0")):
+        stamp = (tmp_path / "native" / name / builder.STAMP).read_text()
+        assert f'"tensorflow": "{version}"' in stamp
+    assert builder.build_requirements() == []
+    monkeypatch.setenv("TF_DGC_TENSORFLOW", f"{folders[0]}:{tmp_path}")
+    with pytest.raises(builder.CompileError, match=f"none in {tmp_path}"):
+        builder.build(tmp_path / "native", tmp_path)
+
+
+def test_more_flags_come_last(builder, compiled, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXXFLAGS", "-O1 -g")
+    builder.build(tmp_path, tmp_path)
+    stamp = tmp_path / builder.minor(tf.__version__) / builder.STAMP
+    assert f'{builder.FLAGS[-1]} -O1 -g"' in stamp.read_text()
 
 
 def test_tensorflow_is_asked_for_where_there_is_none(builder, monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
-    monkeypatch.setattr(builder, "find_tensorflow", lambda: None)
+    monkeypatch.setattr(builder, "find_tensorflows", list)
     (requirement,) = builder.build_requirements()
     assert requirement.startswith("tensorflow")
     monkeypatch.setenv("TF_DGC_NATIVE", "0")
@@ -108,7 +136,7 @@ def test_tensorflow_is_asked_for_where_there_is_none(builder, monkeypatch):
 def test_a_failed_build_says_why(builder, monkeypatch, tmp_path, compiler, what):
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(builder.CompileError, match=what):
-        builder.build(tmp_path / "lib.so", tmp_path / "work")
+        builder.build(tmp_path / "native", tmp_path / "work")
 
 
 @pytest.fixture
@@ -188,21 +216,23 @@ def test_cuda_can_be_forbidden_and_demanded(toolkit, nvcc, monkeypatch):
 def test_kernels_that_do_not_compile(builder, toolkit, nvcc, monkeypatch, demanded):
     attempts = []
 
-    def compile_and_link(command, found, toolkit, library, work):
+    def compile_and_link(command, libraries, toolkit, work):
         attempts.append(toolkit is not None)
         if toolkit:
             raise builder.CompileError("nvcc says no")
-        library.write_bytes(b"library")
+        for library in libraries:
+            library.parent.mkdir(parents=True)
+            library.write_bytes(b"library")
 
     monkeypatch.setattr(builder, "_compile_and_link", compile_and_link)
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(builder, "_stamp", lambda *_: {"cuda": ""})
-    library = nvcc.parent / "lib.so"
+    native = nvcc.parent / "native"
     if demanded:
         monkeypatch.setenv("TF_DGC_CUDA", "1")
         with pytest.raises(builder.CompileError, match="nvcc says no"):
-            builder.build(library, nvcc.parent)
+            builder.build(native, nvcc.parent)
     else:
-        builder.build(library, nvcc.parent)
+        builder.build(native, nvcc.parent)
         assert attempts == [True, False]
-        assert library.exists()
+        assert list(native.glob(f"*/{builder.LIBRARY}"))

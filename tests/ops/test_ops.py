@@ -34,6 +34,8 @@ def fresh():
 
 def write(directory, content=b"library", **changes):
     """Write a library and its stamp; return their paths."""
+    directory = directory / "2.21"
+    directory.mkdir(exist_ok=True)
     library, stamp = directory / "library.so", directory / "stamp.json"
     library.write_bytes(content)
     fields = {
@@ -55,7 +57,7 @@ def test_good_stamp(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"tensorflow": "2.20.1"}, "built for TensorFlow 2.20"),
+        ({"tensorflow": "2.18.1"}, "built for TensorFlow 2.18"),
         ({"tensorflow": "3.21.0"}, "built for TensorFlow 3.21"),
         ({"sha256": "0"}, "not the file that its stamp describes"),
         ({"sources": "0"}, "changed since it was built"),
@@ -95,6 +97,14 @@ def test_a_file_that_is_not_ours(tmp_path):
     assert "not ours" in loader.check(library, stamp)[1]
     library.unlink()
     assert "was not built" in loader.check(library, stamp)[1]
+
+
+def test_libraries_for_other_versions(tmp_path):
+    for version in ("2.7", "2.8"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "library.so").touch()
+    _, wrong = loader.check(tmp_path / "2.9" / "library.so", tmp_path / "stamp.json")
+    assert f"built for TensorFlow 2.7 and 2.8, and this is {tf.__version__}" in wrong
 
 
 def use(monkeypatch, library, stamp, wish=None):

@@ -1,10 +1,10 @@
 """Every private TensorFlow and Keras name that the package touches.
 
-Each function says which private names it uses; all were seen in TensorFlow 2.21.0 and
-Keras 3.12.4 to 3.15.1. What is changed are instances that belong to the caller (a
-strategy in use, our own copy of an optimizer), no classes and no modules, but for one
-function while a strategy is being made (`service.enabling_collectives_by`). Imports
-nothing of the package.
+Each function says which private names it uses; all were seen in TensorFlow 2.19.1 to
+2.21.0 and Keras 3.10.0 to 3.15.1. What is changed are instances that belong to the
+caller (a strategy in use, our own copy of an optimizer), no classes and no modules, but
+for one function while a strategy is being made (`service.enabling_collectives_by`).
+Imports nothing of the package.
 """
 
 __all__ = [

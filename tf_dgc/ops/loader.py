@@ -1,8 +1,9 @@
 """The native operations: found, checked, loaded, and if not, why not.
 
-The library is built while the package is installed (`custom_ops/builder.py`) and
-belongs to one minor version of TensorFlow; a stamp beside it says to which. Without it
-everything works by TensorFlow operations, more slowly.
+A library is built while the package is made or installed (`custom_ops/builder.py`) and
+belongs to one minor version of TensorFlow, after which its folder is called; a stamp
+beside it says what it was built for. Without one for this TensorFlow everything works
+by TensorFlow operations, more slowly.
 """
 
 import ctypes
@@ -21,8 +22,8 @@ _DIRECTORY = pathlib.Path(__file__).parents[1] / "_native"
 _COMPILED = (  # folders of sources
     *("cpu", "cuda", "cuda_engine", "engine", "methods", "tensorflow"),
 )
-_LIBRARY = _DIRECTORY / "libtf_dgc_ops.so"
-_STAMP = _DIRECTORY / "stamp.json"
+_LIBRARY = _DIRECTORY / ".".join(tf.__version__.split(".")[:2]) / "libtf_dgc_ops.so"
+_STAMP = _LIBRARY.with_name("stamp.json")
 _VARIABLE = "TF_DGC_NATIVE"
 _CUDA_VARIABLE = "TF_DGC_CUDA"
 ADVICE = (
@@ -120,8 +121,7 @@ def check(library: pathlib.Path, stamp: pathlib.Path) -> tuple[dict[str, str], s
     """
     sources = _sources()
     if not library.exists():
-        where = f" (this is the source tree {sources.parent})" if sources else ""
-        return {}, f"it was not built when the package was installed{where}"
+        return {}, _missing(library, sources)
     try:
         content = json.loads(stamp.read_text(encoding="utf-8"))
         built_for, checksum = content["tensorflow"], content["sha256"]
@@ -137,6 +137,18 @@ def check(library: pathlib.Path, stamp: pathlib.Path) -> tuple[dict[str, str], s
     if sources and content.get("sources") != _hash(sources):
         return content, f"the sources in {sources} changed since it was built"
     return content, ""
+
+
+def _missing(library: pathlib.Path, sources: pathlib.Path | None) -> str:
+    """Return what there is in place of a library."""
+    others = sorted(p.parent.name for p in library.parents[1].glob(f"*/{library.name}"))
+    if others:
+        return (
+            f"they were built for TensorFlow {' and '.join(others)}, "
+            f"and this is {tf.__version__}"
+        )
+    where = f" (this is the source tree {sources.parent})" if sources else ""
+    return f"it was not built when the package was installed{where}"
 
 
 @functools.cache

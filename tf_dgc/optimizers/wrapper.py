@@ -238,7 +238,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             )
         part = parts.being_read()
         for i, variable in enumerate(own):
-            values = store[str(i)]
+            values = _read(store, str(i))
             if part is not None and isinstance(variable, PerWorkerVariable | Copies):
                 values = part.take(values)
             if isinstance(variable, Copies):
@@ -249,7 +249,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 variable.assign(values)
         if part is not None:
             return  # all know that it is the same backup
-        checksums = (zlib.crc32(store[key].data) for key in sorted(store.keys()))
+        checksums = (zlib.crc32(_read(store, n).data) for n in sorted(store.keys()))
         meeting.agree(
             self._strategy,
             lambda: {"checksum of the saved state": list(checksums)},
@@ -275,6 +275,11 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         return inner
 
 
+def _read(store: Any, name: str) -> np.ndarray:
+    """Return a value that was saved, which older Keras leaves in the file."""
+    return np.asarray(store[name])
+
+
 def _is_of_an_unbuilt_one(store: Any) -> bool:
     """Whether all that was saved are the iterations, of which there were none."""
-    return set(store.keys()) == {"0"} and np.shape(store["0"]) == () and store["0"] == 0
+    return set(store.keys()) == {"0"} and np.array_equal(_read(store, "0"), 0)
