@@ -89,12 +89,9 @@ FACTORS = 512 * 8 + 8 * 128
 HEAD = 128 * 10 + 10
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("task", "size"),
-    [
-        pytest.param("lora", FACTORS + HEAD, marks=pytest.mark.slow),
-        pytest.param("finetune", 80_202, marks=pytest.mark.exhaustive),
-    ],
+    ("task", "size"), [("lora", FACTORS + HEAD), ("finetune", 80_202)]
 )
 def test_adapting(tmp_path, task, size):
     flags = f"--task={task}", "--rate=0.001", "--runs=dgc 99 %", "--seeds=1"

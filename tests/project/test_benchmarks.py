@@ -137,7 +137,7 @@ def test_an_unknown_rate():
     assert "loopback, 10gbit, 1gbit, 100mbit" in finished.stdout + finished.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
 @pytest.mark.parametrize(
     ("script", "flags", "keys", "num_rows"),

@@ -103,7 +103,7 @@ def test_python(page, names, monkeypatch, tmp_path, request):
 def server(monkeypatch, names):
     """Be the only worker of a server in this process."""
     with Served(1) as served:
-        cluster = {"ps": [served.address], "worker": ["127.0.0.1:1"]}
+        cluster = {"ps": [served.servers[0].address], "worker": ["127.0.0.1:1"]}
         task = {"type": "worker", "index": 0}
         config = {"cluster": cluster, "task": task}
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))

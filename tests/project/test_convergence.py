@@ -49,7 +49,7 @@ def run(program, tmp_path, *flags):
     return pieces.read([path]), finished.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_methods(tmp_path):
     """Every seed is a run of its own, and bytes are those of the collectives."""
     methods = ["none", "bfloat16", "top_k", "dgc"]

@@ -33,7 +33,7 @@ def links(common):
     return importlib.import_module("common.links")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
 def test_methods(links, tmp_path):
     """A sum, a gather, the fused step, and the optimizer alone."""
@@ -69,7 +69,7 @@ def test_methods(links, tmp_path):
     assert all(f"<!-- {name} -->" in picture for name in found)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cached(tmp_path):
     path = tmp_path / "rows.json"
     flags = ["--only=sgd,two_bit", "--entries=1e6", "--rounds=3", f"--json={path}"]

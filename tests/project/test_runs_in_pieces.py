@@ -102,10 +102,8 @@ class Killed(pieces.Saved):
         return True
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "local", [False, pytest.param(True, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("local", [False, True])
 def test_a_run_that_is_killed_goes_on(strategies, tmp_path, local):
     """With the same bits, momentum and residuals and all."""
 
