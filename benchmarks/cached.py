@@ -29,15 +29,12 @@ import timeit
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow as tf
 from absl import app, flags, logging
-from common import parts, processes, reporting
-from common.floors import Floors
+from common import method_runs, parts, processes, reporting
 
-from tf_dgc import compressors
 from tf_dgc.launch import allocator
 
-NAMES = ["sgd", *sorted(compressors.METHODS), "dgc", "adamw", "dgc_adamw"]
+NAMES = [*method_runs.NAMES, *method_runs.WITH_ADAM]
 COLUMNS = [
     ("method", "method", ""),
     ("memory_ns", "memory", ".2f"),
@@ -51,7 +48,7 @@ COLUMNS = [
 ]
 WORKERS = (1, 8)
 IN_TURN = ("scale_com",)  # of whose workers one says what all send
-PARTS = ("compress", "decode", "update")  # that a floor has
+PARTS = ("compress", "sum_1", "update")  # that a floor has
 WIDTH = 1000
 ROWS = {"cached": 500, "half": 250}
 REPEATS = {"memory": 1, "cached": 40, "half": 40}  # of the step, in one call
@@ -65,8 +62,7 @@ _JSON = flags.DEFINE_string("json", None, "A file for all rows.")
 
 def measure(name, size, threads, rounds):
     """Return the row of a method, in this process; `size` entries are in memory."""
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    method_runs.use_threads(threads)
     workers = (1,) if name in {*parts.ALONE, *IN_TURN} else WORKERS
     timed, entries = {}, {}
     for where, rows in {"memory": size // WIDTH, **ROWS}.items():
@@ -78,7 +74,7 @@ def measure(name, size, threads, rounds):
             step()  # after which it says what was sent
             timed[where, number] = step
         if where == "memory":
-            timed |= _floors(name, method, threads)
+            timed |= method_runs.floors(name, method, threads)
     found = {what: [] for what in timed}
     for turn in range(rounds + 1):
         for what, function in timed.items():
@@ -105,23 +101,10 @@ def _row(median, entries):
         more = [
             (e - o) / 7 for e, o in zip(per_entry(8), (memory, cached), strict=True)
         ]
-        longer = (median["decode 8"] - median["decode"]) / size / 7
+        longer = (median["sum_8"] - median["sum_1"]) / size / 7
         row |= {"decode_memory_ns": more[0], "decode_cached_ns": more[1]}
         row["decode_floor_ns"] = longer
     return row
-
-
-def _floors(name, method, threads):
-    """Return the floors of a step's parts."""
-    if name in parts.ALONE:
-        return {
-            "update": Floors(name, method.sizes, 0, True, threads).function("update")
-        }
-    sent = method.optimizer.stats.bytes_per_step
-    summed = method.optimizer.compressor.aggregation == "sum"
-    floors = Floors(name, method.sizes, sent, summed, threads)
-    found = {part: floors.function(part) for part in PARTS}
-    return {**found, "decode 8": floors.function("decode", 8)}
 
 
 def main(_):

@@ -40,12 +40,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags, logging
 from common import links, method_runs, parts, processes, reporting
+from common.method_runs import NAMES, WITH_ADAM
 
-from tf_dgc import compressors
 from tf_dgc.launch import allocator
 
-NAMES = ["sgd", *sorted(compressors.METHODS), "dgc"]
-WITH_ADAM = ["adamw", "dgc_adamw"]
 COLUMNS = [
     ("method", "method", ""),
     ("bytes_per_step", "bytes", ",d"),

@@ -10,6 +10,10 @@ import tensorflow as tf
 
 from common import parts, processes
 from common.floors import Floors
+from tf_dgc import compressors
+
+NAMES = ["sgd", *sorted(compressors.METHODS), "dgc"]
+WITH_ADAM = ["adamw", "dgc_adamw"]
 
 _SLOW = 5_000.0  # ms: of a function this slow, one call is enough
 
@@ -57,7 +61,8 @@ def times(case):
         stats = method.optimizer.stats
         summary["bytes_per_step"] = stats.bytes_per_step
         summary["requests"] = timed["compress"].requests
-    timed |= _floors(case, method, summary.get("bytes_per_step", 0))
+    parts_of_a_floor = floors(case.method, method, case.threads)
+    timed |= {f"floor_{part}": loop for part, loop in parts_of_a_floor.items()}
     found = _by_turns(case, timed, grads, {"step": first[1:]})
     summary["step_p90_ms"] = float(np.percentile(found["step"], 90))
     summary["turns"] = len(found["step"])
@@ -87,25 +92,38 @@ def memory(case):
     return {"extra_memory": extra / size, "gathered_memory": step.gathered / size}
 
 
+def use_threads(threads):
+    """Let TensorFlow have so many threads in this process, which has not used it."""
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def floors(name, method, threads):
+    """Return the floor of each part of a method's step, as a function that takes it.
+
+    Args:
+        name: of the method.
+        method: a `parts.Method`, which has taken a step.
+        threads: that run it.
+    """
+    if name in parts.ALONE:
+        alone = Floors(name, method.sizes, 0, True, threads)
+        return {"update": alone.function("update")}
+    payload = method.optimizer.stats.bytes_per_step
+    summed = method.optimizer.compressor.aggregation == "sum"
+    known = Floors(name, method.sizes, payload, summed, threads)
+    return {
+        "compress": known.function("compress"),
+        "sum_1": known.function("decode", 1),
+        "sum_8": known.function("decode", 8),
+        "update": known.function("update"),
+    }
+
+
 def _prepare(case, shapes):
-    tf.config.threading.set_intra_op_parallelism_threads(case.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(case.threads)
+    use_threads(case.threads)
     made = parts.SHAPES[shapes]()
     return parts.Method(case.method, made), parts.gradients(made)
-
-
-def _floors(case, method, payload):
-    if case.method in parts.ALONE:
-        floors = Floors(case.method, method.sizes, 0, True, case.threads)
-        return {"floor_update": floors.function("update")}
-    summed = method.optimizer.compressor.aggregation == "sum"
-    floors = Floors(case.method, method.sizes, payload, summed, case.threads)
-    return {
-        "floor_compress": floors.function("compress"),
-        "floor_sum_1": floors.function("decode", 1),
-        "floor_sum_8": floors.function("decode", 8),
-        "floor_update": floors.function("update"),
-    }
 
 
 def _by_turns(case, timed, grads, found):
