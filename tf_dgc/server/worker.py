@@ -146,9 +146,8 @@ class Worker:
             variables: variables of the model, all of them, in the order of `grads`.
         """
         where = {id(v): i for i, v in enumerate(variables)}
-        grads = [
-            grads[where[id(v)]] for v in self.variables
-        ]  # as the servers have them
+        # As the servers have them.
+        grads = [grads[where[id(v)]] for v in self.variables]
         tabular.check_gradients(grads, self.variables, self._is_table)
         pushed, rate = self._push(grads), self._rate()
         # All are asked at once: who waits for one server has pushed to the others.
