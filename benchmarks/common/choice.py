@@ -1,7 +1,7 @@
 """What `exchange="auto"` would choose among exchanges that were measured."""
 
 from common.ways import METHODS, make
-from tf_dgc.exchanges import Auto, Links
+from tf_dgc.exchanges import Auto, Links, as_fast_as_any
 
 COLUMNS = [
     ("workers", "workers", "d"),
@@ -19,7 +19,7 @@ COLUMNS = [
 def choices(rows):
     """Return what `exchange="auto"` would choose in each case, beside the fastest.
 
-    Of its candidates that were measured, the one for which the model has least; a
+    Of its candidates that were measured, the one by which the model goes; a
     gather that is not merged is behind by what the decoding of its buffers takes, on
     both sides of the comparison. Of whole steps it is what `auto` took itself.
     """
@@ -53,7 +53,11 @@ def _candidates(number, kind):
 
 
 def _choice(measured):
-    chosen = min(measured, key=lambda row: row["model_ms"] + _decoding_ms(row))
+    ways = _candidates(measured[0]["workers"], measured[0]["kind"])
+    known = {repr(make(row["exchange"], row["workers"])): row for row in measured}
+    ordered = [known[way] for way in ways if way in known]
+    predicted = [row["model_ms"] + _decoding_ms(row) for row in ordered]
+    chosen = ordered[as_fast_as_any(predicted)]
     best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
     return _beside(chosen, chosen["exchange"], best)
 

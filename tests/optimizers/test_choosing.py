@@ -118,12 +118,21 @@ def test_where_links_are_long_rounds_are_few():
     assert isinstance(chosen.exchange, exchanges.Butterfly)
 
 
-def test_the_least_is_taken():
+def test_the_simplest_is_taken_that_is_as_fast_as_any():
     for links in (FAST, SLOW, FAR):
         for number in (2, 3, 8, 64):
             chosen = decide(links, number)
-            assert chosen.seconds[chosen.name] == min(chosen.seconds.values())
+            enough = 1.05 * min(chosen.seconds.values())
+            found = [name for name, taken in chosen.seconds.items() if taken <= enough]
+            assert chosen.name == found[0]
             assert len(chosen.seconds) == 6 + 4
+
+
+def test_a_butterfly_that_saves_two_rounds_of_many_is_not_worth_it():
+    links = Links(1e-4, 1e-3, 8e-8)
+    chosen = decide(links, 4, compressors.Float16())
+    assert chosen.seconds["butterfly"] < chosen.seconds["ring"]
+    assert chosen.name == "ring"
 
 
 def test_what_is_known_only_later_goes_around_the_ring():

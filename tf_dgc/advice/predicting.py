@@ -6,13 +6,21 @@ from typing import NamedTuple
 
 from tf_dgc.advice.candidates import DENSE
 from tf_dgc.advice.timing import Timed
-from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, model, predict
+from tf_dgc.exchanges import (
+    Asked,
+    Auto,
+    Exchange,
+    Links,
+    Ring,
+    as_fast_as_any,
+    model,
+    predict,
+)
 
 # Beside the links themselves, as two processes on one machine find it: seconds of a
 # collective, of a round, and per byte (docs/advice.md).
 LAUNCH, ROUND, PER_BYTE = 1e-3, 2e-4, 3.4e-9
 _CARRIED = 0.956  # of a link's rate, the rest are heads of packets
-_SAME = 1.05  # times of the fastest: what is that near, is as fast
 _SLOWEST, _FASTEST = 1e4, 1e13  # bit/s between which the turning point is looked for
 
 
@@ -22,7 +30,8 @@ class Prediction(NamedTuple):
     Attributes:
         timed: way to train, as timed on one worker.
         num_workers: number of workers.
-        exchange: name of the exchange that is the fastest of those it can have.
+        exchange: name of the exchange that `exchange="auto"` chooses of those it can
+            have.
         seconds: seconds of a step, in the mean over the period of local steps.
         sent: bytes that a worker sends in a step, in the mean.
     """
@@ -55,7 +64,7 @@ def links_of(
 
 
 def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
-    """Return what a step takes so many workers, by the fastest exchange.
+    """Return what a step takes so many workers, by the exchange that "auto" chooses.
 
     Args:
         timed: way to train, as timed on one worker.
@@ -65,12 +74,11 @@ def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
     asked = timed.asked(num_workers)
     period = timed.candidate.period
     twice = _counted_twice(asked, num_workers, links)
-    found = []
-    for exchange in _exchanges(timed, num_workers):
-        seconds = predict(exchange, asked, num_workers, links)
-        seconds -= twice
-        found.append((timed.seconds + max(0.0, seconds) / period, exchange))
-    seconds, exchange = min(found, key=lambda pair: pair[0])
+    exchanges = _exchanges(timed, num_workers)
+    taken = [predict(e, asked, num_workers, links) for e in exchanges]
+    chosen = as_fast_as_any(taken)  # by itself, as `exchange="auto"` chooses
+    exchange = exchanges[chosen]
+    seconds = timed.seconds + max(0.0, taken[chosen] - twice) / period
     sent = sum(model.cost_of(exchange, a, num_workers).sent for a in asked)
     sent = sent / period if num_workers > 1 else 0.0
     return Prediction(timed, num_workers, exchange.name, seconds, sent)
@@ -96,8 +104,7 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     Args:
         predictions: predictions of one number of workers, in the order of preference.
     """
-    least = min(p.seconds for p in predictions)
-    return next(p for p in predictions if p.seconds <= _SAME * least)
+    return predictions[as_fast_as_any([p.seconds for p in predictions])]
 
 
 def turning_point(

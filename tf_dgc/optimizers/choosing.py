@@ -13,7 +13,15 @@ from tf_dgc.compressors import Compressor, Float16, TopK
 from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, predict
+from tf_dgc.exchanges import (
+    Asked,
+    Auto,
+    Exchange,
+    Links,
+    Ring,
+    as_fast_as_any,
+    predict,
+)
 from tf_dgc.optimizers import probing
 from tf_dgc.steps import plan as plans
 
@@ -102,7 +110,7 @@ def decide(
     num_workers: int,
     links: Links,
 ) -> Chosen:
-    """Return the candidate that takes least by the model; of equal ones the simplest.
+    """Return the simplest of the candidates that are as fast as any, by the model.
 
     Arguments are those of `choose`, with the number of workers, N, and what they found.
     """
@@ -124,7 +132,7 @@ def decide(
     if not seconds:  # what the method sends is known only when it runs
         found["ring"] = compressor, ways.candidates(num_workers, merges=False)[0]
         seconds["ring"] = 0.0
-    name = min(seconds, key=seconds.__getitem__)
+    name = list(seconds)[as_fast_as_any(list(seconds.values()))]
     return Chosen(name, *found[name], seconds, links)
 
 
