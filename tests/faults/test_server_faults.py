@@ -29,18 +29,21 @@ GOING_ON = ["async", "ssp", "backup"]
 
 
 class Served:
-    """A server and workers; leaving the context ends them all."""
+    """A server, or several, and workers; leaving the context ends them all."""
 
-    def __init__(self, mode, fault="none", number=3, steps=FOREVER, **settings):
-        ports = loopback.free_ports(number + 1)
-        given = loopback.environments(ports, num_servers=1)
+    def __init__(
+        self, mode, fault="none", number=3, steps=FOREVER, num_servers=1, **settings
+    ):
+        ports = loopback.free_ports(number + num_servers)
+        given = loopback.environments(ports, num_servers=num_servers)
         self.environments = [{**e, **QUICK, **settings} for e in given]
         self.command = [sys.executable, str(SCRIPT), mode, fault, str(steps)]
-        self.address = f"127.0.0.1:{ports[-1]}"
+        self.address = f"127.0.0.1:{ports[-1]}"  # of the last server
         self._started = []
         try:
             serve = [sys.executable, "-m", "tf_dgc", "serve"]
-            self.server = self._start(serve, self.environments[-1])
+            servers = [self._start(serve, e) for e in self.environments[number:]]
+            *self.other_servers, self.server = servers
             self.workers = [self.begin(worker) for worker in range(number)]
         except BaseException:
             self.__exit__()
@@ -157,6 +160,35 @@ def test_the_server_is_gone(record, mode, number):
         fault = f"{number.name} to the server, {mode}"
         named = f"does not reach the server ({served.address})"
         expect_to_end(served, [0, 1], named, since, 20 + MARGIN, record, fault)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_of_two_servers_is_gone(record, mode):
+    with Served(mode, number=2, num_servers=2) as served:
+        served.wait_for_steps()
+        since = time.monotonic()
+        served.server.process.send_signal(signal.SIGKILL)
+        fault = f"SIGKILL to one of two servers, {mode}"
+        named = f"does not reach the server ({served.address})"
+        expect_to_end(served, [0, 1], named, since, 20 + MARGIN, record, fault)
+        (other,) = served.other_servers
+        assert other.process.poll() is None  # waits for others to come
+        # Nobody comes: it ends after the limit for a start, with what it has.
+        assert other.wait(90 + MARGIN) == 0, other.output()
+
+
+@pytest.mark.faults
+def test_a_worker_of_two_servers_is_killed_and_another_process_joins():
+    with Served("async", num_servers=2) as served:
+        served.wait_for_steps()
+        served.workers[2].process.send_signal(signal.SIGKILL)
+        for server in [*served.other_servers, served.server]:
+            server.wait_for("worker 2 does not respond", 6 + MARGIN)
+        expect_going_on(served.workers[:2])
+        joined = served.begin(2)
+        joined.wait_for("step 5 ", 90)
+        expect_going_on([*served.workers[:2], joined])
 
 
 @pytest.mark.faults
