@@ -58,6 +58,7 @@ class Group:
         return Spec(self.task, method, settings, self.workers, seed, steps)
 
 
+UNMASKED = "dgc unmasked"
 _WITHOUT = {"momentum_correction": False, "factor_masking": False, "warmup_epochs": 0}
 _CLIPPED = {"clipnorm": 1.0}
 _RATE = RECIPES["cifar10"].rate
@@ -65,6 +66,7 @@ _RATE = RECIPES["cifar10"].rate
 # settings. What has no magnitude, or loses most of it, needs a rate of its own; the
 # factors are those of `common/method_settings.py`.
 LABELS = {
+    UNMASKED: ("dgc", {"method": {"factor_masking": False}}),
     "top-k alone": ("dgc", {"method": _WITHOUT}),
     "+ momentum correction": (
         "dgc",
@@ -85,7 +87,10 @@ LABELS = {
         {"recipe": {"rate": round(0.03 * _RATE, 6), "momentum": 0.0}},
     ),
 }
-ABLATION = tuple(label for label, (method, _) in LABELS.items() if method == "dgc")
+ABLATION = (
+    *("top-k alone", "+ momentum correction", "+ local clipping"),
+    *("+ factor masking", "+ warm-up"),
+)
 OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
 PAIR = ("dense", "dgc")
 ALL = ("dense", "dgc", "float16")
@@ -95,13 +100,16 @@ GROUPS = [
     *(Group(task, PAIR, (0,)) for task in ("mnist", "shakespeare", "cifar10", "ptb")),
     *(Group(task, ALL, (1,)) for task in ("mnist", "shakespeare")),
     Group("cifar10", PAIR, (1, 2)),
+    *(Group(task, (UNMASKED,), (0,)) for task in ("ptb", "cifar10")),
+    *(Group(task, (UNMASKED,), (0, 1)) for task in ("mnist", "shakespeare")),
     *(Group(task, ALL, (2, 3, 4)) for task in ("mnist", "shakespeare")),
-    Group("ptb", PAIR, (1,)),
+    Group("ptb", (*PAIR, UNMASKED), (1,)),
+    Group("cifar10", (UNMASKED,), (1, 2)),
     Group("cifar10", ABLATION, (0,)),
     Group("cifar10", OTHERS, (0,)),
     *(Group(task, ("float16",), (0,)) for task in STEPS),
     Group("cifar10", PAIR, (3, 4)),
-    Group("ptb", PAIR, (2,)),
+    Group("ptb", (*PAIR, UNMASKED), (2,)),
     *(Group(task, PAIR, (0,), workers=8) for task in STEPS),
     Group("cifar10", (*ABLATION, *OTHERS), (1,)),
     Group("cifar10", (*ABLATION, *OTHERS), (2,)),
@@ -119,7 +127,7 @@ def labelled(task, label):
         ValueError: for a label of CIFAR-10 with another task.
     """
     method, settings = LABELS.get(label, (label, {}))
-    if settings and task != "cifar10":
+    if settings and task != "cifar10" and label != UNMASKED:
         raise ValueError(f"{label!r} has settings for cifar10 alone, not {task}.")
     return method, settings
 
