@@ -44,7 +44,8 @@ class DGCOptimizer(CompressedOptimizer):
         momentum_correction: whether to accumulate the local velocity instead of the
             gradient (section 3.2 of the paper). If False, momentum stays after the sum.
         factor_masking: whether to clear the velocity where entries were sent (section
-            3.3); None: that of an `SGD`, not that of an Adam.
+            3.3); None: that of an `SGD`, not that of an Adam. Entries that are sent in
+            every few steps, as in a warm-up, lose most of their momentum by it.
         adam_correction: whether to divide by Adam's second moment before the exchange,
             as in `CompressedOptimizer`.
         min_compress_size: number of entries below which tensors, and those of rank
