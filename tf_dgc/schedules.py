@@ -92,9 +92,7 @@ class PiecewiseConstantSparsity(SparsitySchedule):
 class WarmupSparsity(SparsitySchedule):
     """The paper's warm-up: 75 %, 93.75 %, 98.4375 %, 99.6 %, then the final sparsity.
 
-    For tens of thousands of steps; for fewer `tf_dgc.dgc_for_steps` does without. In
-    its first stages factor masking takes most of the momentum away: if training is
-    behind then, pass `factor_masking=False` to the optimizer.
+    For fewer than 10,000 steps, `tf_dgc.dgc_for_steps`, or without `factor_masking`.
 
     Args:
         warmup_steps: iterations until the final sparsity is reached, shared evenly

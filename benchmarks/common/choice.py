@@ -1,7 +1,8 @@
 """What `exchange="auto"` would choose among exchanges that were measured."""
 
 from common.ways import METHODS, make
-from tf_dgc.exchanges import Auto, Links, as_fast_as_any
+from tf_dgc.exchanges import Auto, Links
+from tf_dgc.exchanges.model import as_fast_as_any
 
 COLUMNS = [
     ("workers", "workers", "d"),

@@ -6,16 +6,7 @@ from typing import NamedTuple
 
 from tf_dgc.advice.candidates import DENSE
 from tf_dgc.advice.timing import Timed
-from tf_dgc.exchanges import (
-    Asked,
-    Auto,
-    Exchange,
-    Links,
-    Ring,
-    as_fast_as_any,
-    model,
-    predict,
-)
+from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, model, predict
 
 # Beside the links themselves, as two processes on one machine find it: seconds of a
 # collective, of a round, and per byte (docs/advice.md).
@@ -76,7 +67,7 @@ def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
     twice = _counted_twice(asked, num_workers, links)
     exchanges = _exchanges(timed, num_workers)
     taken = [predict(e, asked, num_workers, links) for e in exchanges]
-    chosen = as_fast_as_any(taken)  # by itself, as `exchange="auto"` chooses
+    chosen = model.as_fast_as_any(taken)  # by itself, as `exchange="auto"` chooses
     exchange = exchanges[chosen]
     seconds = timed.seconds + max(0.0, taken[chosen] - twice) / period
     sent = sum(model.cost_of(exchange, a, num_workers).sent for a in asked)
@@ -104,7 +95,7 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     Args:
         predictions: predictions of one number of workers, in the order of preference.
     """
-    return predictions[as_fast_as_any([p.seconds for p in predictions])]
+    return predictions[model.as_fast_as_any([p.seconds for p in predictions])]
 
 
 def turning_point(

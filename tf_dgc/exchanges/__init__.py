@@ -11,7 +11,7 @@ from tf_dgc.exchanges.by_owners import ByOwners
 from tf_dgc.exchanges.gossip import Gossip
 from tf_dgc.exchanges.gtopk import GTopK
 from tf_dgc.exchanges.hierarchical import Hierarchical
-from tf_dgc.exchanges.model import Asked, Links, as_fast_as_any, predict
+from tf_dgc.exchanges.model import Asked, Links, predict
 from tf_dgc.exchanges.oktopk import OkTopK
 from tf_dgc.exchanges.ring import Ring
 from tf_dgc.exchanges.star import Star
@@ -36,7 +36,6 @@ __all__ = [
     "Star",
     "Tree",
     "TwoWay",
-    "as_fast_as_any",
     "get",
     "graphs",
     "names",

@@ -13,15 +13,8 @@ from tf_dgc.compressors import Compressor, Float16, TopK
 from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.exchanges import (
-    Asked,
-    Auto,
-    Exchange,
-    Links,
-    Ring,
-    as_fast_as_any,
-    predict,
-)
+from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, predict
+from tf_dgc.exchanges.model import as_fast_as_any
 from tf_dgc.optimizers import probing
 from tf_dgc.steps import plan as plans
 
