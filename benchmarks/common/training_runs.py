@@ -86,7 +86,7 @@ def measure(plan, key):
         **key,
         "folder": plan.folder,
         "speeds": server_runs.speeds(number, key["speed"]),
-        "updates": _updates(key),
+        "updates": updates_of(key),
     }
     asked = settings, key["rate"], "server_training_worker.py", plan.timeout
     with server_runs.started(*asked) as run:
@@ -97,7 +97,7 @@ def measure(plan, key):
     return {**run.about, **found, **payloads, "curve": curve, "value": curve[-1][2]}
 
 
-def _updates(key):
+def updates_of(key):
     """Return the updates that have as many gradients as the steps of all workers."""
     number = key["workers"]
     pushes = {"async": 1, "ssp": 1, "backup": key["quorum"]}.get(key["mode"], number)
