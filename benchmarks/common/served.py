@@ -105,9 +105,8 @@ class Worker:
     def _compute(self, inputs, classes):
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         with tf.GradientTape() as tape:
+            # Under a strategy Keras divides it by the number of workers.
             loss = loss_of(classes, self.model(inputs, training=True))
-            if not self._served:  # sums of all workers, not means
-                loss /= self._strategy.num_replicas_in_sync
         return tape.gradient(loss, self.model.trainable_variables)
 
     def _update(self, *gradients):
