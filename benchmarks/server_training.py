@@ -72,6 +72,9 @@ _WIDTH = flags.DEFINE_integer("width", 1024, "Units of a hidden layer.", 1)
 _SGD = flags.DEFINE_float("sgd_rate", 0.1, "Learning rate, with momentum 0.9.")
 _ADAM = flags.DEFINE_float("adam_rate", 0.001, "Learning rate.")
 _SPARSITY = flags.DEFINE_float("sparsity", 0.999, "Of pushes.", 0.0, 0.999999)
+_MASKING = flags.DEFINE_bool(
+    "factor_masking", True, "Whether what was sent loses its momentum."
+)
 _PULL = flags.DEFINE_enum("pull", "sparse", ["whole", "sparse"], "What is pulled.")
 _PULL_SPARSITY = flags.DEFINE_float(
     "pull_sparsity", None, "Of a sparse pull; None for as much as all push.", 0.0, 1.0
@@ -124,7 +127,7 @@ def _plan(folder):
     return training_runs.Plan(
         folder, _STEPS.value, _STEP.value, _BATCH.value, _WIDTH.value,
         {"sgd": _SGD.value, "adam": _ADAM.value},
-        _SPARSITY.value, _PULL.value, _PULL_SPARSITY.value,
+        _SPARSITY.value, _MASKING.value, _PULL.value, _PULL_SPARSITY.value,
         _STALENESS.value, _QUORUM.value, _EVERY.value, _TIMEOUT.value,
     )  # fmt: skip
 

@@ -91,7 +91,7 @@ class Run:
     def _times(self, told, steps):
         fast = told[:-1] if self._number > 1 else told
         return {
-            "steps": steps,
+            "steps_of_each": steps,
             "seconds": max(worker["seconds"] for worker in told),
             "fast_per_second": statistics.median(
                 len(w["times"]) / w["seconds"] for w in fast

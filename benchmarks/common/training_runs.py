@@ -10,8 +10,8 @@ MODES = ["dense", "dgc", *server_runs.SERVED]
 INNERS = ["sgd", "adam"]
 KEYS = [
     *("inner", "workers", "speed", "rate", "mode", "seed", "steps", "step_ms"),
-    *("batch_size", "width", "learning_rate", "sparsity", "pull", "pull_sparsity"),
-    *("staleness", "quorum", "every"),
+    *("batch_size", "width", "learning_rate", "sparsity", "factor_masking"),
+    *("pull", "pull_sparsity", "staleness", "quorum", "every"),
 ]
 _OF_DENSE = ["inner", "workers", "rate", "steps", "batch_size", "width", "step_ms"]
 
@@ -28,6 +28,7 @@ class Plan:
         width: units of each hidden layer.
         learning_rates: by inner optimizer, for steps by all workers.
         sparsity: of what is pushed.
+        factor_masking: of momentum correction.
         pull: what is pulled.
         pull_sparsity: of a sparse pull; None for as much as N pushes.
         staleness: of ssp.
@@ -43,6 +44,7 @@ class Plan:
     width: int
     learning_rates: dict[str, float]
     sparsity: float
+    factor_masking: bool
     pull: str
     pull_sparsity: float | None
     staleness: int
@@ -59,11 +61,16 @@ class Plan:
             **{"mode": mode, "seed": seed, **{n: getattr(self, n) for n in shared}},
             "learning_rate": self._learning_rate(inner, number, mode),
             "sparsity": None if mode == "dense" else self.sparsity,
+            "factor_masking": self._masks(inner, mode),
             "pull": self.pull if served else None,
             "pull_sparsity": self.pull_sparsity if served else None,
             "staleness": self.staleness if mode == "ssp" else None,
             "quorum": self._quorum(number) if mode == "backup" else None,
         }
+
+    def _masks(self, inner, mode):
+        """Return whether momentum is masked; None where none is on the workers."""
+        return self.factor_masking if inner == "sgd" and mode != "dense" else None
 
     def _quorum(self, number):
         return self.quorum or max(1, number - 1)

@@ -118,7 +118,8 @@ def optimizer(settings):
     if settings["mode"] == "dense":
         return inner
     if settings["mode"] == "dgc":
-        return tf_dgc.DGCOptimizer(inner, settings["sparsity"])
+        by = settings["sparsity"], settings["factor_masking"]
+        return tf_dgc.DGCOptimizer(inner, by[0], factor_masking=by[1])
     return served.optimizer(inner, settings)
 
 

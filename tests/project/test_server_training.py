@@ -46,7 +46,12 @@ def plan(**given):
     shared = {
         **{"folder": "any", "steps": 100, "step_ms": 40.0, "batch_size": 32},
         **{"width": 8, "learning_rates": {"sgd": 0.1, "adam": 0.001}},
-        **{"sparsity": 0.999, "pull": "sparse", "pull_sparsity": None},
+        **{
+            "sparsity": 0.999,
+            "factor_masking": True,
+            "pull": "sparse",
+            "pull_sparsity": None,
+        },
         **{"staleness": 3, "quorum": None, "every": 1.0, "timeout": 60.0},
     }
     return training_runs.Plan(**{**shared, **given})
