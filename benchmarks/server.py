@@ -4,7 +4,7 @@
     sudo python benchmarks/server.py --rate loopback,1gbit,100mbit --json server.json
 
 A worker computes a real gradient and sleeps, so that a step of it takes `--step_ms`
-without communication, as on a machine of its own; the last one has a share of that
+without the update, as on a machine of its own; the last one has a share of that
 speed. All modes of a server, and `mirrored`, DGC without one, run some seconds each.
 
 updates  steps of the optimizer per second, of whatever part of the workers
@@ -20,14 +20,13 @@ loopback both are together what this machine sent to itself.
 """
 
 import itertools
-import statistics
 import sys
 
 from absl import app, flags
-from common import network, reporting, signals
-from common.cluster import Cluster, WorkerError
+from common import network, reporting, server_runs, signals
+from common.cluster import WorkerError
 
-MODES = ["mirrored", "sync", "async", "ssp", "backup"]
+MODES = ["mirrored", *server_runs.SERVED]
 COLUMNS = [
     ("workers", "workers", "d"),
     ("rate", "rate", ""),
@@ -79,8 +78,7 @@ def main(_):
 
 
 def measure(rate, number, speed, mode):
-    """Return the row of one run."""
-    servers = int(mode != "mirrored")
+    """Return the row of one run: of some seconds, or as many steps where all meet."""
     settings = {
         "mode": mode,
         "model": _MODEL.value,
@@ -90,75 +88,17 @@ def measure(rate, number, speed, mode):
         "staleness": _STALENESS.value,
         "quorum": _QUORUM.value or max(1, number - 1),
         "pull": _PULL.value,
-        "speeds": [1.0] * (number - 1) + [speed],
+        "speeds": server_runs.speeds(number, speed),
     }
-    with network.connect(rate, number + servers, 1) as net:
-        asked = net.addresses(0), net, _TIMEOUT.value, "server_worker.py", servers
-        with Cluster(settings, *asked) as cluster:
-            cluster.wait()
-            warm = cluster.ask(do="warm")
-            net.limit()
-            found = run(cluster, net, number, max(w["step"] for w in warm[:number]))
-            net.unlimit()
+    asked = settings, rate, "server_worker.py", _TIMEOUT.value
+    with server_runs.started(*asked) as run:
+        length = {"seconds": _SECONDS.value, "count": 10**9}
+        if mode == "mirrored":
+            count = max(2, int(_SECONDS.value / run.step))
+            length = {"seconds": 10**9, "count": count}
+        found = run.take(**length)
     about = {"rate": rate, "workers": number, "speed": speed, **settings}
-    known = {name: warm[0][name] for name in ("onednn", "parameters", "computing")}
-    return {**about, **known, "measured_mbit": net.measured_mbit, **found}
-
-
-def run(cluster, net, number, step):
-    """Return what some seconds come to; so many steps where all take as many."""
-    before, sent = cluster.ask(do="read")[-1], (net.sent(), net.sent_by_each())
-    mirrored = not before
-    count = max(2, int(_SECONDS.value / step)) if mirrored else 10**9
-    seconds = 10**9 if mirrored else _SECONDS.value
-    told = cluster.ask(do="run", seconds=seconds, count=count)[:number]
-    total = net.sent() - sent[0]
-    each = [after - b for after, b in zip(net.sent_by_each(), sent[1], strict=True)]
-    after = cluster.ask(do="read")[-1]
-    steps = [len(worker["times"]) for worker in told]
-    fast = told[:-1] if number > 1 else told
-    own = {
-        "bytes": round(total / sum(steps)),
-        "fast_per_second": statistics.median(
-            len(w["times"]) / w["seconds"] for w in fast
-        ),
-        "steps": steps,
-        "median_ms": [1000 * statistics.median(w["times"]) for w in told],
-    }
-    if any(each):
-        own["pushed_bytes"] = round(sum(each[:number]) / sum(steps))
-        if not mirrored:
-            own["pulled_bytes"] = round(each[-1] / sum(steps))
-    took = max(worker["seconds"] for worker in told)
-    if mirrored:
-        rate = steps[0] / took
-        return {**own, "updates_per_second": rate, "pushes_per_second": number * rate}
-    return {**own, **of_server(before, after, sum(steps), took)}
-
-
-def of_server(before, after, steps, seconds):
-    """Return what the server says of a run.
-
-    Args:
-        before: answer of it before.
-        after: answer of it behind.
-        steps: steps of all workers.
-        seconds: seconds that it took.
-    """
-    ages = {
-        int(age): number - before["ages"].get(age, 0)
-        for age, number in after["ages"].items()
-    }
-    ages = {age: number for age, number in sorted(ages.items()) if number}
-    pushes = sum(ages.values())
-    return {
-        "updates_per_second": (after["updates"] - before["updates"]) / seconds,
-        "pushes_per_second": pushes / seconds,
-        "late": (after["late"] - before["late"]) / steps,
-        "mean_age": sum(age * number for age, number in ages.items()) / max(1, pushes),
-        "largest_age": max(ages, default=0),
-        "ages": ages,
-    }
+    return {**about, **run.about, **found}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import tensorflow as tf
-import tensorflow_datasets as tfds
 from absl import app
 
 
@@ -178,6 +177,8 @@ def shakespeare(data_dir, split):
 
 
 def _load(name, data_dir, split, **options):
+    import tensorflow_datasets as tfds  # which takes seconds, and not all load
+
     try:
         return tfds.load(
             name, split=split, data_dir=data_dir, download=False, **options

@@ -349,7 +349,7 @@ def test_server(tmp_path):
     sync, asynchronous, backup = json.loads(path.read_text())
     assert sync["largest_age"] == 0 < asynchronous["largest_age"]
     assert asynchronous["pushes_per_second"] > 1.3 * sync["pushes_per_second"]
-    assert sum(asynchronous["ages"].values()) == sum(asynchronous["steps"])
+    assert sum(asynchronous["ages"].values()) == sum(asynchronous["steps_of_each"])
     assert backup["late"] > 0
     assert backup["updates_per_second"] > 1.5 * sync["updates_per_second"]
     assert all(row["bytes"] > 0 for row in (sync, asynchronous, backup))

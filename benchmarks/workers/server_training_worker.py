@@ -1,0 +1,132 @@
+"""One worker of `server_training.py`, or its server; both do what they are told.
+
+    PYTHONPATH=benchmarks python benchmarks/workers/server_training_worker.py SETTINGS
+
+As `server_worker.py`, but "run" goes on until the optimizer has had so many updates, by
+new examples in each step; and "curve" is answered by the accuracy of the weights at
+equal times, by the server or, where there is none, by worker 0.
+"""
+
+import json
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+from common import served
+from common.digits import Digits
+from common.snapshots import Snapshots
+
+import tf_dgc
+
+
+class Server(served.Server):
+    """The server, which keeps snapshots of what it serves: so that they cost no bytes.
+
+    Args:
+        task: task of this process.
+        settings: settings of the mode.
+    """
+
+    def __init__(self, task, settings):
+        super().__init__(task)
+        self._settings = settings
+        self._snapshots = Snapshots(settings["every"])
+        self._is_over = threading.Event()
+
+    def answer(self, request):
+        """Return what has been done so far, or the curve."""
+        if request["do"] == "run":
+            threading.Thread(target=self._watch, daemon=True).start()
+        if request["do"] == "curve":
+            return self._curve(request["seconds"])
+        return super().answer(request)
+
+    def _watch(self):
+        start = time.perf_counter()
+        while not self._is_over.wait(0.01):
+            seconds = time.perf_counter() - start
+            self._snapshots.take_if_due(self._weights, seconds, self.model.clock)
+
+    def _weights(self):
+        # What `numpy` returns may be the memory that the next update changes.
+        return [np.array(v.numpy()) for v in self.model.variables]
+
+    def _curve(self, seconds):
+        self._is_over.set()
+        task = Digits(self._settings["folder"], self._settings["width"])
+        last = self._weights(), seconds, self.model.clock
+        return {"curve": self._snapshots.curve(task, *last)}
+
+
+class Worker(served.Worker):
+    """A worker that trains by its part of the examples.
+
+    Args:
+        settings: settings of the mode.
+    """
+
+    def __init__(self, settings):
+        rank, number = settings["rank"], len(settings["speeds"])
+        self._task = Digits(settings["folder"], settings["width"], (rank, number))
+        seed = [settings["seed"], rank]
+        super().__init__(
+            settings,
+            self._task.model,
+            optimizer,
+            lambda model: self._task.draws(seed, settings["batch_size"]),
+        )
+        self._updates = settings["updates"]
+        self._looks = rank == 0 and settings["mode"] not in served.SERVED
+        self._snapshots = Snapshots(settings["every"])
+
+    def answer(self, request):
+        """Do what is asked for."""
+        if request["do"] == "run":
+            return self.run(float("inf"), self._updates, self._updates, self._look)
+        if request["do"] == "curve":
+            return self._counted() | self._curve(request["seconds"])
+        return super().answer(request)
+
+    def _look(self, seconds, updates):
+        if self._looks:
+            self._snapshots.take_if_due(self.model.get_weights, seconds, updates)
+
+    def _counted(self):
+        """Return bytes of a step that were handed over, without protocols."""
+        stats = getattr(self.optimizer, "stats", None)
+        return {
+            "push": stats and round(stats.bytes / stats.steps),
+            "pull_bytes": getattr(self.optimizer, "bytes_per_pull", None),
+        }
+
+    def _curve(self, seconds):
+        if not self._looks:
+            return {}
+        last = self.model.get_weights(), seconds, self._updates
+        return {"curve": self._snapshots.curve(self._task, *last)}
+
+
+def optimizer(settings):
+    """Return the optimizer of a mode."""
+    decay = keras.optimizers.schedules.CosineDecay
+    rate = decay(settings["learning_rate"], settings["updates"])
+    inner = keras.optimizers.SGD(rate, momentum=0.9)
+    if settings["inner"] == "adam":
+        inner = keras.optimizers.Adam(rate)
+    if settings["mode"] == "dense":
+        return inner
+    if settings["mode"] == "dgc":
+        by = settings["sparsity"], settings["factor_masking"]
+        return tf_dgc.DGCOptimizer(inner, by[0], factor_masking=by[1])
+    return served.optimizer(inner, settings)
+
+
+def main(settings):
+    """Do what the parent asks for."""
+    served.serve(lambda task: Server(task, settings), lambda: Worker(settings))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
