@@ -87,9 +87,10 @@ LABELS = {
         {"recipe": {"rate": round(0.03 * _RATE, 6), "momentum": 0.0}},
     ),
 }
-ABLATION = (
-    *("top-k alone", "+ momentum correction", "+ local clipping"),
-    *("+ factor masking", "+ warm-up"),
+ABLATION = tuple(
+    label
+    for label, (method, _) in LABELS.items()
+    if method == "dgc" and label != UNMASKED
 )
 OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
 PAIR = ("dense", "dgc")

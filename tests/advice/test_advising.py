@@ -173,7 +173,8 @@ def test_measured_links(strategies, monkeypatch):
     advice = tf_dgc.advise(make_model(), strategy=strategies[2], **asks)
     assert advice.predictions.keys() == {2}
     assert advice.turning_points == {}
-    assert advice.links.merging > 0  # of the others noise may leave nothing here
+    assert advice.links.per_byte > 0
+    assert list(advice.links[3:6]) == [2 * number for number in shared[0][4:]]
     alone = [p.timed.seconds for p in advice.predictions[2]]
     assert alone == [2 * number for number in shared[-1]]
     with pytest.raises(ValueError, match=r"`strategy` must have two workers or more"):

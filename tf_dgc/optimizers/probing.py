@@ -83,7 +83,7 @@ def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
         taken = []
         for _ in range(_TIMES):
             taken.append((yield from _time([Gather(words)], clock)))
-        # What comes in between makes it longer.
+        # What comes in between only ever makes it longer.
         (found,) = yield from share([float(np.percentile(taken[1:], 25))])
         sent = 4 * words.shape[0] * (num_workers - 1)
         # What passes at once, before a link is as slow as it is, is in both.
