@@ -1,10 +1,14 @@
 """Sparse pulls against NumPy: what differs most, exactly, and the rest later."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from harness import initial_weights, make_gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from selection import rows
 from serving import Served, Trained, leaving, run_together
 
@@ -43,6 +47,7 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
         rng = np.random.default_rng(step)
         for v in of_server:
             v.assign(v.value + tf.cast(rng.normal(size=v.shape), dtype))
+        copies.note(None)
         before, wanted = numbers(of_worker), numbers(of_server)
         words = copies.pull(3)
         assert words.shape == [form.num_words]
@@ -62,6 +67,83 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
         pulls.take(form, of_worker, copies.pull(3))
     for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def touch(variables, step, share):
+    """Change a share of the entries; return which, some of them twice."""
+    rng, touched = np.random.default_rng(step), []
+    for v in variables:
+        values = numbers([v])[0].ravel().copy()
+        where = rng.permutation(values.size)[: int(share * values.size)]
+        values[where] += rng.normal(size=where.size)
+        v.assign(tf.cast(values.reshape(v.shape), v.dtype))
+        touched.append(np.concatenate([where, where[::2]]).astype(np.int32))
+    return touched
+
+
+@functools.cache
+def told_and_not():
+    """Return what is traced once, of all examples."""
+    form, of_server, _ = make("float32")
+    workers = [[keras.Variable(v.numpy()) for v in of_server] for _ in range(2)]
+    return form, of_server, workers, *(pulls.Copies(of_server, form) for _ in range(2))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.005, 0.03, 0.5]), max_size=8), st.booleans())
+def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, blind):
+    """Of shares that a list is kept of, or not; and after a change that is unknown."""
+    form, of_server, workers, told, untold = told_and_not()
+    told.reset(0)
+    untold.reset(0)
+    for worker in workers:
+        pulls.assign(worker, pulls.collect(of_server))
+    for step, share in enumerate(shares):
+        touched = touch(of_server, step, share)
+        told.note(None if blind and step == 2 else touched)
+        untold.note(None)
+        for copies, worker in zip((told, untold), workers, strict=True):
+            pulls.take(form, worker, copies.pull(0))
+        for mine, theirs in zip(*map(numbers, workers), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    for _ in range(600 // 10):
+        pulls.take(form, workers[0], told.pull(0))
+    for mine, theirs in zip(numbers(workers[0]), numbers(of_server), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert told._changed[0].take() is not None  # nothing is compared any more
+
+
+@pytest.mark.parametrize(
+    "inner, corrects, is_known",
+    [
+        (keras.optimizers.SGD(0.1, momentum=0.9), None, True),
+        (keras.optimizers.SGD(0.1, momentum=0.9), False, False),
+        (keras.optimizers.SGD(0.1, weight_decay=0.1), None, False),
+        (keras.optimizers.Adam(), None, False),
+    ],
+    ids=["corrected", "momentum", "decay", "adam"],
+)
+def test_where_a_rule_changes_all_nothing_is_known(
+    monkeypatch, inner, corrects, is_known
+):
+    noted, note = [], pulls.Copies.note
+    monkeypatch.setattr(
+        pulls.Copies, "note", lambda self, t: (noted.append(t), note(self, t))
+    )
+    [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
+    with Served(1) as served:
+        method = tf_dgc.compressors.TopK(0.95)
+        about = {"compressor": method, "pull": "sparse", "min_compress_size": 100}
+        about["momentum_correction"] = corrects
+        optimizer = served.optimizer(monkeypatch, 0, inner, **about)
+        worker = Trained(optimizer, weights)
+        with leaving(worker):
+            worker.step(gradients[0])
+    [touched] = noted
+    assert (touched is not None) == is_known
+    if is_known:
+        counts = [0 if w.size < 100 else round(0.05 * w.size) for w in weights]
+        assert [len(t) for t in touched] == counts
 
 
 def test_how_much_is_pulled():

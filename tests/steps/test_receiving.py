@@ -106,11 +106,17 @@ def test_pushes_of_several_workers_are_added(step, sparsity):
         pushes.append(pushed.words)
         sent, _ = pushed.outcome.decode()
         total = [t + np.ravel(s.numpy()) for t, s in zip(total, sent, strict=True)]
-    found, _ = receiver.receive(
-        pushes, list(map(tf.constant, range(3))), number
-    ).decode()
+    outcome = receiver.receive(pushes, list(map(tf.constant, range(3))), number)
+    found, _ = outcome.decode()
     for mine, theirs in zip(found, total, strict=True):
         np.testing.assert_array_equal(np.ravel(mine.numpy()), theirs)
+    touched, is_any = outcome.touched()
+    assert bool(is_any) == (sparsity is SCHEDULE and step == 2)
+    for i, (positions, theirs) in enumerate(zip(touched, total, strict=True)):
+        if i == 1 or is_any:  # exempt, or all
+            assert len(positions) == 0
+        else:
+            np.testing.assert_array_equal(np.unique(positions), np.flatnonzero(theirs))
 
 
 @pytest.mark.parametrize("name", ["top_k", "none", "uniform_8bit"])

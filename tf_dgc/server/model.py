@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.compressors import Compressor
-from tf_dgc.optimizers import tensors, updating
+from tf_dgc.optimizers import native_rules, tensors, updating
 from tf_dgc.server import handing, pulls
 from tf_dgc.server.corrections import STRENGTH, ByRate, Compensation
 from tf_dgc.server.handing import Handed
 from tf_dgc.server.rows import Some
 from tf_dgc.server.tables import Tables, add_up
 from tf_dgc.steps import native, native_update
+from tf_dgc.steps.base import Touched
 from tf_dgc.steps.receiving import Receiver
 
 
@@ -208,12 +209,14 @@ class Model:
         workers = tuple(push.worker for push in pushes)
         step = self._traced(workers)
         number = tf.constant(steps.pop(), tf.int64)
-        nonfinite = int(step(words, tf.constant(workers), number, given))
+        nonfinite, touched = step(words, tf.constant(workers), number, given)
+        if self._copies:
+            self._copies.note(_known(touched) if touched else None)
         if self._tables:
             self._tables.note(given, self.clock + 1)
         self.ages.update(self.clock - push.step for push in pushes)
         self.clock += 1
-        return nonfinite
+        return int(nonfinite)
 
     def can_read(self, push: Push) -> bool:
         """Whether a push by itself is what was agreed upon; nothing is updated."""
@@ -263,26 +266,32 @@ class Model:
         workers: tf.Tensor,
         step: tf.Tensor,
         given: Sequence[Some],
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, Touched | None]:
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        touched = None
         if self._plain:
-            nonfinite = self._step_of_plain(first, words, workers, step)
+            outcome = self._receiver.receive(words, tf.unstack(workers), step)
+            if self._copies and self._leaves_others and outcome.touched:
+                touched = outcome.touched()
+            if self._compensation:
+                outcome = self._compensation.apply(outcome, first)
+            by = self.optimizer, outcome, self._plain, self._natively
+            nonfinite = updating.update(*by)
         else:
             nonfinite = tf.constant(0)
             self.optimizer.iterations.assign_add(1)
         with tf.control_dependencies([nonfinite]):  # unless the others are refused
             if self._tables:
                 self._tables.update(given, rate)
-        return nonfinite
+        return nonfinite, touched
 
-    def _step_of_plain(
-        self,
-        first: int,
-        words: Sequence[tf.Tensor],
-        workers: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tf.Tensor:
-        outcome = self._receiver.receive(words, tf.unstack(workers), step)
-        if self._compensation:
-            outcome = self._compensation.apply(outcome, first)
-        return updating.update(self.optimizer, outcome, self._plain, self._natively)
+    @property
+    def _leaves_others(self) -> bool:
+        """Whether an update changes nothing where the sum is 0."""
+        rule = native_rules.find(self.optimizer, self._plain)
+        return rule is not None and rule.descends
+
+
+def _known(touched: Touched) -> list[np.ndarray] | None:
+    positions, is_any = touched
+    return None if is_any else [p.numpy() for p in positions]

@@ -5,11 +5,13 @@ each worker has: that takes a copy of the model for each. Weights themselves are
 not differences, so that a worker has exactly what the server takes it to have.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dgc.codecs import bits, wire
@@ -17,6 +19,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.wire import Selection
 from tf_dgc.compressors import Compressor, TopK, num_sent, top_k
 from tf_dgc.compressors.common.one_round import to_words
+from tf_dgc.server.changed import Changed
 
 
 class Form(NamedTuple):
@@ -70,6 +73,9 @@ def form_of(
 class Copies:
     """What the workers have of the server's variables.
 
+    Where a rule changes only what was pushed, what a worker may lack is known without
+    a look at the model; else the two are compared.
+
     Args:
         variables: variables of the server.
         form: form of the pulls.
@@ -78,55 +84,127 @@ class Copies:
     def __init__(self, variables: Sequence[keras.Variable], form: Form):
         self._variables, self._form = variables, form
         self._of: dict[int, list[tf.Variable]] = {}
-        self._changed: dict[int, Any] = {}
+        self._changed: dict[int, Changed] = {}
+        self._compared: dict[int, Callable] = {}
+        self._sent: dict[int, Callable] = {}
 
     def reset(self, worker: int) -> None:
         """Note that a worker has been given all weights."""
         now = [tf.convert_to_tensor(v.value) for v in self._variables]
-        if worker not in self._of:
-            pairs = zip(now, self._form.layout, strict=True)
-            some = [w[:0] if t.exempt and t.shape else w for w, t in pairs]
-            copies = [tf.Variable(tf.reshape(w, [-1]), trainable=False) for w in some]
-            self._of[worker] = copies
-            self._changed[worker] = tf.function(lambda: self._pull(copies))
+        if worker in self._of:
+            every = zip(self._of[worker], now, self._form.layout, strict=True)
+            for copy, weight, tensor in every:
+                if not tensor.exempt:
+                    copy.assign(tf.reshape(weight, [-1]))
+            self._changed[worker].clear()
             return
-        for copy, weight, tensor in zip(
-            self._of[worker], now, self._form.layout, strict=True
-        ):
-            if not tensor.exempt:
-                copy.assign(tf.reshape(weight, [-1]))
+        pairs = zip(now, self._form.layout, strict=True)
+        some = [w[:0] if t.exempt and t.shape else w for w, t in pairs]
+        copies = [tf.Variable(tf.reshape(w, [-1]), trainable=False) for w in some]
+        signature = [[tf.TensorSpec([k], tf.int32) for k in self._counts]]
+        self._of[worker] = copies
+        self._changed[worker] = Changed(self._sizes)
+        self._compared[worker] = tf.function(lambda: self._compare(copies))
+        send = functools.partial(self._send, copies)
+        self._sent[worker] = tf.function(send, input_signature=signature)
+
+    @property
+    def _counts(self) -> list[int]:
+        """Entries of each tensor that are chosen: none of exempt ones."""
+        pairs = zip(*self._form, strict=True)
+        return [0 if tensor.exempt else k for tensor, k in pairs]
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [0 if t.exempt else t.size for t in self._form.layout]
+
+    def note(self, touched: Sequence[np.ndarray] | None) -> None:
+        """Note which entries an update may have changed.
+
+        Args:
+            touched: positions of each tensor, int32 `[m]`, which may come more than
+                once; those of exempt ones are not needed. None if it may be any.
+        """
+        for changed in self._changed.values():
+            changed.add(touched)
 
     def forget(self, worker: int) -> None:
         """Forget what a worker has, which is gone."""
-        self._of.pop(worker, None)
-        self._changed.pop(worker, None)
+        for kept in (self._of, self._changed, self._compared, self._sent):
+            kept.pop(worker, None)
 
     def pull(self, worker: int) -> tf.Tensor:
         """Return what a worker is sent, which it has then, int32 `[num_words]`."""
-        return self._changed[worker]()
+        changed = self._changed[worker]
+        candidates = changed.take()
+        if candidates is None:
+            words, is_left = self._compared[worker]()
+            if not is_left:
+                changed.clear()
+            return words
+        chosen = []
+        every = zip(self._counts, candidates, self._variables, strict=True)
+        for i, (k, found, variable) in enumerate(every):
+            if len(found) > k:
+                distance = np.abs(_behind(variable, self._of[worker][i], found).numpy())
+                order = np.argpartition(distance, len(found) - k)
+                changed.keep(i, found[order[: len(found) - k]])
+                chosen.append(np.sort(found[order[len(found) - k :]]))
+            else:
+                chosen.append(_filled(found, k))
+        return self._sent[worker]([tf.constant(c, tf.int32) for c in chosen])
 
-    def _pull(self, copies: Sequence[tf.Variable]) -> tf.Tensor:
+    def _compare(self, copies: Sequence[tf.Variable]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the pull of what differs most, and whether more may differ."""
+        chosen, is_left = [], tf.constant(False)
+        every = zip(*self._form, self._variables, copies, strict=True)
+        for tensor, k, variable, copy in every:
+            if tensor.exempt:
+                chosen.append(tf.zeros([0], tf.int32))
+                continue
+            weights = tf.cast(_flat(variable), tensor.dtype)
+            distances = weights - tf.cast(copy, tensor.dtype)
+            positions, found = top_k(distances, k, tf.constant(0))
+            is_left = tf.logical_or(is_left, tf.reduce_all(found != 0))
+            chosen.append(positions)
+        return self._send(copies, chosen), is_left
+
+    def _send(
+        self, copies: Sequence[tf.Variable], positions: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """Return the pull of these positions, and put them into the worker's copy."""
         layout, counts = self._form
-        selections = [
-            _select(*of_one)
-            for of_one in zip(layout, counts, self._variables, copies, strict=True)
-        ]
-        return wire.encode(layout, counts, selections, tf.constant(True))
+        every = zip(layout, self._variables, copies, positions, strict=True)
+        sent = [_select(*of_one) for of_one in every]
+        return wire.encode(layout, counts, sent, tf.constant(True))
 
 
 def _select(
-    tensor: Tensor, k: int, variable: keras.Variable, copy: tf.Variable
+    tensor: Tensor, variable: keras.Variable, copy: tf.Variable, positions: tf.Tensor
 ) -> Selection:
-    """Return what is sent of a variable, and put it into the worker's copy."""
-    weights = tf.reshape(tf.convert_to_tensor(variable.value), [-1])
-    wide = tf.cast(weights, tensor.dtype)
+    weights = _flat(variable)
     if tensor.exempt:
-        return Selection(None, to_words(wide))
-    behind = wide - tf.cast(copy, tensor.dtype)
-    positions, _ = top_k(behind, k, tf.constant(0))
+        return Selection(None, to_words(tf.cast(weights, tensor.dtype)))
     found = tf.gather(weights, positions)
     copy.scatter_nd_update(positions[:, tf.newaxis], found)
     return Selection(positions, to_words(tf.cast(found, tensor.dtype)))
+
+
+def _flat(variable: keras.Variable) -> tf.Tensor:
+    return tf.reshape(tf.convert_to_tensor(variable.value), [-1])
+
+
+def _behind(
+    variable: keras.Variable, copy: tf.Variable, positions: np.ndarray
+) -> tf.Tensor:
+    """Return how far a worker's copy is from the weights at some positions."""
+    return tf.gather(_flat(variable), positions) - tf.gather(copy, positions)
+
+
+def _filled(positions: np.ndarray, k: int) -> np.ndarray:
+    """Return ascending positions and the first others, k in all."""
+    others = np.setdiff1d(np.arange(k, dtype=np.int32), positions, assume_unique=True)
+    return np.sort(np.concatenate([positions, others[: k - len(positions)]]))
 
 
 def take(form: Form, variables: Sequence[keras.Variable], words: tf.Tensor) -> None:

@@ -93,6 +93,10 @@ class Inputs(NamedTuple):
         )
 
 
+Touched: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
+"""Positions of each tensor, int32 `[m]`, and whether it may be any, scalar bool."""
+
+
 class Outcome(NamedTuple):
     """What a step comes to; equal on all workers.
 
@@ -107,6 +111,9 @@ class Outcome(NamedTuple):
             memory; returns what `decode` says of the workers. None if the step has no
             shorter way than `decode`.
         all_or_none: whether nothing is to be updated if a gradient was not finite.
+        touched: function that returns which entries alone may be other than 0 in the
+            sums, each as often as workers sent it; of exempt tensors none is named.
+            None if that is not known.
     """
 
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]
@@ -114,6 +121,7 @@ class Outcome(NamedTuple):
     sent_bytes: int | tf.Tensor
     apply: Callable[[UpdateRule], tf.Tensor] | None = None
     all_or_none: bool = False
+    touched: Callable[[], Touched] | None = None
 
 
 Step: TypeAlias = Generator[list[Message], list[Reply], Outcome]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_dgc import schedules
+from tf_dgc.choice import choose
 from tf_dgc.codecs import wire
 from tf_dgc.codecs.bits import from_words, num_words
 from tf_dgc.codecs.checks import Check, gate
@@ -21,7 +22,7 @@ from tf_dgc.compressors import TopK
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.steps import fused, native, operations
 from tf_dgc.steps import plan as plans
-from tf_dgc.steps.base import Outcome
+from tf_dgc.steps.base import Outcome, Touched
 from tf_dgc.steps.fused import Share
 from tf_dgc.steps.near import Coder, Sent
 from tf_dgc.steps.plan import Plan
@@ -88,6 +89,7 @@ class Receiver(NamedTuple):
             entries=0,
             sent_bytes=0,
             apply=functools.partial(fused.apply, arrived) if self.natively else None,
+            touched=functools.partial(_touched, arrived),
         )
 
 
@@ -122,6 +124,26 @@ def _checked(arrived: list, missing: tf.Tensor, rest: Sequence[tf.Tensor]) -> li
     replies = gate(checks, [tuple(both[:2]) for _, both in arrived])
     pairs = zip(arrived, replies, strict=True)
     return [(share, Both(*reply)) for (share, _), reply in pairs]
+
+
+def _touched(arrived: list) -> Touched:
+    """Return the positions that messages have, and whether some are of everything."""
+    found: dict[int, tf.Tensor] = {}
+    whole = tf.constant(False)
+    for (places, planned), both in arrived:
+        compressed = not all(t.exempt for t in planned.layout)
+        whole = tf.logical_or(whole, compressed and planned.dense)
+        none = [tf.zeros([0], tf.int32)] * len(places)
+        positions = functools.partial(_positions, planned, both.buffers)
+        parts = choose(planned.dense, functools.partial(list, none), positions)
+        found.update(zip(places, parts, strict=True))
+    return [found[i] for i in sorted(found)], whole
+
+
+def _positions(planned: Plan, buffers: tf.Tensor) -> list[tf.Tensor]:
+    _, entries, _ = wire.inspect(buffers, planned.layout, planned.counts)
+    none = tf.zeros([0], tf.int32)
+    return [none if p is None else tf.reshape(p, [-1]) for p, _ in entries]
 
 
 def _add(sent: Sequence[Sent]) -> tuple[list[tf.Tensor], tf.Tensor]:
