@@ -60,6 +60,11 @@ void DescendPart(Workers<A> workers, int64_t num_workers, bool exempt, int64_t b
   sent.clear();
 }
 
+template <class A>
+void PutPart(const Entries<A>& entries, bool exempt, int64_t begin, int64_t end, A* variable) {
+  ForEachEntry(entries, exempt, begin, end, [&](int64_t i, A value) { variable[i] = value; });
+}
+
 struct Range {
   size_t tensor;
   int64_t begin;
@@ -170,6 +175,20 @@ void Decoded::Descend(const std::vector<void*>& variables, double rate,
       DescendPart<float>(&narrow_[at], num_workers_, exempt, part.begin, part.end,
                          static_cast<float>(rate),
                          static_cast<float*>(variables[part.tensor]));
+    }
+  });
+}
+
+void Decoded::Put(const std::vector<void*>& variables, Threads& threads) const {
+  ForEachPart(layout_, threads, [&](const Range& part) {
+    const size_t t = part.tensor;
+    const bool exempt = layout_[t].exempt();
+    if (layout_[t].wide) {
+      PutPart<double>(wide_[t], exempt, part.begin, part.end,
+                      static_cast<double*>(variables[t]));
+    } else {
+      PutPart<float>(narrow_[t], exempt, part.begin, part.end,
+                     static_cast<float*>(variables[t]));
     }
   });
 }

@@ -38,6 +38,9 @@ class Decoded {
   // nothing else. Variables are of the accumulators' types.
   void Descend(const std::vector<void*>& variables, double rate, Threads& threads) const;
 
+  // Sets each variable at the positions that were sent to what was sent; of one worker.
+  void Put(const std::vector<void*>& variables, Threads& threads) const;
+
  private:
   std::vector<Layout> layout_;
   int64_t num_workers_ = 0;

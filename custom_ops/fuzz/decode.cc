@@ -50,5 +50,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (auto& values : memory) variables.push_back(values.data());
   decoded.Descend(variables, 1.0, threads);
   decoded.Sum(variables, threads);
+  decoded.Put(variables, threads);
   return 0;
 }

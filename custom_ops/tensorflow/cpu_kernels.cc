@@ -121,17 +121,18 @@ class SumKernel : public Sized<DecodingKernel> {
   }
 };
 
-class DescendKernel : public DecodingKernel {
+// Decodes buffers, and changes variables where they have entries.
+class ChangeKernel : public DecodingKernel {
  public:
   using DecodingKernel::DecodingKernel;
 
- private:
+ protected:
+  // Inputs are the variables, perhaps others, `buffers` and `counts`.
   absl::Status Run(OpKernelContext* context) override {
     OpInputList handles;
     TF_RETURN_IF_ERROR(context->input_list("variables", &handles));
-    const Values& rate = context->input(handles.size());
-    if (rate.NumElements() != 1 || handles.size() != int(num_tensors())) {
-      return absl::InvalidArgumentError("There must be one rate, and one type per variable.");
+    if (handles.size() != int(num_tensors())) {
+      return absl::InvalidArgumentError("There must be one type per variable.");
     }
     LockedVariables variables;
     TF_RETURN_IF_ERROR(variables.Lock(context, handles));
@@ -139,18 +140,51 @@ class DescendKernel : public DecodingKernel {
     std::vector<void*> data(num_tensors());
     for (int i = 0; i < handles.size(); ++i) sizes.push_back(variables.Size(i));
     std::vector<Layout> layout;
-    TF_RETURN_IF_ERROR(MakeLayout(sizes, context->input(handles.size() + 2), &layout));
+    const int last = context->num_inputs() - 1;
+    TF_RETURN_IF_ERROR(MakeLayout(sizes, context->input(last), &layout));
     TensorFlowThreads threads(context);
     Decoded decoded;
-    TF_RETURN_IF_ERROR(Decode(layout, context->input(handles.size() + 1), threads, &decoded));
+    TF_RETURN_IF_ERROR(Decode(layout, context->input(last - 1), threads, &decoded));
     for (int i = 0; i < handles.size(); ++i) {
       TF_RETURN_IF_ERROR(variables.Writable(context, i, types_[i], sizes[i], "variable", CopyOnHost,
                                             &data[i]));
     }
-    decoded.Descend(data, rate.flat<double>()(0), threads);
+    TF_RETURN_IF_ERROR(Change(context, decoded, data, threads));
     Values* nonfinite;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &nonfinite));
     nonfinite->scalar<int32_t>()() = decoded.num_nonfinite();
+    return absl::OkStatus();
+  }
+
+  virtual absl::Status Change(OpKernelContext* context, const Decoded& decoded,
+                              const std::vector<void*>& data, Threads& threads) = 0;
+};
+
+class DescendKernel : public ChangeKernel {
+ public:
+  using ChangeKernel::ChangeKernel;
+
+ private:
+  absl::Status Change(OpKernelContext* context, const Decoded& decoded,
+                      const std::vector<void*>& data, Threads& threads) override {
+    const Values& rate = context->input(data.size());
+    if (rate.NumElements() != 1) return absl::InvalidArgumentError("There must be one rate.");
+    decoded.Descend(data, rate.flat<double>()(0), threads);
+    return absl::OkStatus();
+  }
+};
+
+class PutKernel : public ChangeKernel {
+ public:
+  using ChangeKernel::ChangeKernel;
+
+ private:
+  absl::Status Change(OpKernelContext* context, const Decoded& decoded,
+                      const std::vector<void*>& data, Threads& threads) override {
+    if (context->input(data.size()).dim_size(0) != 1) {
+      return absl::InvalidArgumentError("`buffers` must be of one worker.");
+    }
+    decoded.Put(data, threads);
     return absl::OkStatus();
   }
 };
@@ -233,6 +267,7 @@ class ApplySumsKernel : public CpuKernel<OpKernel> {
 REGISTER_KERNEL_BUILDER(Name("TfDgcCompress").Device(tensorflow::DEVICE_CPU), CompressKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcSum").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcDescend").Device(tensorflow::DEVICE_CPU), DescendKernel);
+REGISTER_KERNEL_BUILDER(Name("TfDgcPut").Device(tensorflow::DEVICE_CPU), PutKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcApply").Device(tensorflow::DEVICE_CPU), ApplyKernel);
 REGISTER_KERNEL_BUILDER(Name("TfDgcApplySums").Device(tensorflow::DEVICE_CPU), ApplySumsKernel);
 

@@ -146,6 +146,28 @@ Subtracts rate times the sum of all workers' buffers from variables of types T, 
 at the positions that were sent; other entries are not touched.
 )doc");
 
+REGISTER_OP("TfDgcPut")
+    .Attr("T: list({float, double})")
+    .Attr("num_variables: int >= 1")
+    .Attr(TF_DGC_VALUE_TYPES)
+    .Attr("fingerprint: int")
+    .Input("variables: num_variables * resource")
+    .Input("buffers: int32")
+    .Input("counts: int32")
+    .Output("nonfinite: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Sets variables of types T, in place, to what one worker's buffer has, at the positions that
+were sent; other entries are not touched. TensorFlow's own scatter would have every later
+read of the variable copy all of it.
+
+buffers: [1, words].
+)doc");
+
 TF_DGC_RULE_OP("TfDgcApply")
     .Attr("T: list({float})")
     .Attr(TF_DGC_VALUE_TYPES)

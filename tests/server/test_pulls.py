@@ -69,6 +69,32 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_pull_is_taken_alike_with_and_without_native_operations(monkeypatch, native):
+    form, of_server, of_worker = make("float32")
+    copies = pulls.Copies(of_server, form)
+    copies.reset(0)
+    touch(of_server, 0, 0.5)
+    copies.note(None)
+    words, before = copies.pull(0), numbers(of_worker)
+    if not native:
+        monkeypatch.setattr(pulls, "_is_native", lambda form, variables: False)
+    elif not pulls._is_native(form, of_worker):
+        pytest.skip("the native operations are not built")
+    damaged = words.numpy() ^ (np.arange(len(words)) == 9).astype(np.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        pulls.take(form, of_worker, tf.constant(damaged))
+    np.testing.assert_array_equal(numbers(of_worker)[0], before[0])
+    pulls.take(form, of_worker, words)
+    every = zip(
+        form.counts, before, numbers(of_worker), numbers(of_server), strict=True
+    )
+    for k, old, new, wanted in every:
+        moved = new != old
+        assert moved.sum() == k
+        np.testing.assert_array_equal(new[moved], wanted[moved])
+
+
 def touch(variables, step, share):
     """Change a share of the entries; return which, some of them twice."""
     rng, touched = np.random.default_rng(step), []

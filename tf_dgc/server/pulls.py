@@ -14,12 +14,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc._internals import tracing
 from tf_dgc.codecs import bits, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.wire import Selection
 from tf_dgc.compressors import Compressor, TopK, num_sent, top_k
 from tf_dgc.compressors.common.one_round import to_words
 from tf_dgc.server.changed import Changed
+from tf_dgc.steps import native_update
+from tf_dgc.steps.plan import Plan
 
 
 class Form(NamedTuple):
@@ -83,24 +86,20 @@ class Copies:
 
     def __init__(self, variables: Sequence[keras.Variable], form: Form):
         self._variables, self._form = variables, form
-        self._of: dict[int, list[tf.Variable]] = {}
+        self._of: dict[int, list[keras.Variable]] = {}
         self._changed: dict[int, Changed] = {}
         self._compared: dict[int, Callable] = {}
         self._sent: dict[int, Callable] = {}
 
     def reset(self, worker: int) -> None:
         """Note that a worker has been given all weights."""
-        now = [tf.convert_to_tensor(v.value) for v in self._variables]
         if worker in self._of:
-            every = zip(self._of[worker], now, self._form.layout, strict=True)
-            for copy, weight, tensor in every:
-                if not tensor.exempt:
-                    copy.assign(tf.reshape(weight, [-1]))
+            for copy, variable in zip(self._of[worker], self._variables, strict=True):
+                copy.assign(variable.value)
             self._changed[worker].clear()
             return
-        pairs = zip(now, self._form.layout, strict=True)
-        some = [w[:0] if t.exempt and t.shape else w for w, t in pairs]
-        copies = [tf.Variable(tf.reshape(w, [-1]), trainable=False) for w in some]
+        now = [tf.convert_to_tensor(v.value) for v in self._variables]
+        copies = [keras.Variable(w, trainable=False) for w in now]
         signature = [[tf.TensorSpec([k], tf.int32) for k in self._counts]]
         self._of[worker] = copies
         self._changed[worker] = Changed(self._sizes)
@@ -154,7 +153,7 @@ class Copies:
                 chosen.append(_filled(found, k))
         return self._sent[worker]([tf.constant(c, tf.int32) for c in chosen])
 
-    def _compare(self, copies: Sequence[tf.Variable]) -> tuple[tf.Tensor, tf.Tensor]:
+    def _compare(self, copies: Sequence[keras.Variable]) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the pull of what differs most, and whether more may differ."""
         chosen, is_left = [], tf.constant(False)
         every = zip(*self._form, self._variables, copies, strict=True)
@@ -162,32 +161,33 @@ class Copies:
             if tensor.exempt:
                 chosen.append(tf.zeros([0], tf.int32))
                 continue
-            weights = tf.cast(_flat(variable), tensor.dtype)
-            distances = weights - tf.cast(copy, tensor.dtype)
+            weights, had = (tf.cast(_flat(v), tensor.dtype) for v in (variable, copy))
+            distances = weights - had
             positions, found = top_k(distances, k, tf.constant(0))
             is_left = tf.logical_or(is_left, tf.reduce_all(found != 0))
             chosen.append(positions)
         return self._send(copies, chosen), is_left
 
     def _send(
-        self, copies: Sequence[tf.Variable], positions: Sequence[tf.Tensor]
+        self, copies: Sequence[keras.Variable], positions: Sequence[tf.Tensor]
     ) -> tf.Tensor:
         """Return the pull of these positions, and put them into the worker's copy."""
         layout, counts = self._form
-        every = zip(layout, self._variables, copies, positions, strict=True)
+        every = zip(layout, self._variables, positions, strict=True)
         sent = [_select(*of_one) for of_one in every]
-        return wire.encode(layout, counts, sent, tf.constant(True))
+        words = wire.encode(layout, counts, sent, tf.constant(True))
+        take(self._form, copies, words)
+        return words
 
 
 def _select(
-    tensor: Tensor, variable: keras.Variable, copy: tf.Variable, positions: tf.Tensor
+    tensor: Tensor, variable: keras.Variable, positions: tf.Tensor
 ) -> Selection:
     weights = _flat(variable)
     if tensor.exempt:
         return Selection(None, to_words(tf.cast(weights, tensor.dtype)))
-    found = tf.gather(weights, positions)
-    copy.scatter_nd_update(positions[:, tf.newaxis], found)
-    return Selection(positions, to_words(tf.cast(found, tensor.dtype)))
+    found = tf.cast(tf.gather(weights, positions), tensor.dtype)
+    return Selection(positions, to_words(found))
 
 
 def _flat(variable: keras.Variable) -> tf.Tensor:
@@ -195,10 +195,10 @@ def _flat(variable: keras.Variable) -> tf.Tensor:
 
 
 def _behind(
-    variable: keras.Variable, copy: tf.Variable, positions: np.ndarray
+    variable: keras.Variable, copy: keras.Variable, positions: np.ndarray
 ) -> tf.Tensor:
     """Return how far a worker's copy is from the weights at some positions."""
-    return tf.gather(_flat(variable), positions) - tf.gather(copy, positions)
+    return tf.gather(_flat(variable), positions) - tf.gather(_flat(copy), positions)
 
 
 def _filled(positions: np.ndarray, k: int) -> np.ndarray:
@@ -216,6 +216,9 @@ def take(form: Form, variables: Sequence[keras.Variable], words: tf.Tensor) -> N
         words: pull, int32 `[num_words]`.
     """
     words = tf.ensure_shape(words, [form.num_words])
+    if _is_native(form, variables):
+        native_update.put(Plan(*form, dense=False), words, variables)
+        return
     _, found = wire.read(words[tf.newaxis], *form)
     for variable, (positions, values) in zip(variables, found, strict=True):
         new = tf.cast(values[0], variable.dtype)
@@ -227,6 +230,14 @@ def take(form: Form, variables: Sequence[keras.Variable], words: tf.Tensor) -> N
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=variable.value.handle, indices=indices, updates=new
         )
+
+
+def _is_native(form: Form, variables: Sequence[keras.Variable]) -> bool:
+    dtypes = [
+        v.dtype == t.dtype.name for v, t in zip(variables, form.layout, strict=True)
+    ]
+    live = native_update.is_live(variables) and not tracing.in_xla_context()
+    return live and all(dtypes)
 
 
 def assign(variables: Sequence[keras.Variable], words: tf.Tensor) -> None:

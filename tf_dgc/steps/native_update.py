@@ -97,6 +97,29 @@ def apply(
     return choose(plan.dense, whole, chosen)
 
 
+def put(plan: Plan, words: tf.Tensor, variables: Sequence[keras.Variable]) -> tf.Tensor:
+    """Set variables in place to what one buffer has, at the positions that it has.
+
+    TensorFlow's own scatter leaves a variable behind of which every later read is a
+    copy of all of it.
+
+    Args:
+        plan: plan of a sparse step, by which the buffer was encoded.
+        words: buffer, int32 `[words]`.
+        variables: variables of the plan's dtypes, where `is_live`.
+
+    Returns:
+        Whether the buffer is marked as of a gradient that is not finite, scalar int32.
+    """
+    return native.library().tf_dgc_put(
+        variables=[native.handle(v) for v in variables],
+        buffers=words[tf.newaxis],
+        counts=native.counts(plan),
+        T=[t.dtype for t in plan.layout],
+        **native.agreed(plan),
+    )
+
+
 def apply_decoded(
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]], rule: UpdateRule
 ) -> tf.Tensor:
