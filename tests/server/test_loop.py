@@ -325,6 +325,15 @@ def test_what_has_no_place_is_refused():
     assert "nobody asked for weights" in refusal(reply)
 
 
+def test_who_has_no_weights_cannot_push():
+    fake = Fake()
+    fake.join(0)
+    fake.join(1)
+    fake.send(1, Kind.JOIN, body_of(fake), process=1)
+    (reply,) = fake.push(1, 1.0, process=1)
+    assert "before the first weights were asked for" in refusal(reply)
+
+
 def test_weights_can_be_had_at_any_time():
     fake = Fake()
     fake.join(0)

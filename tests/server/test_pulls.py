@@ -15,7 +15,8 @@ from serving import Served, Trained, leaving, run_together
 import tf_dgc
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import QSGD, TopK
-from tf_dgc.server import pulls
+from tf_dgc.server import changed, pulls
+from tf_dgc.server.copies import Copies
 
 SHAPES = [(20, 30), (7,), (5, 8)]
 
@@ -38,7 +39,7 @@ def numbers(variables):
 @pytest.mark.parametrize("dtype", rows(["float32", "float64", "bfloat16"], ["float32"]))
 def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
     form, of_server, of_worker = make(dtype)
-    copies = pulls.Copies(of_server, form)
+    copies = Copies(of_server, form)
     copies.reset(3)
     pulls.assign(of_worker, pulls.collect(of_server))
     for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
@@ -72,7 +73,7 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
 @pytest.mark.parametrize("native", [False, True])
 def test_a_pull_is_taken_alike_with_and_without_native_operations(monkeypatch, native):
     form, of_server, of_worker = make("float32")
-    copies = pulls.Copies(of_server, form)
+    copies = Copies(of_server, form)
     copies.reset(0)
     touch(of_server, 0, 0.5)
     copies.note(None)
@@ -107,12 +108,36 @@ def touch(variables, step, share):
     return touched
 
 
+def test_what_is_known_is_counted_once():
+    known = changed.Changed([1600, 0])
+    for _ in range(100):  # the same 40 of 100 that a list may have
+        known.add([np.arange(40, dtype=np.int32), np.zeros(0, np.int32)])
+    np.testing.assert_array_equal(known.take()[0], np.arange(40))
+    known.add([np.arange(101, dtype=np.int32), np.zeros(0, np.int32)])
+    assert known.take() is None
+    known.clear()
+    assert len(known.take()[0]) == 0
+
+
+@pytest.mark.parametrize("missing, is_left", [(10, False), (11, True)])
+def test_a_comparison_that_finds_no_more_is_the_last(missing, is_left):
+    form, of_server, _ = make("float32")
+    copies = Copies(of_server, form)
+    copies.reset(0)
+    copies.note(None)
+    values = numbers(of_server)[0].copy()
+    values.ravel()[:missing] += 1.0
+    of_server[0].assign(values)
+    copies.pull(0)
+    assert (copies._changed[0].take() is None) == is_left
+
+
 @functools.cache
 def told_and_not():
     """Return what is traced once, of all examples."""
     form, of_server, _ = make("float32")
     workers = [[keras.Variable(v.numpy()) for v in of_server] for _ in range(2)]
-    return form, of_server, workers, *(pulls.Copies(of_server, form) for _ in range(2))
+    return form, of_server, workers, *(Copies(of_server, form) for _ in range(2))
 
 
 @settings(max_examples=20, deadline=None)
@@ -152,9 +177,9 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
 def test_where_a_rule_changes_all_nothing_is_known(
     monkeypatch, inner, corrects, is_known
 ):
-    noted, note = [], pulls.Copies.note
+    noted, note = [], Copies.note
     monkeypatch.setattr(
-        pulls.Copies, "note", lambda self, t: (noted.append(t), note(self, t))
+        Copies, "note", lambda self, t: (noted.append(t), note(self, t))
     )
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
     with Served(1) as served:
@@ -182,7 +207,7 @@ def test_how_much_is_pulled():
 
 def test_who_is_gone_is_forgotten():
     form, of_server, _ = make("float32")
-    copies = pulls.Copies(of_server, form)
+    copies = Copies(of_server, form)
     copies.reset(0)
     copies.forget(0)
     copies.forget(1)

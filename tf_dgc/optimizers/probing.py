@@ -25,6 +25,7 @@ _TIMES = 5
 _COLD = 5  # turns, in which connections are made and grow
 _SEVERAL = 4  # collectives of a probe, one behind the other
 _PATHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes that go around the ring
+_LEAST = 1e-10  # seconds per byte, 80 Gbit/s
 _ENOUGH = 0.06  # seconds of a probe that tells the bandwidth
 
 
@@ -86,8 +87,9 @@ def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
         # What comes in between only ever makes it longer.
         (found,) = yield from share([float(np.percentile(taken[1:], 25))])
         sent = 4 * words.shape[0] * (num_workers - 1)
-        # What passes at once, before a link is as slow as it is, is in both.
-        per_byte = max(0.0, found - seconds) / (sent - before)
+        # What passes at once, before a link is as slow as it is, is in both. By what
+        # comes in between, more bytes may seem to take less; none come for nothing.
+        per_byte = max(_LEAST, (found - seconds) / (sent - before))
         if found > _ENOUGH:
             break
         before, seconds = sent, found

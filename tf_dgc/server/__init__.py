@@ -5,8 +5,10 @@ May import every room but `launch`, `cli`, `testing` and `callbacks`.
 
 __all__ = [
     "admission",
+    "changed",
     "clock",
     "connection",
+    "copies",
     "corrections",
     "handing",
     "heartbeat",

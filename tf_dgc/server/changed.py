@@ -42,7 +42,18 @@ class Changed:
             if size:
                 self.keep(i, positions)
         if self._number > self._most:
+            self._count_once()
+
+    def _count_once(self) -> None:
+        for i, positions in enumerate(self._distinct()):
+            self._parts[i] = [positions]
+        self._number = sum(len(positions) for (positions,) in self._parts)
+        if self._number > self._most / 2:  # else pushes would have to be sorted often
             self._forget()
+
+    def _distinct(self) -> list[np.ndarray]:
+        none = np.zeros([0], np.int32)
+        return [np.unique(np.concatenate([none, *parts])) for parts in self._parts]
 
     def keep(self, index: int, positions: np.ndarray) -> None:
         """Note entries of one tensor."""
@@ -60,7 +71,6 @@ class Changed:
         """
         if not self._known:
             return None
-        none = np.zeros([0], np.int32)
-        found = [np.unique(np.concatenate([none, *parts])) for parts in self._parts]
+        found = self._distinct()
         self.clear()
         return found

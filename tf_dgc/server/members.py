@@ -55,6 +55,7 @@ class Member:
         pushes: number of those that have been applied.
         late: whether its last push came when its step had been taken.
         whole: whether what it waits for are all weights.
+        begun: whether it has been given all weights, and may push.
     """
 
     worker: int
@@ -66,6 +67,7 @@ class Member:
     pushes: int = 0
     late: bool = False
     whole: bool = True
+    begun: bool = False
     _held: float = 0.0
     _waits: float | None = None
 

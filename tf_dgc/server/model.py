@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import native_rules, tensors, updating
 from tf_dgc.server import handing, pulls
+from tf_dgc.server.copies import Copies
 from tf_dgc.server.corrections import STRENGTH, ByRate, Compensation
 from tf_dgc.server.handing import Handed
 from tf_dgc.server.rows import Some
@@ -80,10 +81,10 @@ class Model:
         self._receiver = Receiver(compressor, found, feedback, settings["seed"], live)
         self._steps: dict[tuple[int, ...], Callable] = {}
         self._whole: tuple[int, np.ndarray] | None = None
-        self._copies: pulls.Copies | None = None
+        self._copies: Copies | None = None
         if settings["pull"] == "sparse" and plain:
             by = compressor, number, settings["pull_sparsity"]
-            self._copies = pulls.Copies(self._plain, pulls.form_of(found, *by))
+            self._copies = Copies(self._plain, pulls.form_of(found, *by))
 
     @property
     def num_words(self) -> int:
@@ -165,6 +166,7 @@ class Model:
             self._copies.forget(worker)
         if self._compensation:
             self._compensation.forget(worker)
+            self._steps = {of: s for of, s in self._steps.items() if worker not in of}
         if self._tables:
             self._tables.forget(worker)
 

@@ -159,7 +159,7 @@ class Service:
             push: push.
             rate: learning rate of the worker, NaN if it has a schedule.
         """
-        if self.model is None or self.pushes is None or not self._started:
+        if self.model is None or self.pushes is None or not member.begun:
             return "a push came before the first weights were asked for"
         return self.pushes.take(member, push, rate, self.model)
 
@@ -244,7 +244,7 @@ class Service:
             member.give(Reply(Status.AGAIN))
         elif clock and self._started and clock.may_go_on(member.worker):
             clock.go_on(member.worker)
-            model = cast(Model, self.model)
+            member.begun, model = True, cast(Model, self.model)
             pull = model.whole if member.whole else model.pull
             status = Status.LATE if member.late else Status.DONE
             member.give(Reply(status, pull(member.worker), model.clock))
