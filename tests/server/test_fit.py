@@ -1,0 +1,54 @@
+"""Stock `fit` with a server: mixed precision, and what callbacks save."""
+
+import keras
+import numpy as np
+import pytest
+from serving import Served
+
+import tf_dgc
+
+
+@pytest.fixture
+def mixed_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("pull", ["whole", "sparse"])
+def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision, pull):
+    """A gradient that overflows is no step of the model; what is saved is the model."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 40)).astype("float32")
+    y = x.mean(axis=1, keepdims=True)
+    best, whole = tmp_path / "best.keras", tmp_path / "whole.weights.h5"
+    layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((40,)), *layers])
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(best, save_best_only=True),
+        keras.callbacks.ModelCheckpoint(whole, save_weights_only=True),
+    ]
+    with Served(1) as served:
+        sgd = keras.optimizers.SGD(0.05, momentum=0.9)
+        method = tf_dgc.compressors.TopK(0.9)
+        settings = {"compressor": method, "pull": pull}
+        optimizer = served.optimizer(monkeypatch, 0, sgd, **settings)
+        # The first steps overflow float16, and halve the scale.
+        scaled = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**22)
+        model.compile(scaled, "mse")
+        history = model.fit(
+            x, y, 16, epochs=8, validation_data=(x, y), verbose=0, callbacks=callbacks
+        ).history
+        optimizer.leave()
+        variables = {v.path: v.numpy() for v in served.model.variables}
+    assert history["val_loss"][-1] < 0.5 * history["val_loss"][0]
+    assert float(scaled.dynamic_scale) < 2.0**22
+    for mine in model.trainable_variables:
+        (theirs,) = (v for path, v in variables.items() if v.shape == mine.shape)
+        np.testing.assert_array_equal(mine.numpy(), theirs)
+    expected = model.predict(x, verbose=0)
+    model.load_weights(whole)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+    kept = keras.saving.load_model(best, compile=False)
+    loss = np.mean((kept.predict(x, verbose=0).astype("float64") - y) ** 2)
+    assert loss == pytest.approx(min(history["val_loss"]), rel=0.02)
