@@ -39,7 +39,7 @@ PREDICTED = ROWS / "advice_predicted.json"
 _PREDICT = flags.DEFINE_boolean("predict", False, "Predict, and write the file.")
 _MEASURE = flags.DEFINE_boolean("measure", False, "Measure what was predicted.")
 _PREDICTED = flags.DEFINE_string("predicted", str(PREDICTED), "File of predictions.")
-_MODELS = flags.DEFINE_list("models", ["cnn", "medium", "mlp"], "What is trained.")
+_MODELS = flags.DEFINE_list("models", ["cnn", "images", "medium"], "What is trained.")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Numbers of workers.")
 _LINKS = flags.DEFINE_list(
     "links",

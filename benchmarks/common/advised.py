@@ -71,7 +71,10 @@ def _slowest(candidate, answers):
 def _rows(timed, number, text, speeds):
     link = Link.of(text)
     latency = link.round_trip_ms / 1000 or _NEAR
-    links = predicting.links_of(units.bits_per_second(link.rate), latency, speeds)
+    # Here all workers are on one machine, of which the two of `PER_BYTE` had two cores.
+    sharing = max(1.0, number / (os.cpu_count() or 1))
+    rate = units.bits_per_second(link.rate)
+    links = predicting.links_of(rate, latency, speeds, sharing)
     some = [predicting.predict_step(t, number, links) for t in timed]
     best = predicting.best(some)
     return [

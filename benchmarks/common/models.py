@@ -6,7 +6,7 @@ import numpy as np
 from common.peers import PERCEPTRONS
 
 LARGE = (1024, 6592, 10)
-BATCH_SIZES = {"resnet50": 8, "large": 4}
+BATCH_SIZES = {"resnet50": 8, "large": 4, "images": 128}
 
 
 def mlp():
@@ -53,6 +53,14 @@ def cnn():
     return keras.Sequential(layers)
 
 
+def images():
+    """Return the convolutional model, to be trained with many images in a step.
+
+    So it computes for long beside what it exchanges.
+    """
+    return cnn()
+
+
 def resnet50():
     """Return ResNet-50 of `keras.applications`, for images of 64 pixels square."""
     return keras.applications.ResNet50(
@@ -62,7 +70,7 @@ def resnet50():
 
 MODELS = {
     **{"tiny": tiny, "medium": medium, "mlp": mlp, "large": large},
-    **{"cnn": cnn, "resnet50": resnet50},
+    **{"cnn": cnn, "images": images, "resnet50": resnet50},
 }
 
 

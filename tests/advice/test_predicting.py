@@ -27,10 +27,27 @@ EIGHT = timed("uniform_8bit", 0.12, "gather", 25 * MILLION)
 
 
 def test_links():
-    assert LINKS.per_byte == pytest.approx(8 / 0.956e9 + predicting.PER_BYTE)
+    assert LINKS.per_byte == pytest.approx(8 / 0.956e9)
     assert LINKS.latency == pytest.approx(predicting.ROUND + 1e-4)
     assert LINKS[3:6] == SPEEDS
-    assert LINKS.start == LINKS.launch == predicting.LAUNCH
+    assert LINKS.launch == predicting.LAUNCH
+    assert LINKS.start == pytest.approx(predicting.LAUNCH + 1e-4)
+
+
+def test_the_slower_of_link_and_processor_counts():
+    fast = predicting.links_of(1e11, 0.0)
+    assert fast.per_byte == predicting.PER_BYTE
+    assert predicting.links_of(1e11, 0.0, sharing=2).per_byte == 2 * fast.per_byte
+    assert predicting.links_of(1e8, 0.0, sharing=2).per_byte > 8e-8
+
+
+def test_tcp_carries_less_over_a_long_way():
+    near, far = (predicting.links_of(1e8, trip).per_byte for trip in (2e-4, 2e-2))
+    assert far == pytest.approx(near * 0.956 / 0.8)
+    (found,) = predicting.at_rates(
+        [DENSE], 2, predicting.links_of(1e9, 2e-2), [1e8]
+    ).values()
+    assert found[0] - 0.1 == pytest.approx(100 * MILLION * far, rel=0.01)
 
 
 def test_one_worker_takes_what_was_timed():
@@ -50,8 +67,8 @@ def test_the_exchange_comes_on_top():
 def test_own_words_are_decoded_once():
     """A worker's own step decodes them, and the model of exchanges does too."""
     found = predicting.predict_step(EIGHT, 2, LINKS)
-    free = predicting.predict_step(EIGHT, 2, LINKS._replace(decoding=0.0))
-    one = 25 * MILLION * LINKS.decoding
+    free = predicting.predict_step(EIGHT, 2, LINKS._replace(rounding=0.0))
+    one = 25 * MILLION * LINKS.rounding
     assert found.seconds - free.seconds == pytest.approx(one)
 
 

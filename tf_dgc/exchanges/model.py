@@ -16,9 +16,9 @@ class Links(NamedTuple):
         latency: seconds of a round, whatever it carries.
         per_byte: seconds per byte on a link.
         merging: seconds per byte of buffers of entries that are merged.
-        decoding: seconds per byte of buffers that are decoded.
+        decoding: seconds per byte of buffers of entries that are decoded.
         rounding: seconds per byte of a float16 vector that is made of float32, added to
-            and made float32 again.
+            and made float32 again; coded values of all entries take about as long.
         start: seconds that a step's exchange takes, whatever it asks for.
     """
 
@@ -91,11 +91,20 @@ def predict(
     seconds = links.start
     for request in asked:
         seconds += on_the_way(cost_of(exchange, request, num_workers), links)
-        if request.kind != "sum":
-            merged = request.kind == "entries" and exchange.drops_entries
-            buffers = 1 if merged else num_workers
-            seconds += buffers * request.num_bytes * links.decoding
+        merged = request.kind == "entries" and exchange.drops_entries
+        seconds += (1 if merged else num_workers) * decoding(request, links)
     return seconds
+
+
+def decoding(asked: Asked, links: Links) -> float:
+    """Return the seconds that it takes to decode what one worker sent.
+
+    Args:
+        asked: request of every worker.
+        links: numbers of links and processors.
+    """
+    per_byte = {"sum": 0.0, "gather": links.rounding, "entries": links.decoding}
+    return asked.num_bytes * per_byte[asked.kind]
 
 
 def as_fast_as_any(seconds: Sequence[float]) -> int:
