@@ -23,9 +23,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import app, flags
 from adaptive import runs, tasks
-from common import pieces, reporting, training
+from common import pieces, progress, reporting, training
 
 _TASK = flags.DEFINE_enum("task", "shakespeare", list(tasks.TASKS), "Task.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
@@ -116,12 +116,10 @@ class Comparison:
                 },
                 lambda saved, seed=seed: self._run(trainer(), seed, steps, saved),
             )
-            for seed in seeds
+            for seed in progress.track(seeds, f"seeds, {rate:g}")
         ]
 
     def _trainer(self, name, rate, steps):
-        logging.info("%s: %s, %g", self._task.name, name, rate)
-
         def make_optimizer():
             decay = keras.optimizers.schedules.CosineDecay(rate, steps)
             return runs.RUNS[name].make(keras.optimizers.AdamW(decay), steps)
@@ -148,7 +146,7 @@ def train():
     task.batch_size = _BATCH.value or task.batch_size
     done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
     comparison = Comparison(task, strategy, done)
-    for name in _RUNS.value or runs.RUNS:
+    for name in progress.track(_RUNS.value or runs.RUNS, "runs", str):
         comparison.add(name)
     return done.rows
 

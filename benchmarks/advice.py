@@ -18,7 +18,7 @@ import pathlib
 import sys
 
 from absl import app, flags
-from common import advised, models, network, pieces, reporting, signals
+from common import advised, models, network, pieces, progress, reporting, signals
 from common.cluster import WorkerError
 
 COLUMNS = [
@@ -78,8 +78,7 @@ def main(_):
 
 def _predict():
     rows = []
-    for model, number in _plans():
-        print(f"{model}, {number} workers", file=sys.stderr, flush=True)
+    for model, number in progress.track(_plans(), "clusters", _named):
         settings = _settings("none", model, number)
         asks = settings, number, _METHODS.value, _SECONDS.value, _TIMEOUT.value
         rows += advised.predict(*asks, _LINKS.value)
@@ -89,7 +88,7 @@ def _predict():
 def _measure():
     done = pieces.Pieces(_JSON.value, advised.KEYS, reporting.provenance())
     predicted, rows = _predictions(), []
-    for model, number in _plans():
+    for model, number in progress.track(_plans(), "clusters", _named):
         settings = _settings("advice", model, number)
         some = [
             row
@@ -113,6 +112,11 @@ def _plans():
     if unknown:
         raise app.UsageError(f"Models are {', '.join(models.MODELS)}: not {unknown}")
     return [(m, int(n)) for m in _MODELS.value for n in _WORKERS.value]
+
+
+def _named(plan):
+    model, number = plan
+    return f"{model}, {number} workers"
 
 
 def _predictions():

@@ -9,11 +9,12 @@ a quarter of a round later of each of four parts of the model. By turns, after a
 one that traces.
 """
 
+import itertools
 import statistics
 import sys
 
 from absl import app, flags
-from common import network, reporting
+from common import network, progress, reporting
 from common.cluster import Cluster, WorkerError
 
 COLUMNS = [
@@ -81,9 +82,9 @@ def measure():
         with Cluster(settings, *asked) as cluster:
             cluster.wait()
             links.limit(measure=False)
-            for _ in range(_REPEATS.value + 1):
-                for way, chosen in turns.items():
-                    times[way].append(cluster.ask(**chosen))
+            rounds = itertools.product(range(_REPEATS.value + 1), turns)
+            for _, way in progress.track(rounds, "turns", lambda turn: turn[1]):
+                times[way].append(cluster.ask(**turns[way]))
     return [_row(way, asked[1:]) for way, asked in times.items()]
 
 

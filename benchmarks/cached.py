@@ -29,8 +29,8 @@ import timeit
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import app, flags, logging
-from common import method_runs, parts, processes, reporting
+from absl import app, flags
+from common import method_runs, parts, processes, progress, reporting
 
 from tf_dgc.launch import allocator
 
@@ -116,8 +116,7 @@ def main(_):
         os.environ.setdefault(name, value)
     settings = (int(_ENTRIES.value), _THREADS.value, _ROUNDS.value)
     rows = []
-    for name in names:
-        logging.info("%s", name)
+    for name in progress.track(names, "methods", str):
         rows.append(processes.call(measure, name, *settings))
         if _JSON.value:  # of what is interrupted, this much is there
             reporting.write(rows, _JSON.value)

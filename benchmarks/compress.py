@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from common import paths, processes, reporting
+from common import paths, processes, progress, reporting
 from common.paths import Work
 
 from tf_dgc.ops import loader
@@ -159,7 +159,9 @@ def main(_):
     if "native" in _PATHS.value and loader.native().library is None:
         raise app.UsageError(f"no native operations: {loader.native().reason}")
     rows = []
-    for name, work in all_work().items():
+    cases = all_work()
+    for name in progress.track(cases, "cases", str):
+        work = cases[name]
         found = processes.call(measure, work)
         if "native" in _PATHS.value and work.entries >= 1_000_000:
             row = next(r for r in found if r["path"] == "native")

@@ -27,8 +27,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
-from common import method_settings, reporting, tasks, training
+from absl import app, flags
+from common import method_settings, progress, reporting, tasks, training
 
 from tf_dgc import compressors
 
@@ -78,7 +78,7 @@ class Comparison:
         self._steps = steps
         self._seeds = seeds
         self._dense = training.Trainer(task, lambda: self._sgd({}), strategy)
-        self._dense_curves = [self._curve(self._dense, seed) for seed in seeds]
+        self._dense_curves = self._curves(self._dense)
         self.rows = [
             self._row("dense", seed, curve, curve, None)
             for seed, curve in zip(seeds, self._dense_curves, strict=True)
@@ -97,7 +97,7 @@ class Comparison:
             lambda: make_optimizer(self._sgd(settings), self._steps),
             self._strategy,
         )
-        curves = [self._curve(trainer, seed) for seed in self._seeds]
+        curves = self._curves(trainer)
         extra_ms = training.extra_ms(trainer, self._dense)
         for seed, curve, dense in zip(
             self._seeds, curves, self._dense_curves, strict=True
@@ -111,9 +111,10 @@ class Comparison:
         decay = keras.optimizers.schedules.CosineDecay(rate, self._steps)
         return keras.optimizers.SGD(decay, momentum, global_clipnorm=clipnorm)
 
-    def _curve(self, trainer, seed):
+    def _curves(self, trainer):
         every = max(1, self._steps // EVALUATIONS)
-        return trainer.run(seed, self._steps, every)
+        seeds = progress.track(self._seeds, "seeds")
+        return [trainer.run(seed, self._steps, every) for seed in seeds]
 
     def _row(self, method, seed, curve, dense, extra_ms):
         steps, sent, value = curve[-1]
@@ -180,8 +181,9 @@ def compare(task, strategy, steps, seeds):
     todo = [(name, *method_settings.method(name)) for name in chosen]
     if _ABLATION.value or (_ABLATION.value is None and not _METHODS.value):
         todo += method_settings.ablation(task.clipnorm)
-    for number, (name, make_optimizer, settings) in enumerate(todo, 1):
-        logging.info("%s: %s (%d of %d)", task.name, name, number, len(todo))
+    for name, make_optimizer, settings in progress.track(
+        todo, "methods", lambda method: method[0]
+    ):
         comparison.add(name, make_optimizer, settings)
     return comparison.rows
 
@@ -194,7 +196,7 @@ def train():
     strategy = training.make_strategy(_WORKERS.value)
     return [
         row
-        for name in names
+        for name in progress.track(names, "tasks", str)
         for row in compare(tasks.TASKS[name](_DATA_DIR.value), strategy, steps, seeds)
     ]
 

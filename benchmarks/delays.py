@@ -21,8 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
-from common import reporting, tasks, training
+from absl import app, flags
+from common import progress, reporting, tasks, training
 
 import tf_dgc
 
@@ -95,16 +95,15 @@ def make_optimizer(task, period, outer, settings):
 def train():
     """Yield a row of each run."""
     strategy = training.make_strategy(_WORKERS.value)
-    for name, outer, given in itertools.product(
-        _TASKS.value, _OUTERS.value, _PERIODS.value
-    ):
+    asked = itertools.product(_TASKS.value, _OUTERS.value, _PERIODS.value)
+    for name, outer, given in progress.track(asked, "settings", ", ".join):
         task, period = tasks.TASKS[name](_DATA_DIR.value), int(given)
-        for way, settings in ways(period).items():
-            asks = task, period, outer, settings
+        chosen = ways(period)
+        for way in progress.track(chosen, "ways", str):
+            asks = task, period, outer, chosen[way]
             trainer = Trainer(task, lambda asks=asks: make_optimizer(*asks), strategy)
-            for seed in range(_SEEDS.value):
+            for seed in progress.track(range(_SEEDS.value), "seeds"):
                 value = trainer.reach(seed, _STEPS.value)
-                logging.info("%s, %d, %s, %s: %.4f", name, period, outer, way, value)
                 yield {
                     **{"task": name, "period": period, "outer": outer, "way": way},
                     **{"seed": seed, "steps": _STEPS.value, "value": value},

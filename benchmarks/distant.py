@@ -80,7 +80,7 @@ def main(_):
     signals.end_orderly()
     done = pieces.Pieces(_JSON.value, far_runs.KEYS, reporting.provenance())
     try:
-        rows = far_runs.measure(plan, done, _say)
+        rows = far_runs.measure(plan, done)
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"distant.py: {error}")
     except KeyboardInterrupt:
@@ -117,10 +117,6 @@ def _title(plan, row):
         f"{plan.num_workers} distant workers, {row['parameters']:,} parameters, "
         f"H = {plan.period}, a step {step}"
     )
-
-
-def _say(message):
-    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

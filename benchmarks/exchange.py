@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 from absl import app, flags
-from common import choice, extrapolation, network, reporting
+from common import choice, extrapolation, network, progress, reporting
 from common.cluster import Cluster, WorkerError
 from common.ways import METHODS, cost_of_step, make, merges
 
@@ -77,7 +77,8 @@ def main(_):
     """Measure all numbers of workers, and report."""
     rows = []
     try:
-        for number in map(int, _WORKERS.value):
+        numbers = map(int, _WORKERS.value)
+        for number in progress.track(numbers, "workers", str):
             rows += measure(number)
             if _JSON.value:  # of what ends early, this much is there
                 reporting.write(rows, _JSON.value)
@@ -135,10 +136,10 @@ def measure(number):
             cluster.wait()
             links.limit(measure=False)
             found = cluster.ask(exchange="ring", kind="probe", payload="")[0]["links"]
-            for kind, payload in all_work():
+            for kind, payload in progress.track(all_work(), "payloads", ", ".join):
                 rows += _take_turns(cluster, links, number, kind, payload)
             rows = [_predict(row, Links(*found)) for row in rows]
-            for payload in _STEPS.value:
+            for payload in progress.track(_STEPS.value, "models", str):
                 rows += _steps(cluster, links, number, payload)
     return [{**row, "links": found} for row in rows]
 
@@ -158,7 +159,7 @@ def _take_turns(cluster, links, number, kind, payload):
     found = {name: ([], []) for name in names}
     for name in names:  # trace, and meet for the first time
         size = cluster.ask(exchange=name, kind=kind, payload=payload)[0]["bytes"]
-    for _ in range(_REPEATS.value):
+    for _ in progress.track(range(_REPEATS.value), "turns"):
         for name, turns in found.items():
             _once(cluster, links, turns, exchange=name, kind=kind, payload=payload)
     rows = []
@@ -171,7 +172,8 @@ def _take_turns(cluster, links, number, kind, payload):
 def _steps(cluster, links, number, payload):
     """Return a row per way of whole steps, one way after the other."""
     rows = []
-    for name in [*_EXCHANGES.value, *METHODS, "auto"]:
+    ways = [*_EXCHANGES.value, *METHODS, "auto"]
+    for name in progress.track(ways, "ways", str):
         asked, turns = {"exchange": name, "kind": "step", "payload": payload}, ([], [])
         said = cluster.ask(**asked)[0]  # traces
         for _ in range(_REPEATS.value):

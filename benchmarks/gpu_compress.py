@@ -19,6 +19,7 @@ timed by events on the device:
   and `decode 8` likewise, and a copy of as many bytes as each has to move.
 """
 
+import itertools
 import pathlib
 import random
 import statistics
@@ -26,7 +27,7 @@ import sys
 
 import numpy as np
 from absl import app, flags
-from common import cuda_engine, cuda_library, reporting, resnet50
+from common import cuda_engine, cuda_library, progress, reporting, resnet50
 
 _SIZES = flags.DEFINE_list("sizes", ["2.556e7", "1e8"], "Entries of the tensor.")
 _SPARSITIES = flags.DEFINE_list("sparsities", ["0.999"], "Shares that are not sent.")
@@ -70,11 +71,10 @@ def main(_):
         sys.exit(f"gpu_compress.py: {error}")
     library = cuda_library.Library(path)
     rows = []
-    for n in (int(float(n)) for n in _SIZES.value):
-        for sparsity in map(float, _SPARSITIES.value):
-            for dtype in _DTYPES.value:
-                rows += measure(library, n, sparsity, dtype)
-                torch.cuda.empty_cache()
+    cases = itertools.product(_SIZES.value, _SPARSITIES.value, _DTYPES.value)
+    for n, sparsity, dtype in progress.track(cases, "cases", ", ".join):
+        rows += measure(library, int(float(n)), float(sparsity), dtype)
+        torch.cuda.empty_cache()
     rows += measure_many(library, float(_SPARSITIES.value[0]))
     rows += measure_methods(cuda_engine.Engine(path), int(float(_SIZES.value[0])))
     card = torch.cuda.get_device_properties(0)
@@ -145,7 +145,8 @@ def measure_methods(engine, n):
 
     flat = contenders.gradients(n, "float32", _GRADIENTS.value)
     rows = []
-    for method, (_, num_bytes, _) in gpu_methods.METHODS.items():
+    for method in progress.track(gpu_methods.METHODS, "methods", str):
+        _, num_bytes, _ = gpu_methods.METHODS[method]
         queued, graph, sender = (
             gpu_methods.Encoding(engine, method, flat) for _ in range(3)
         )
@@ -239,7 +240,8 @@ def check_words(*steps):
         if magic != 0x44474301 or flags_ != 0:
             raise RuntimeError(f"a step left header {magic:#x} and flags {flags_}")
         if (step.hints[:, 1] == 0).any():
-            print("note: the last step had no good hint and read the residual again")
+            note = "note: the last step had no good hint and read the residual again"
+            print(note, file=sys.stderr)
 
 
 def origin(torch, path):

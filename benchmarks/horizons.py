@@ -19,10 +19,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import app, flags
 from adaptive import short
 from adaptive.budget import Budget
-from common import pieces, reporting, tasks, training
+from common import pieces, progress, reporting, tasks, training
 
 _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
@@ -69,12 +69,11 @@ class Comparison:
 
         def trainer():  # it is traced once, and not at all if nothing is to be done
             if not made:
-                logging.info("%s: %s", self._task.name, name)
                 keras.backend.clear_session()
                 made.append(self._trainer(name))
             return made[0]
 
-        for seed in map(int, _SEEDS.value):
+        for seed in progress.track(map(int, _SEEDS.value), "seeds"):
             values = self._task.name, name, _STEPS.value, _WORKERS.value, seed
             self._done.row(
                 dict(zip(KEYS, values, strict=True)),
@@ -109,9 +108,9 @@ def train():
     """Run what is not done, and return all rows of the file."""
     strategy = training.make_strategy(_WORKERS.value)  # before data are read
     done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
-    for name in _TASKS.value:
+    for name in progress.track(_TASKS.value, "tasks", str):
         comparison = Comparison(tasks.TASKS[name](_DATA_DIR.value), strategy, done)
-        for run in _RUNS.value or short.RUNS:
+        for run in progress.track(_RUNS.value or short.RUNS, "runs", str):
             comparison.add(run)
     return done.rows
 

@@ -21,8 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
-from common import method_settings, pieces, reporting, tasks, training
+from absl import app, flags
+from common import method_settings, pieces, progress, reporting, tasks, training
 
 import tf_dgc
 from tf_dgc.optimizers import unsuited
@@ -114,7 +114,7 @@ class Comparison:
         usual = INNER[self._name][1]
         rates = [factor * usual for factor in FACTORS]
         best = pieces.best_rate(rates, self._badness, more=0)
-        for method in ["dense", *methods]:
+        for method in progress.track(["dense", *methods], "methods", str):
             self._runs(method, best, range(_SEEDS.value))
 
     def _badness(self, rate):
@@ -148,7 +148,6 @@ class Comparison:
         ]
 
     def _trainer(self, method, rate):
-        logging.info("%s: %s, %s, %g", self._task.name, self._name, method, rate)
         steps, make = _STEPS.value, INNER[self._name][0]
 
         def make_optimizer():
@@ -167,8 +166,9 @@ def train():
     """Run what is not done, and return all rows of the file."""
     strategy = training.make_strategy(_WORKERS.value)  # before data are read
     done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
-    for task in [tasks.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]:
-        for name in _OPTIMIZERS.value or INNER:
+    given = [tasks.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
+    for task in progress.track(given, "tasks", lambda task: task.name):
+        for name in progress.track(_OPTIMIZERS.value or INNER, "optimizers", str):
             Comparison(task, strategy, name, done).run(_METHODS.value or METHODS)
     return done.rows
 

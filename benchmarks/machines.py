@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 from absl import app, flags
-from common import network, reporting
+from common import network, progress, reporting
 from common.cluster import Cluster, WorkerError
 
 from tf_dgc.exchanges import Ring
@@ -49,7 +49,7 @@ def main(_):
     """Measure all numbers of machines, and report."""
     rows = []
     try:
-        for asked in _MACHINES.value:
+        for asked in progress.track(_MACHINES.value, "machines", str):
             rows += measure(*map(int, asked.split("x")))
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"machines.py: {error}")
@@ -66,7 +66,7 @@ def measure(machines, inside):
         with Cluster(settings, addresses, links, _TIMEOUT.value, script) as cluster:
             cluster.wait()
             links.limit(measure=False)
-            for kind, payload in all_work():
+            for kind, payload in progress.track(all_work(), "payloads", ", ".join):
                 rows += _take_turns(cluster, links, (machines, inside), kind, payload)
     return rows
 
@@ -87,7 +87,7 @@ def _take_turns(cluster, links, machines, kind, payload):
     size = {name: ask(name)[0]["bytes"] for name in EXCHANGES}
     times = {name: [] for name in EXCHANGES}
     left = dict.fromkeys(EXCHANGES, 0)
-    for _ in range(_REPEATS.value):
+    for _ in progress.track(range(_REPEATS.value), "turns"):
         for name, found in times.items():
             before = links.sent_by_each()
             found.append(max(answer["ms"] for answer in ask(name)))

@@ -38,8 +38,8 @@ import pathlib
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import app, flags, logging
-from common import links, method_runs, parts, processes, reporting
+from absl import app, flags
+from common import links, method_runs, parts, processes, progress, reporting
 from common.method_runs import NAMES, WITH_ADAM
 
 from tf_dgc.launch import allocator
@@ -82,8 +82,7 @@ def measure():
     rows = []
     for name, value in allocator.SETTINGS.items():  # as workers have it
         os.environ.setdefault(name, value)
-    for case in _cases():
-        logging.info("%s, %s", case.shapes, case.method)
+    for case in progress.track(_cases(), "cases", _named):
         row = processes.call(method_runs.times, case)
         if _MEMORY.value:
             row |= processes.call(method_runs.memory, case)
@@ -109,6 +108,10 @@ def _cases():
         for shape in shapes
         for name in names
     ]
+
+
+def _named(case):
+    return f"{case.shapes}, {case.method}"
 
 
 def read(paths):

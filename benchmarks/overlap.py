@@ -21,7 +21,7 @@ import sys
 
 import numpy as np
 from absl import app, flags
-from common import network, reporting
+from common import network, progress, reporting
 from common.cluster import Cluster, WorkerError
 
 COLUMNS = [
@@ -91,7 +91,8 @@ def measure():
         with Cluster(settings, *asked) as cluster:
             cluster.wait()
             links.limit(measure=False)
-            return [_measure(cluster, method) for method in _METHODS.value]
+            methods = progress.track(_METHODS.value, "methods", str)
+            return [_measure(cluster, method) for method in methods]
 
 
 def _measure(cluster, method):
@@ -117,7 +118,7 @@ def _measure(cluster, method):
         turns["auto"] = backward, "step", None
     said = {name: ask(*turn) for name, turn in turns.items()}  # traces
     times = {name: [] for name in turns}
-    for _ in range(_REPEATS.value):
+    for _ in progress.track(range(_REPEATS.value), "turns"):
         for name, turn in turns.items():
             times[name].append(ask(*turn)["ms"])
     found = {f"{name}_ms": float(np.median(some)) for name, some in times.items()}

@@ -16,6 +16,7 @@ for 0.01 of accuracy or 0.1 of loss, blank if any seed was not.
 """
 
 import functools
+import itertools
 import os
 import pathlib
 
@@ -24,8 +25,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
-from common import method_settings, pieces, presets, reporting, targets, tasks, training
+from absl import app, flags
+from common import (
+    method_settings,
+    pieces,
+    presets,
+    progress,
+    reporting,
+    targets,
+    tasks,
+    training,
+)
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
@@ -104,7 +114,6 @@ class Comparison:
         return self._done.row(key, lambda _: self._measure(method, period, rate, seed))
 
     def _measure(self, method, period, rate, seed):
-        logging.info("%s: %s, H = %d, %g", self._task.name, method, period, rate)
         trainer = self._trainer(method, period, rate)
         curve = trainer.run(seed, _STEPS.value, max(1, _STEPS.value // POINTS))
         _, sent, value = curve[-1]
@@ -142,12 +151,16 @@ def train():
     strategy = training.make_strategy(_WORKERS.value)  # before data are read
     done = pieces.Pieces(_JSON.value, KEYS, reporting.provenance())
     given = [tasks.TASKS[name](_DATA_DIR.value) for name in _TASKS.value]
-    comparisons = [Comparison(task, strategy, done) for task in given]
-    for seed in range(_SEEDS.value):
-        for comparison in comparisons:
-            for method, period in _runs():
-                comparison.run(method, period, seed)
+    comparisons = {task.name: Comparison(task, strategy, done) for task in given}
+    todo = itertools.product(range(_SEEDS.value), comparisons, _runs())
+    for seed, name, (method, period) in progress.track(todo, "runs", _named):
+        comparisons[name].run(method, period, seed)
     return done.rows
+
+
+def _named(run):
+    seed, name, (method, period) = run
+    return f"{name}, {method}, H = {period}, seed {seed}"
 
 
 def _runs():

@@ -23,7 +23,7 @@ import itertools
 import sys
 
 from absl import app, flags
-from common import network, reporting, server_runs, signals
+from common import network, progress, reporting, server_runs, signals
 from common.cluster import WorkerError
 
 MODES = ["mirrored", *server_runs.SERVED]
@@ -64,7 +64,8 @@ def main(_):
     numbers, speeds = map(int, _WORKERS.value), map(float, _SPEEDS.value)
     rows = []
     try:
-        for asked in itertools.product(_RATE.value, numbers, speeds, _MODES.value):
+        todo = itertools.product(_RATE.value, numbers, speeds, _MODES.value)
+        for asked in progress.track(todo, "runs", _named):
             rows.append(measure(*asked))
             print(rows[-1], file=sys.stderr, flush=True)
     except (PermissionError, network.NetworkError, WorkerError) as error:
@@ -75,6 +76,11 @@ def main(_):
         if rows:
             title = f"A parameter server, {_MODEL.value}, {_STEP.value:g} ms a step"
             reporting.report(rows, COLUMNS, title, _JSON.value)
+
+
+def _named(run):
+    rate, number, speed, mode = run
+    return f"{rate}, {number} workers, speed {speed:g}, {mode}"
 
 
 def measure(rate, number, speed, mode):

@@ -32,7 +32,7 @@ import sys
 import tempfile
 
 from absl import app, flags
-from common import digits, network, pieces, reporting, signals, training_runs
+from common import digits, network, pieces, progress, reporting, signals, training_runs
 from common.cluster import WorkerError
 from common.training_runs import INNERS, MODES
 
@@ -107,15 +107,20 @@ def train():
         digits.prepare(_DATA_DIR.value, folder)
         plan = _plan(folder)
         try:
-            for key in _keys(plan):
+            for key in progress.track(_keys(plan), "runs", _named):
                 row = done.row(key, lambda _, k=key: training_runs.measure(plan, k))
                 said = {name: row[name] for name in ("value", "seconds", "bytes")}
-                print(key, said, file=sys.stderr, flush=True)
+                print(said, file=sys.stderr, flush=True)
         except (PermissionError, network.NetworkError, WorkerError) as error:
             sys.exit(f"server_training.py: {error}")
         except KeyboardInterrupt:
             sys.exit("server_training.py: interrupted")
     return done.rows
+
+
+def _named(key):
+    run = f"{key['inner']}, {key['workers']} workers, speed {key['speed']:g}"
+    return f"{run}, {key['rate']}, {key['mode']}, seed {key['seed']}"
 
 
 def _check(name, given, known):

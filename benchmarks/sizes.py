@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from common import models, reporting
+from common import models, progress, reporting
 
 import tf_dgc
 from tf_dgc.codecs import elias_fano
@@ -107,7 +107,8 @@ def main(_):
         rows = [compare_positions(s) for s in (0.99, 0.999, 0.9999)]
         return reporting.report(rows, POSITION_COLUMNS, "Positions", _SIZES_JSON.value)
     variables = models.MODELS[_SIZES_MODEL.value]().trainable_variables
-    rows = [measure(variables, *types) for types in TYPES]
+    pairs = progress.track(TYPES, "types", lambda pair: " and ".join(map(str, pair)))
+    rows = [measure(variables, *types) for types in pairs]
     reporting.report(rows, COLUMNS, "Bytes of a step", _SIZES_JSON.value)
 
 

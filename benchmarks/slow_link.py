@@ -11,7 +11,7 @@ import tempfile
 import time
 
 from absl import app, flags
-from common import network, reporting
+from common import network, progress, reporting
 from common.cluster import Cluster, WorkerError
 
 PHASES = [
@@ -67,7 +67,7 @@ def measure(rate, parameters, seeds, timeout):
         with workers:
             return [
                 {"rate": rate, "seeds": seeds, **_phase(workers, links, p, parameters)}
-                for p in PHASES
+                for p in progress.track(PHASES, "phases", str)
             ]
 
 

@@ -11,7 +11,7 @@ grew, or if the workers' counts differ. Staleness is reported; see docs/reliabil
 import sys
 
 from absl import app, flags
-from common import network, reporting
+from common import network, progress, reporting
 from common.cluster import Cluster, WorkerError
 
 COLUMNS = [
@@ -67,7 +67,8 @@ def measure():
             settings, net.addresses(0), net, _TIMEOUT.value, "soak_worker.py"
         ) as cluster,
     ):
-        return [combine(cluster.wait()) for _ in range(_PARTS.value)]
+        parts = progress.track(range(_PARTS.value), "parts")
+        return [combine(cluster.wait()) for _ in parts]
 
 
 def combine(answers):

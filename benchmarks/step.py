@@ -27,7 +27,15 @@ included; on loopback they are all that this machine sent to itself.
 import sys
 
 from absl import app, flags
-from common import method_settings, network, peers, reporting, signals, turns
+from common import (
+    method_settings,
+    network,
+    peers,
+    progress,
+    reporting,
+    signals,
+    turns,
+)
 from common.cluster import WorkerError
 
 from tf_dgc import exchanges
@@ -97,7 +105,8 @@ def main(_):
     rates = _chosen("rate", network.RATES, _RATE.value)
     signals.end_orderly()
     try:
-        rows = [row for rate in rates for row in measure(rate, modes)]
+        tracked = progress.track(rates, "rates", str)
+        rows = [row for rate in tracked for row in measure(rate, modes)]
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"step.py: {error}")
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from absl import app, flags
-from common import kernels, paths, reporting
+from common import kernels, paths, progress, reporting
 
 from tf_dgc.compressors import num_sent
 from tf_dgc.ops import loader
@@ -136,6 +136,7 @@ def main(_):
         raise app.UsageError(f"no native operations: {loader.native().reason}")
     library = kernels.load()
     cases = itertools.product(_WIRE_SIZES.value, _WIRE_SPARSITIES.value)
+    cases = progress.track(cases, "cases", ", ".join)
     rows = [row for n, s in cases for row in measure(library, int(float(n)), float(s))]
     reporting.report(rows, COLUMNS, "Coding on the wire", _JSON.value)
 

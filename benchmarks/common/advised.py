@@ -2,10 +2,9 @@
 
 import os
 import statistics
-import sys
 from typing import NamedTuple
 
-from common import distance, network
+from common import distance, network, progress
 from common.cluster import Cluster
 from tf_dgc.advice import candidates, predicting, units
 from tf_dgc.advice.timing import Timed
@@ -143,11 +142,12 @@ def _near(number):
 
 
 def _fill(cluster, net, missing, done, seconds):
-    for text in dict.fromkeys(row["link"] for row in missing):
+    links = dict.fromkeys(row["link"] for row in missing)
+    for text in progress.track(links, "links", str):
         link = Link.of(text)
         net.place(*link)
-        for row in (row for row in missing if row["link"] == text):
-            print(*(row[k] for k in KEYS), file=sys.stderr, flush=True)
+        of_link = [row for row in missing if row["link"] == text]
+        for row in progress.track(of_link, "methods", lambda row: row["method"]):
             asks = {"method": row["method"], "auto": row["exchange"] != "ring"}
             done.row(
                 {k: row[k] for k in KEYS},

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import time
 
-from common import distance, presets
+from common import distance, presets, progress
 from common.cluster import Cluster, WorkerError
 
 KEYS = ["model", "workers", "mode", "period", "step_seconds", "rate", "delay_ms"]
@@ -49,25 +49,28 @@ class Plan:
         return dict(zip(KEYS, values, strict=True))
 
 
-def measure(plan, done, say):
+def measure(plan, done):
     """Return a row for each link and mode, those of a link together.
 
     Args:
         plan: a `Plan`.
         done: a `pieces.Pieces`, whose rows are not measured again.
-        say: called with a line on what goes on.
     """
     rows = {}
     with distance.connect(plan.num_workers) as net:
-        for number, mode in enumerate(plan.modes):
+        for number, mode in enumerate(progress.track(plan.modes, "modes", str)):
             with _Mode(plan, net, number, mode) as workers:
-                for link in plan.links:
-                    say(f"{mode}: {link[0]}, {link[1]:g} ms")
+                for link in progress.track(plan.links, "links", _named):
                     rows[link, mode] = done.row(
                         plan.key(mode, link),
                         lambda _, link=link, w=workers: w.row(link),
                     )
     return [rows[link, mode] for link in plan.links for mode in plan.modes]
+
+
+def _named(link):
+    rate, delay = link
+    return f"{rate}, {delay:g} ms"
 
 
 class _Mode:

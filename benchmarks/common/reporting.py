@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from common import progress
+
 
 def report(rows, columns, title, json_path=None, origin=None):
     """Print the rows as a table, and below it in which setting they were measured.
@@ -31,6 +33,7 @@ def report(rows, columns, title, json_path=None, origin=None):
         json_path: a file for the rows with all their keys, and versions and commit.
         origin: a dictionary of the latter; that of `provenance` if it is None.
     """
+    progress.stop()
     origin = provenance() if origin is None else origin
     _print(_table(rows, columns, title=title), Console())
     print(setting(rows, origin))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
-from common import states
+from common import progress, states
 from common.tasks import predictor
 
 MIN_RANK, MIN_SIZE = 2, 1024
@@ -65,7 +65,7 @@ class Trainer:
         self._reset(seed)
         random = np.random.default_rng(seed)
         done, points = self._resume(saved, random)
-        for step in range(done + 1, steps + 1):
+        for step in progress.track(range(done + 1, steps + 1), "steps"):
             start = time.perf_counter()
             self.step(random)
             if step % evaluate_every == 0 or step == steps:

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import statistics
 from typing import Any
 
 import numpy as np
 
-from common import network, peers
+from common import network, peers, progress
 from common.cluster import Cluster
 
 _MOST_TRACED = 30
@@ -64,6 +65,13 @@ class Result:
         self.sent: list[float] = []
         self.packets: list[float] = []
 
+    def add(self, times, cpu, sent, packets):
+        """Add what was measured in a turn."""
+        self.turns.append(times)
+        self.cpu.append(cpu)
+        self.sent.append(sent)
+        self.packets.append(packets)
+
     def summary(self):
         """Return all of it in figures."""
         times = [t for turn in self.turns for t in turn]
@@ -94,9 +102,9 @@ def measure(plan, say):
     results = {mode: Result() for mode in plan.modes}
     with network.connect(plan.rate, plan.num_workers, len(plan.modes)) as net:
         if plan.fresh:
-            for left in reversed(range(plan.rounds)):
-                for mode in plan.modes:
-                    _session(plan, net, {mode: results[mode]}, 1, left == 0, say)
+            sessions = itertools.product(reversed(range(plan.rounds)), plan.modes)
+            for left, mode in progress.track(sessions, "sessions"):
+                _session(plan, net, {mode: results[mode]}, 1, left == 0, say)
         else:
             _session(plan, net, results, plan.rounds, True, say)
         return results, net.measured_mbit
@@ -126,15 +134,12 @@ def _session(plan, net, results, rounds, last, say):
         for mode, cluster in clusters.items():
             times, *_ = _turn(plan, net, cluster, 1)
             counts[mode] = _count(plan, times)
-        for _ in range(rounds):
-            for mode, cluster in clusters.items():
-                times, cpu, sent, packets = _turn(plan, net, cluster, counts[mode])
-                results[mode].turns.append(times)
-                results[mode].cpu.append(cpu)
-                results[mode].sent.append(sent)
-                results[mode].packets.append(packets)
-                median = statistics.median(times)
-                say(f"{plan.rate}: {mode}: {counts[mode]} steps of {median:.1f} ms")
+        turns = itertools.product(range(rounds), clusters)
+        for _, mode in progress.track(turns, "turns"):
+            found = _turn(plan, net, clusters[mode], counts[mode])
+            results[mode].add(*found)
+            median = statistics.median(found[0])
+            say(f"{plan.rate}: {mode}: {counts[mode]} steps of {median:.1f} ms")
         if last:
             for mode, cluster in clusters.items():
                 count = min(_MOST_TRACED, counts[mode])
