@@ -53,6 +53,7 @@ _SECONDS = flags.DEFINE_float(
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 900.0, "Seconds that a worker has to answer.")
 _JSON = flags.DEFINE_string("json", None, "A file for the rows that are measured.")
+_MARKDOWN = flags.DEFINE_string("markdown", None, "A file for a table, .md.")
 _FROM_JSON = flags.DEFINE_string("from_json", None, "Such a file to report.")
 
 
@@ -74,6 +75,11 @@ def main(_):
     shown = advised.compared(_predictions(), rows)
     reporting.report(shown, COLUMNS, "Predicted and measured", origin=rows[0])
     print(advised.said(shown))
+    if _MARKDOWN.value:
+        methods = dict.fromkeys(row["method"] for row in shown)
+        columns = [*COLUMNS[:3], *((m, m, "") for m in methods)]
+        table = reporting.markdown(advised.by_setting(shown), columns)
+        pathlib.Path(_MARKDOWN.value).write_text(table, encoding="utf-8")
 
 
 def _predict():

@@ -198,6 +198,22 @@ def compared(predicted, measured):
     ]
 
 
+def by_setting(rows):
+    """Return a row per setting: each method's prediction beside what it took.
+
+    Args:
+        rows: rows of `compared`. The best measured is bold, a star marks the advised.
+    """
+    found = {}
+    for row in rows:
+        about = {k: row[k] for k in KEYS[:3]}
+        text = f"{row['predicted_ms']:,.0f} / {row['measured_ms']:,.0f}"
+        text = f"**{text}**" if row["of_best"] == 1 else text
+        entry = found.setdefault(_key(row, KEYS[:3]), about)
+        entry[row["method"]] = text + (" *" if row["advised"] else "")
+    return list(found.values())
+
+
 def said(rows):
     """Return sentences about rows that `compared` returned."""
     off = [abs(row["error"]) for row in rows]

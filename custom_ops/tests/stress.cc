@@ -250,7 +250,6 @@ void Check(Random& random, GradientType type, bool poison) {
       REQUIRE(weights[t][i] == A(0.5) - A(0.25) * sums[t][i]);
     }
   }
-
   REQUIRE(decoded.Decode(layout, first.data(), 1, first.size(), 7, pool).empty());
   decoded.Sum(sum_data, pool);
   for (auto& values : weights) std::fill(values.begin(), values.end(), A(1) / A(3));
