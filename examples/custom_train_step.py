@@ -68,7 +68,8 @@ def main(_):
         optimizer = tf_dgc.DGCOptimizer(keras.optimizers.Adam(2e-3), sparsity=0.95)
         model.compile(optimizer)
     data = tf.data.Dataset.from_tensor_slices(images).shuffle(2000, seed=0).batch(64)
-    history = model.fit(data, epochs=_EPOCHS.value, verbose=0).history
+    bars = reporting.bars()
+    history = model.fit(data, epochs=_EPOCHS.value, verbose=bars).history
     error, ratio = history["error"], optimizer.stats.ratio
     reporting.say(f"error {error[0]:.2f} -> {error[-1]:.2f}, 1/{ratio:.0f} sent")
 

@@ -70,7 +70,7 @@ def train(method, seed, strategy, data):
         steps_per_epoch=_STEPS.value,
         callbacks=[timer],
         shuffle=False,
-        verbose=0,
+        verbose=reporting.bars(),
     )
     _, accuracy = model.evaluate(x_val, y_val, batch_size=len(x_val), verbose=0)
     return model, accuracy, timer.median_ms

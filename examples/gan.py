@@ -67,7 +67,7 @@ def main(_):
     points = np.stack([np.cos(angles), np.sin(angles)], 1).astype("float32")
     data = tf.data.Dataset.from_tensor_slices(points).shuffle(8192).batch(128)
     monitor = tf_dgc.callbacks.CompressionMonitor(optimizer=gan.optimizers)
-    gan.fit(data, epochs=_EPOCHS.value, callbacks=[monitor], verbose=0)
+    gan.fit(data, epochs=_EPOCHS.value, callbacks=[monitor], verbose=reporting.bars())
     made = gan.generator.predict(tf.random.normal([1000, _NOISE]), verbose=0)
     distance = np.abs(np.linalg.norm(made, axis=1) - 1).mean()
     reporting.say(f"points are {distance:.2f} from the circle")

@@ -68,7 +68,7 @@ def main(_):
         steps_per_epoch=_STEPS.value,
         validation_data=tested,
         callbacks=[monitor],
-        verbose=2 if reporting.is_chief() else 0,
+        verbose=reporting.bars(),
     )
     _, accuracy = model.evaluate(tested, verbose=0)
     reporting.say(f"accuracy {accuracy:.1%}, 1/{model.optimizer.stats.ratio:.0f} sent")

@@ -100,7 +100,7 @@ def train(method, strategy):
         validation_data=load("test").map(prepare).batch(1000),
         callbacks=[*monitor, timer],
         shuffle=False,
-        verbose=2 if reporting.is_chief() else 0,
+        verbose=reporting.bars(),
     )
     return reporting.row(
         method=method,

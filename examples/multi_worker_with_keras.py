@@ -94,7 +94,7 @@ def main(_):
     resolver = strategy.cluster_resolver
     x_train, x_val, y_train, y_val = load_data()
     data = batches(x_train, y_train, _BATCH_SIZE.value * strategy.num_replicas_in_sync)
-    settings = {"steps_per_epoch": _STEPS.value, "verbose": 0}
+    settings = {"steps_per_epoch": _STEPS.value, "verbose": reporting.bars()}
 
     def say_how_good(what, model):
         accuracy = model.evaluate(x_val, y_val, batch_size=len(x_val), verbose=0)[1]

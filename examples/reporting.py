@@ -3,6 +3,7 @@
 import json
 import os
 import statistics
+import sys
 import time
 
 import keras
@@ -45,6 +46,13 @@ def quiet():
 def is_chief():
     task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {})
     return task.get("type", "chief") == "chief" or task.get("index") == 0
+
+
+def bars():
+    """Return `verbose` for the chief: bars on a terminal, else a line per epoch."""
+    if not is_chief():
+        return 0
+    return 1 if sys.stdout.isatty() else 2
 
 
 def say(message):

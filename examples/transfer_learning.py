@@ -50,7 +50,7 @@ def train(model, digits, learning_rate, phase):
         metrics=["accuracy"],
     )
     data, tested = load_data(digits)
-    model.fit(data, epochs=_EPOCHS.value, verbose=0)
+    model.fit(data, epochs=_EPOCHS.value, verbose=reporting.bars())
     _, accuracy = model.evaluate(tested, verbose=0)
     sent = f"{model.optimizer.stats.bytes_per_step:,} bytes per step"
     reporting.say(f"{phase}: accuracy {accuracy:.1%}, {sent}")

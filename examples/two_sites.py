@@ -64,7 +64,7 @@ def main(_):
         callbacks.append(tf_dgc.callbacks.BackupAndRestore(_DIRECTORY.value))
     start, epochs = time.perf_counter(), {"epochs": _EPOCHS.value}
     epochs["steps_per_epoch"] = _PERIOD.value * _ROUNDS.value
-    model.fit(examples, **epochs, callbacks=callbacks, verbose=0)
+    model.fit(examples, **epochs, callbacks=callbacks, verbose=reporting.bars())
     seconds = time.perf_counter() - start
     outputs = model.predict(x, verbose=0)  # nobody is contacted for that either
     right = (outputs.argmax(axis=-1) == y).mean()
