@@ -52,7 +52,7 @@ def predict(settings, number, methods, seconds, timeout, links):
             cluster.wait()
             names = [candidate.name for candidate in some]
             answers = cluster.ask(do="time", methods=names, seconds=seconds)
-    timed = [_slowest(c, [a["timed"][c.name] for a in answers]) for c in some]
+    timed = [_together(candidate, answers) for candidate in some]
     of_each = zip(*(answer["speeds"] for answer in answers), strict=True)
     speeds = list(map(max, of_each))
     found = {"model": settings["model"], "threads": settings["threads"]}
@@ -61,10 +61,20 @@ def predict(settings, number, methods, seconds, timeout, links):
     ]
 
 
-def _slowest(candidate, answers):
-    asked = [Asked(*each) for each in answers[0]["asked"]]
-    seconds = max(answer["seconds"] for answer in answers)
-    return Timed(candidate, seconds, lambda _: asked)
+def _together(candidate, answers):
+    """Return what a step takes workers that wait for each other.
+
+    The slowest counts; but what one way takes of another is the same on all, and what
+    differs there is noise.
+    """
+    name = candidate.name
+    asked = [Asked(*each) for each in answers[0]["timed"][name]["asked"]]
+    slowest = max(answer["timed"][candidates.DENSE]["seconds"] for answer in answers)
+    ratio = statistics.median(
+        answer["timed"][name]["seconds"] / answer["timed"][candidates.DENSE]["seconds"]
+        for answer in answers
+    )
+    return Timed(candidate, ratio * slowest, lambda _: asked)
 
 
 def _rows(timed, number, text, speeds):

@@ -10,7 +10,7 @@ from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, model, predict
 
 # Beside the links themselves, as two processes on one machine find it: seconds of a
 # collective, of a round, and per byte (docs/advice.md).
-LAUNCH, ROUND, PER_BYTE = 1e-3, 2e-4, 3.4e-9
+LAUNCH, ROUND, PER_BYTE = 3e-4, 1e-4, 2.4e-9
 _CARRIED = 0.956  # of a link's rate, the rest are heads of packets
 _LONG = 64e3  # bytes that are on a link at once, from which on TCP carries less, as
 _CARRIED_FAR = 0.8  # two to four workers at 100 Mbit/s and 20 ms found
