@@ -83,9 +83,8 @@ class Worker:
 
         def train():
             with tf.GradientTape() as tape:
-                # Gradients of all workers are summed.
+                # Keras divides it by the number of workers, and gradients are summed.
                 loss = self._loss(y, model(x, training=True))
-                loss /= self._strategy.num_replicas_in_sync
             gradients = tape.gradient(loss, variables)
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return loss

@@ -93,9 +93,8 @@ class Worker:
     def _on_worker(self):
         x, y = self._batch
         with tf.GradientTape() as tape:
-            # Gradients of all workers are summed.
+            # Keras divides it by the number of workers, and gradients are summed.
             loss = self._loss(y, self.model(x, training=True))
-            loss /= self._strategy.num_replicas_in_sync
         return tape.gradient(loss, self.model.trainable_variables)
 
     def _on_all(self, gradients):

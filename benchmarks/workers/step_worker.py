@@ -70,8 +70,8 @@ def make_steps(settings):
 
     def compute(x, y):
         with tf.GradientTape() as tape:
-            # Gradients of all workers are summed.
-            loss = loss_of(y, model(x, training=True)) / strategy.num_replicas_in_sync
+            # Keras divides it by the number of workers, and gradients are summed.
+            loss = loss_of(y, model(x, training=True))
         return loss, tape.gradient(loss, variables)
 
     def train(x, y):
