@@ -41,8 +41,7 @@ class Cifar10(Task):
     def train(self):
         """Padded images and labels that are trained on."""
         images, labels = _part(self._data, "train", self._tuning)
-        room = [(0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0)]
-        return np.pad(images, room), labels
+        return padded(images), labels
 
     @functools.cached_property
     def test(self):
@@ -125,7 +124,17 @@ def _part(data, part, tuning):
 
 @functools.cache
 def _images(data, split):
-    images, labels = read("cifar10", f"{data}/tensorflow_datasets", split)
+    return standardized(*read("cifar10", f"{data}/tensorflow_datasets", split))
+
+
+def standardized(images, labels):
+    """Return images of mean 0 and deviation 1 by channel, and labels."""
     mean = np.float32([0.4914, 0.4822, 0.4465])
     deviation = np.float32([0.2470, 0.2435, 0.2616])
     return (np.float32(images) / 255 - mean) / deviation, np.int32(labels)
+
+
+def padded(images):
+    """Return images with room to be shifted in."""
+    room = [(0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0)]
+    return np.pad(images, room)
