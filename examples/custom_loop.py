@@ -38,7 +38,7 @@ def main(_):
     images = (images / 16.0).astype("float32")
     x_train, x_val, y_train, y_val = train_test_split(images, labels, random_state=0)
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = tf_dgc.multi_worker_strategy()
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = build_model()

@@ -93,7 +93,7 @@ def compare(method, strategy, data):
 
 def main(_):
     reporting.quiet()
-    strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+    strategy = tf_dgc.multi_worker_strategy()
     data = load_data()
     rows = [compare(method, strategy, data) for method in ("dense", "dgc")]
     reporting.report(rows, f"digits, mean of {_SEEDS.value} seeds")

@@ -2,8 +2,8 @@
 
     tf-dgc run --workers 2 examples/gan.py
 
-The generator learns points on a circle. Losses are divided by the number of workers, as
-Keras does in its own steps, since gradients are summed.
+The generator learns points on a circle. Gradients of all workers are summed, so Keras
+divides its losses by their number.
 """
 
 import keras
@@ -50,11 +50,10 @@ class Gan(keras.Model):
             zeros, ones = tf.zeros_like(scores[0]), tf.ones_like(scores[0])
             critic = self.entropy(zeros, scores[0]) + self.entropy(ones, scores[1])
             losses = {"critic": critic, "generator": self.entropy(ones, scores[0])}
-            shares = {name: loss / workers for name, loss in losses.items()}
-        for name, loss in shares.items():
+        for name, loss in losses.items():
             variables = getattr(self, name).trainable_variables
             self.optimizers[name].apply(tape.gradient(loss, variables), variables)
-        return losses
+        return {name: workers * loss for name, loss in losses.items()}
 
 
 def main(_):

@@ -117,7 +117,7 @@ def main(_):
     if _DOWNLOAD.value:
         load("train")
         return
-    strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+    strategy = tf_dgc.multi_worker_strategy()
     rows = [train(method, strategy) for method in _METHODS.value]
     reporting.report(rows, "MNIST")
 

@@ -90,7 +90,7 @@ def directory_to_write(directory, resolver):
 def main(_):
     reporting.quiet()
     directory = _DIRECTORY.value or os.path.join(tempfile.gettempdir(), "tf_dgc_loop")
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = tf_dgc.multi_worker_strategy()
     resolver = strategy.cluster_resolver
     global_batch_size = _BATCH_SIZE.value * strategy.num_replicas_in_sync
 

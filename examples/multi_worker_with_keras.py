@@ -90,7 +90,7 @@ def main(_):
     reporting.quiet()
     directory = _DIRECTORY.value or os.path.join(tempfile.gettempdir(), "tf_dgc_keras")
     os.makedirs(directory, exist_ok=True)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = tf_dgc.multi_worker_strategy()
     resolver = strategy.cluster_resolver
     x_train, x_val, y_train, y_val = load_data()
     data = batches(x_train, y_train, _BATCH_SIZE.value * strategy.num_replicas_in_sync)

@@ -43,7 +43,7 @@ def main():
     x = rng.normal(size=(2048, 64)).astype("float32")
     y = np.sin(x @ rng.normal(size=(64, 1)) / 8)
     keras.utils.set_random_seed(0)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = tf_dgc.multi_worker_strategy()
     with strategy.scope():
         layers = [keras.layers.Dense(256, activation="relu"), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((64,)), *layers])

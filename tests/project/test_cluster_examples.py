@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tf_dgc.cluster import slurm, tf_config
-from tf_dgc.launch import worker_processes
+from tf_dgc.launch import allocator, worker_processes
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples" / "cluster"
 TRAIN = FOLDER / "train.py"
@@ -109,6 +109,12 @@ def test_sbatch():
         "SLURM_DISTRIBUTION": "block",
     }
     assert len(slurm.config_of(told)["cluster"]["worker"]) == 4
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "slurm.sbatch"])
+def test_memory_is_kept_between_steps(name):
+    said = (FOLDER / name).read_text()
+    assert all(f"{key}={value}" in said for key, value in allocator.SETTINGS.items())
 
 
 def test_flags_are_those_of_the_script():

@@ -41,7 +41,7 @@ def test_the_tutorial(tmp_path, monkeypatch):
     served = programs.run([sys.executable, "serve.py"])
     assert served.returncode == 0, served.stderr
     assert re.search(r"\[\[.*\]\]", served.stdout)
-    assert pathlib.Path("run/served/saved_model.pb").exists()
+    assert pathlib.Path("run/served/1/saved_model.pb").exists()
     page = [sys.executable, "-m", "tf_dgc", "report", "run/run.json"]
     assert programs.run(page).returncode == 0
     assert "<svg" in pathlib.Path("report.html").read_text()

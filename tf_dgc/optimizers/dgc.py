@@ -23,7 +23,7 @@ class DGCOptimizer(CompressedOptimizer):
     sparsity that may warm up, in one pass over memory. Use it as the optimizer of a
     model, created in the scope of the same strategy:
 
-    >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    >>> strategy = tf_dgc.multi_worker_strategy()
     >>> with strategy.scope():
     ...     model = build_model()
     ...     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
