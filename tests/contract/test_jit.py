@@ -82,6 +82,17 @@ def test_a_corrected_adam():
     )
 
 
+LOCAL = {
+    "local_sgd": lambda: tf_dgc.local_sgd(keras.optimizers.SGD(0.1, momentum=0.9), 2),
+    "diloco": lambda: tf_dgc.diloco(keras.optimizers.Adam(0.1), 2),
+}
+
+
+@pytest.mark.parametrize("preset", LOCAL)
+def test_local_steps(preset):
+    compare(LOCAL[preset])
+
+
 @pytest.mark.parametrize("schedule", rows(SCHEDULES, []))
 def test_schedules_of_top_k(schedule):
     compare(

@@ -8,6 +8,7 @@ from harness import Trainer, initial_weights, make_gradients, record_collectives
 
 import tf_dgc
 from tf_dgc.optimizers import drift
+from tf_dgc.training import agreed
 
 X = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
 Y = X.mean(axis=1, keepdims=True)
@@ -316,3 +317,12 @@ def test_a_sketch_has_the_length_of_what_it_is_of():
 def test_points_that_are_not_finite_have_no_distance():
     points = [[3.0, 0.0], [np.nan, 1.0], [-3.0, 8.0]]
     assert drift.largest_distance(tf.constant(points)) == 5
+
+
+@pytest.mark.parametrize("hold", [lambda o: [o], lambda o: (o,), lambda o: {"own": o}])
+def test_optimizers_that_a_model_holds_together(within, hold, monkeypatch):
+    """As those that are its attributes, they are asked before it evaluates."""
+    own = within.optimizer
+    monkeypatch.setattr(within, "optimizer", None)
+    monkeypatch.setattr(within, "optimizers", hold(own), raising=False)
+    assert agreed._asked(within) == [own]

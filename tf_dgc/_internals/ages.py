@@ -43,12 +43,20 @@ def counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return [] if began is None else [began]
 
 
+def counts(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return all that an instance counts: its calls, and when its state began.
+
+    Its `iterations` are no variable where it accumulates gradients.
+    """
+    return [optimizer._iterations, *counters(optimizer)]
+
+
 def age(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return what `update_step` is to take for the iterations of this step."""
-    iterations = optimizer.iterations
     for began in counters(optimizer):
-        return tf.convert_to_tensor(iterations.value) - began.value
-    return iterations
+        calls = tf.convert_to_tensor(optimizer._iterations.value) - began.value
+        return calls // (optimizer.gradient_accumulation_steps or 1)
+    return optimizer.iterations
 
 
 def begin_anew(optimizer: keras.optimizers.Optimizer) -> None:

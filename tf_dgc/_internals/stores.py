@@ -102,7 +102,13 @@ class ModelCheckpointSeam(keras.callbacks.ModelCheckpoint):
         """Save to `path`."""
         raise NotImplementedError
 
+    def logs_of_all(self, logs: Any) -> Any:
+        """Return logs that are the same on all workers, for those within an epoch."""
+        return logs
+
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        if batch is not None:
+            logs = self.logs_of_all(logs)
         path = self._get_file_path(epoch, batch, logs)
         if self._should_save_model(epoch, batch, logs, path):
             self.write(path)

@@ -25,6 +25,7 @@ def _nested(function: Any, name: str) -> CodeType:
     return next(c for c in constants if inspect.iscode(c) and c.co_name == name)
 
 
+_COMPILES = _Trainer.compile_from_config.__code__
 BUILD, LOGS, QUESTION = "build", "logs", "question"
 _CALLERS = {
     _Trainer._maybe_symbolic_build.__code__: BUILD,
@@ -35,6 +36,14 @@ _LOOPS = {
     inspect.unwrap(getattr(_Trainer, name)).__code__: name
     for name in ("fit", "evaluate", "predict")
 }
+
+
+def is_made_of_a_config() -> bool:
+    """Whether Keras, somewhere among our callers, compiles a model as a file says."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _COMPILES:
+        frame = frame.f_back
+    return frame is not None
 
 
 def caller_of_reduce() -> tuple[str | None, Any]:

@@ -1,9 +1,11 @@
 """Keras's callbacks that save, for models that several workers train."""
 
+import json
 import pathlib
 from typing import Any
 
 import keras
+import numpy as np
 
 from tf_dgc._internals import stores, trainer
 from tf_dgc.checkpoint import backup, parts, position, saving
@@ -37,6 +39,16 @@ class ModelCheckpoint(stores.ModelCheckpointSeam):
                 "`filepath` must end in `.keras`, or in `.weights.h5` with "
                 f"`save_weights_only=True`. Received: filepath={self.filepath!r}"
             )
+
+    def logs_of_all(self, logs: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the first worker's logs, by which all save, or none.
+
+        Within an epoch logs are each worker's own.
+        """
+        strategy = self.model.distribute_strategy
+        numbers = {k: float(v) for k, v in (logs or {}).items() if np.ndim(v) == 0}
+        notes = meeting.share_notes(strategy, json.dumps(numbers), "save")
+        return json.loads(next(iter(notes.values())))
 
     def write(self, path: str) -> None:
         """Save the model, or its weights."""

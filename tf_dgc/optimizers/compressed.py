@@ -192,7 +192,7 @@ class CompressedOptimizer(OptimizerWrapper):
             RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
                 seconds.
         """
-        if self.built:
+        if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         validation.check_variables(self._strategy, variables)

@@ -168,7 +168,7 @@ class DifferingOptimizer(OptimizerWrapper):
                 which another number of workers would need a mean.
         """
         own = copies.local[0]
-        counts = [self.inner_optimizer.iterations, *ages.counters(self.inner_optimizer)]
+        counts = ages.counts(self.inner_optimizer)
         known = [Copies(self._strategy, v.value).local[0] for v in counts]
         if self._progress is not None:
             known.append(Copies(self._strategy, self._progress.value).local[0])

@@ -182,7 +182,7 @@ class LocalOptimizer(DifferingOptimizer):
         Raises:
             ValueError, RuntimeError: see the class and `CompressedOptimizer.build`.
         """
-        if self.built:
+        if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         validation.check_variables(self._strategy, variables)

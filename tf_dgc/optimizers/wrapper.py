@@ -1,19 +1,19 @@
 """What Keras asks of an optimizer that wraps another one."""
 
-import zlib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import checkpoints, keras_optimizers
+from tf_dgc._internals import checkpoints, keras_optimizers, trainer
 from tf_dgc.checkpoint import keras_saving, parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
-from tf_dgc.optimizers import settings
+from tf_dgc.optimizers import loading, settings
 
 if TYPE_CHECKING:
     from tf_dgc.optimizers.takeover import TakeOver
@@ -61,6 +61,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         keras_optimizers.replace_all_reduce(inner_optimizer, list)
         self._took = took
         self._strategy = strategy
+        self._trains_nothing = False
         self.inner_optimizer = inner_optimizer
 
     def read_setting(self, name: str) -> Any:
@@ -129,6 +130,11 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     def learning_rate(self, value: Any) -> None:
         self.inner_optimizer.learning_rate = value
 
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        # `SwapEMAWeights` looks no deeper than the optimizer within a loss scale.
+        return self.inner_optimizer._model_variables_moving_average
+
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
@@ -169,6 +175,17 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        """Return what makes a copy: of the settings, as in Keras not of the state."""
+        if self.built:
+            warnings.warn(
+                f"A copy of this {type(self).__name__} has its settings, and begins "
+                "without its state.",
+                stacklevel=2,
+            )
+        made_of = keras.saving.serialize_keras_object(self)
+        return keras.saving.deserialize_keras_object, (made_of,)
+
     # --- saving ---------------------------------------------------------------------
 
     def in_checkpoint(self) -> None:
@@ -188,6 +205,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         part = parts.being_written()
         if part is None:
             keras_saving.end_together(self._strategy)
+        loading.mark(store)
         for i, variable in enumerate(self._saved_variables()):
             if not isinstance(variable, PerWorkerVariable | Copies):
                 store[str(i)] = variable.numpy()
@@ -210,7 +228,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     def load_own_variables(self, store: Any) -> None:
         """Load the state; call it on every worker, with the same file or a copy of it.
 
-        Another number of workers than saved it divides it: see `elastic.share`.
+        Another number of workers than saved it divides it: see `elastic.share`. The
+        state of another package's optimizer is left out, with a warning, as by Keras.
 
         Raises:
             ValueError: if it was saved with other settings (for example without
@@ -220,25 +239,14 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
         own = self._saved_variables()
-        if self.built and _is_of_an_unbuilt_one(store):
+        if self.built and loading.is_of_an_unbuilt_one(store):
             own = own[:1]
-        if not self.built and len(store.keys()) != len(own):
-            raise ValueError(
-                f"This {type(self).__name__} is not yet built, so what is saved of its "
-                "state would be lost. Before loading, `with strategy.scope(): "
-                "model.optimizer.build(model.trainable_variables)`."
-            )
-        if len(store.keys()) != len(own):
-            raise ValueError(
-                f"The saved {type(self).__name__} has {len(store.keys())} variables, "
-                f"this one has {len(own)}. Load with the settings it was saved with: "
-                "compressor, error feedback, sparsity above 0, momentum and Adam "
-                "correction, what is tracked, and the inner optimizer's momentum "
-                "decide which variables there are."
-            )
+        about = type(self).__name__, self.built, not self._trains_nothing
+        if not loading.is_to_be_loaded(*about, store, len(own)):
+            return
         part = parts.being_read()
         for i, variable in enumerate(own):
-            values = _read(store, str(i))
+            values = loading.read(store, str(i))
             if part is not None and isinstance(variable, PerWorkerVariable | Copies):
                 values = part.take(values)
             if isinstance(variable, Copies):
@@ -249,12 +257,20 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 variable.assign(values)
         if part is not None:
             return  # all know that it is the same backup
-        checksums = (zlib.crc32(_read(store, n).data) for n in sorted(store.keys()))
+        checksums = (loading.checksum(store, name) for name in loading.names(store))
         meeting.agree(
             self._strategy,
             lambda: {"checksum of the saved state": list(checksums)},
             SAME_CHECKPOINT,
         )
+
+    def is_loaded_without(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether Keras makes this of a file, for a model of which nothing is trained.
+
+        Then it is not built, and what was saved of its state is not loaded.
+        """
+        self._trains_nothing = not variables and trainer.is_made_of_a_config()
+        return self._trains_nothing
 
     def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
         """Restore what each worker has of one of `differing_variables`.
@@ -273,13 +289,3 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             {name: value for name, value in self._took.taken.items() if name in stated}
         )
         return inner
-
-
-def _read(store: Any, name: str) -> np.ndarray:
-    """Return a value that was saved, which older Keras leaves in the file."""
-    return np.asarray(store[name])
-
-
-def _is_of_an_unbuilt_one(store: Any) -> bool:
-    """Whether all that was saved are the iterations, of which there were none."""
-    return set(store.keys()) == {"0"} and np.array_equal(_read(store, "0"), 0)

@@ -72,10 +72,21 @@ def show_to_all(model: keras.Model) -> None:
     trainer.wrap_calls(model, _SET_BY, functools.partial(given, model))
 
 
+def _attributes(model: keras.Model) -> Iterator[Any]:
+    """Yield the attributes of a model, and what is in those that hold several."""
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
 def _asked(model: keras.Model) -> list[Any]:
     """Return the optimizers that let workers differ, without repetitions."""
     found = {}
-    for value in vars(model).values():
+    for value in _attributes(model):
         scaled = isinstance(value, keras.optimizers.LossScaleOptimizer)
         optimizer = value.inner_optimizer if scaled else value
         if isinstance(optimizer, keras.optimizers.Optimizer):

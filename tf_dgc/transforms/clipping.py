@@ -137,7 +137,7 @@ def all_finite(tensors: Sequence[tf.Tensor], natively: bool = False) -> tf.Tenso
     where finite numbers overflow does each entry have to be looked at. The native
     operation looks at all of them, as fast as memory is read.
     """
-    if natively and tensors:
+    if natively and tensors and not tracing.in_xla_context():
         return loader.native().library.tf_dgc_all_finite(values=list(tensors))
     sums: dict[tf.DType, list[tf.Tensor]] = {}
     for t in tensors:

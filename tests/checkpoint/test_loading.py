@@ -1,0 +1,177 @@
+"""What optimizers make of files of others, of frozen models, and of copies."""
+
+import copy
+import json
+import pickle
+import warnings
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tf_dgc
+from tf_dgc.cluster import meeting
+from tf_dgc.optimizers import loading
+
+X = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
+Y = X[:, :6]
+SEVERAL_LAYERS = 2
+
+
+def sgd(**settings):
+    return keras.optimizers.SGD(0.01, momentum=0.9, **settings)
+
+
+def dgc(**settings):
+    return tf_dgc.DGCOptimizer(sgd(**settings), 0.9, min_compress_size=0)
+
+
+def make_model(optimizer):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(6) for _ in range(SEVERAL_LAYERS)]
+    model = keras.Sequential([keras.Input((40,)), *layers])
+    model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
+def fit(model, epochs=1, callbacks=()):
+    model.fit(X, Y, 16, epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
+
+
+def trained(optimizer):
+    model = make_model(optimizer)
+    fit(model)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")  # inner
+def test_weights_of_a_dense_run(tmp_path):
+    """As by Keras, the state of another optimizer is left out, with a warning."""
+    path = tmp_path / "m.weights.h5"
+    dense = trained(sgd())
+    dense.save_weights(path)
+    for begun in (False, True):
+        model = trained(dgc()) if begun else make_model(dgc())
+        before = int(model.optimizer.iterations)
+        with pytest.warns(UserWarning, match="not of this package, and DGCOptimizer"):
+            model.load_weights(path)
+        assert int(model.optimizer.iterations) == before
+        for found, expected in zip(model.weights, dense.weights, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        fit(model)
+
+
+def test_what_was_not_sent_is_not_lost_silently(tmp_path):
+    path = tmp_path / "m.weights.h5"
+    trained(dgc()).save_weights(path)
+    with pytest.raises(ValueError, match="skip_mismatch=True"):
+        make_model(dgc()).load_weights(path)
+    with pytest.raises(ValueError, match="Load with the settings"):
+        trained(tf_dgc.DGCOptimizer(sgd(), 0.0)).load_weights(path)
+
+
+def test_a_model_of_which_all_is_frozen(tmp_path):
+    model = trained(dgc())
+    model.trainable = False
+    model.save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match="no trainable variables"):
+        again = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, 32, 0))
+
+
+def test_a_model_of_which_a_layer_was_frozen_since(tmp_path):
+    model = trained(dgc())
+    model.layers[0].trainable = False
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(ValueError, match=r"were trainable when .* compile=False"):
+        keras.models.load_model(tmp_path / "m.keras")
+    keras.models.load_model(tmp_path / "m.keras", compile=False)
+
+
+def test_local_steps_that_accumulate_go_on(tmp_path):
+    def accumulating():
+        adam = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        return tf_dgc.LocalOptimizer(adam, 3)
+
+    whole = make_model(accumulating())
+    fit(whole, 4)
+    folder = tmp_path / "backup"
+    backup = tf_dgc.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+    fit(make_model(accumulating()), 2, [backup])
+    again = make_model(accumulating())
+    fit(again, 4, [tf_dgc.callbacks.BackupAndRestore(folder)])
+    for found, expected in zip(again.weights, whole.weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    again.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert int(loaded.optimizer.iterations) == int(again.optimizer.iterations)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3, 2), (0, 2)])
+def test_checksums_of_all_dtypes(dtype, shape):
+    values = np.ones(shape, dtype)
+    store = {"0": values}
+    loading.mark(store)
+    assert loading.names(store) == ["0"]
+    found = loading.checksum(store, "0")
+    assert found == loading.checksum({"0": values.copy()}, "0")
+    if values.size:
+        assert found != loading.checksum({"0": values + values}, "0")
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_swapped_averages(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = make_model(dgc(use_ema=True))
+        fit(model, 1, [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert not hasattr(dgc(), "_model_variables_moving_average")
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_a_copy_has_the_settings(copied):
+    optimizer = dgc()
+    assert copied(optimizer).get_config() == optimizer.get_config()
+    built = trained(dgc()).optimizer
+    with pytest.warns(UserWarning, match="begins without its state"):
+        again = copied(built)
+    assert not again.built
+    assert again.get_config() == built.get_config()
+
+
+def test_within_an_epoch_the_first_workers_logs_decide(tmp_path, monkeypatch):
+    """Logs are each worker's own there, and who saves alone would wait for others."""
+    saved = []
+
+    class Checkpoint(tf_dgc.callbacks.ModelCheckpoint):
+        def write(self, path):
+            saved.append(path)
+
+    first = iter([3.0, 4.0, 2.0, 2.5])
+    shared = []
+
+    stock = meeting.share_notes
+
+    def share_notes(strategy, note, purpose):
+        if purpose != "save":
+            return stock(strategy, note, purpose)
+        shared.append(json.loads(note))
+        return {"worker 0": json.dumps({"loss": next(first)}), "worker 1": note}
+
+    monkeypatch.setattr(meeting, "share_notes", share_notes)
+    path = str(tmp_path / "{loss:.1f}.keras")
+    settings = {"monitor": "loss", "mode": "min", "save_best_only": True}
+    callback = Checkpoint(path, save_freq=3, **settings)
+    model = make_model(dgc())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(model, 6, [callback])  # of two batches
+    assert len(shared) == 4 and all(note["loss"] > 0 for note in shared)
+    assert saved == [str(tmp_path / f"{loss}.keras") for loss in (3.0, 2.0)]
