@@ -83,12 +83,13 @@ def _rate_inside(inner, spent, task):
     )
 
 
-def _times(number):
+def _times(number, types=None):
     """Return how DGC is made that sends an entry so many times, on average."""
+    types = types or NARROW
 
     def make(inner, spent, task):
         sparsity = 1 - min(0.25, number / spent.steps)
-        return tf_dgc.DGCOptimizer(inner, sparsity, factor_masking=False, **NARROW)
+        return tf_dgc.DGCOptimizer(inner, sparsity, factor_masking=False, **types)
 
     return make
 
@@ -148,6 +149,10 @@ RUNS = {
     **{
         f"{number} times": Run(_times(number), "an entry is sent so often in a run")
         for number in (3, 5, 10)
+    },
+    **{
+        f"{number} times mxfp4": Run(_times(number, NARROWER), "narrow values")
+        for number in (10, 15)
     },
     "uncorrected": Run(
         _dgc(budget.constant, momentum_correction=False), "momentum afterwards"
