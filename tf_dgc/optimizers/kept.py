@@ -150,6 +150,7 @@ def make(
     accumulation = None
     if took.calls > 1:
         accumulation = Accumulation(took.calls, found, variables)
+        accumulation.set_rate(optimizer.inner_optimizer)
     return Kept(found, memory, correction, natively, chosen, accumulation)
 
 
