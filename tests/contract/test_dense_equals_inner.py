@@ -18,6 +18,7 @@ INNER = {
     "adam": lambda: O.Adam(0.01),
     "adam amsgrad": lambda: O.Adam(0.01, amsgrad=True),
     "nadam": lambda: O.Nadam(0.01),
+    "nadam without momentum": lambda: O.Nadam(0.01, beta_1=0.0),
     "adamax": lambda: O.Adamax(0.01),
     "adamw": lambda: O.AdamW(0.01, weight_decay=0.1),
     "rmsprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
@@ -28,7 +29,7 @@ INNER = {
     "clipvalue": lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.3),
     "loss scale": lambda: O.SGD(0.1, momentum=0.9, loss_scale_factor=8.0),
 }
-ADAMS_KIN = ["nadam", "adam amsgrad", "adamax"]
+ADAMS_KIN = ["nadam", "nadam without momentum", "adam amsgrad", "adamax"]
 
 
 def compare(strategy, num_workers, make_inner, sparsity, rtol, steps=6, **settings):

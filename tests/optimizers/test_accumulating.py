@@ -1,5 +1,6 @@
 """Gradients of several calls make one step: against Keras's own, and with one call."""
 
+import functools
 import itertools
 
 import keras
@@ -13,10 +14,20 @@ import tf_dgc
 
 O = keras.optimizers  # noqa: E741
 CALLS = 2  # whose mean is exact, also where graphs multiply by its inverse
+RATES = O.schedules.PiecewiseConstantDecay([3, 5], [0.25, 0.125, 0.0625])  # by calls
+AVERAGED = {"use_ema": True, "ema_momentum": 0.5}
 INNER = {
     "sgd": lambda **more: O.SGD(0.25, momentum=0.5, weight_decay=0.01, **more),
     "clipped": lambda **more: O.SGD(0.25, global_clipnorm=2.0, **more),
     "adam": lambda **more: O.Adam(0.125, **more),
+    "scheduled sgd": lambda rate=RATES, **more: O.SGD(
+        rate, momentum=0.5, nesterov=True, weight_decay=0.01, **more
+    ),
+    "scheduled adam": lambda rate=RATES, **more: O.AdamW(rate, 0.01, **more),
+    "averaged": lambda **more: O.SGD(0.25, **AVERAGED, **more),
+    "overwritten": lambda **more: O.SGD(
+        0.25, ema_overwrite_frequency=2, **AVERAGED, **more
+    ),
 }
 METHODS = {
     "dense": lambda inner: tf_dgc.DGCOptimizer(inner, 0.0),
@@ -49,19 +60,99 @@ def means(steps):
     ]
 
 
+def make_alone(strategy, inner):
+    settings = {"gradient_accumulation_steps": CALLS}
+    weights = initial_weights("float32")
+    return Trainer(strategy, lambda: INNER[inner](**settings), weights)
+
+
+def assert_near(trainer, reference):
+    for mine, others in zip(trainer.weights(), reference.weights(), strict=True):
+        np.testing.assert_allclose(mine, others, rtol=2e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("inner", INNER)
 def test_with_everything_sent_it_is_keras_own(strategies, inner):
-    settings = {"gradient_accumulation_steps": CALLS}
-    alone = Trainer(
-        strategies[1], lambda: INNER[inner](**settings), initial_weights("float32")
+    pair = wrapped, alone = (
+        make_trainer(strategies[1], "dense", inner),
+        make_alone(strategies[1], inner),
     )
-    wrapped = make_trainer(strategies[1], "dense", inner)
-    for gradients in make_gradients(1, 3 * CALLS + 1, "float32"):
-        alone.step(gradients)
-        wrapped.step(gradients)
-        for mine, others in zip(wrapped.weights(), alone.weights(), strict=True):
-            np.testing.assert_allclose(mine, others, rtol=2e-6, atol=1e-6)
-        assert int(wrapped.optimizer.iterations) == int(alone.optimizer.iterations)
+    for gradients in make_gradients(1, 4 * CALLS + 1, "float32"):
+        for trainer in pair:
+            trainer.step(gradients)
+        assert_near(wrapped, alone)
+        for name in ("iterations", "learning_rate"):
+            mine, others = (float(getattr(t.optimizer, name)) for t in pair)
+            assert mine == others
+    for trainer in pair:
+        trainer.optimizer.finalize_variable_values(trainer.variables)
+    assert_near(wrapped, alone)
+
+
+@pytest.mark.parametrize("inner", ["scheduled sgd", "scheduled adam", "averaged"])
+def test_goes_on_within_a_step_as_keras_would(strategies, inner):
+    calls = make_gradients(1, 4 * CALLS, "float32")
+    alone = make_alone(strategies[1], inner)
+    first, second = (make_trainer(strategies[1], "dense", inner) for _ in range(2))
+    for call in calls:
+        alone.step(call)
+    for call in calls[: CALLS + 1]:
+        first.step(call)
+    second.load(first.save())
+    for call in calls[CALLS + 1 :]:
+        second.step(call)
+    for trainer in (second, alone):
+        trainer.optimizer.finalize_variable_values(trainer.variables)
+    assert_near(second, alone)
+
+
+@pytest.mark.parametrize(
+    ("method", "inner"),
+    rows(
+        itertools.product(METHODS, ["scheduled sgd", "scheduled adam"]),
+        [("dgc", "scheduled sgd"), ("dgc", "scheduled adam")],
+    ),
+)
+def test_the_rate_is_that_of_the_last_call(strategies, method, inner):
+    """Bit for bit, whenever what is sent now was kept back."""
+    several = make_trainer(strategies[2], method, inner)
+    make = functools.partial(INNER[inner], rate=1.0)
+    weights = initial_weights("float32")
+    one = Trainer(strategies[2], lambda: METHODS[method](make()), weights)
+    calls = make_gradients(2, 4 * CALLS, "float32")
+    for call in calls:
+        several.step(call)
+    for taken, gradients in enumerate(means(calls)):
+        one.optimizer.learning_rate = float(RATES(taken * CALLS + CALLS - 1))
+        one.step(gradients)
+    assert float(several.optimizer.learning_rate) == 0.0625
+    for mine, others in zip(several.weights(), one.weights(), strict=True):
+        np.testing.assert_array_equal(mine, others)
+
+
+def test_averages_under_a_strategy(strategies):
+    """Of two workers that have one gradient they are those of one."""
+    several, one = (make_trainer(strategies[n], "dense", "averaged") for n in (2, 1))
+    for (gradients,) in make_gradients(1, 2 * CALLS + 1, "float32"):
+        several.step([[g / 2 for g in gradients]] * 2)
+        one.step([gradients])
+    for trainer in (several, one):
+        trainer.optimizer.finalize_variable_values(trainer.variables)
+    assert_near(several, one)
+
+
+def test_several_steps_per_execution():
+    """The rate is that of each call, also where a graph has many."""
+    features = np.random.default_rng(0).normal(size=(64, 40)).astype("float32")
+    kernels = []
+    for wrap in (lambda inner: inner, lambda inner: tf_dgc.DGCOptimizer(inner, 0.0)):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
+        inner = INNER["scheduled sgd"](gradient_accumulation_steps=2)
+        model.compile(wrap(inner), "mse", steps_per_execution=4)
+        model.fit(features, features[:, :1], 8, verbose=0, shuffle=False)
+        kernels.append(model.get_weights()[0])
+    np.testing.assert_allclose(*kernels, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +198,10 @@ def test_rows_are_added_up():
 
 
 def test_what_is_missing_in_a_step_waits():
-    """A variable without a gradient in the last call keeps what it has, as in Keras."""
+    """A variable without a gradient in the last call keeps what it has.
+
+    Keras forgets it: with a step it clears what it has of all variables.
+    """
     pair = [keras.Variable(np.zeros(SHAPES[0], "float32")) for _ in range(2)]
     optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.0)
     ones = tf.ones(SHAPES[0])

@@ -29,6 +29,10 @@ CASES = {
     "amsgrad": (lambda: O.Adam(0.125, beta_2=0.6, amsgrad=True), {}),
     "adamax": (lambda: O.Adamax(0.125, beta_2=0.6), {}),
     "nadam": (lambda: O.Nadam(0.125, epsilon=0.1), {}),
+    "nadam without momentum": (
+        lambda: O.Nadam(0.125, beta_1=0.0, epsilon=0.1),
+        {"sparsity": 0.9},
+    ),
     "amsgrad schedule": (
         lambda: O.AdamW(0.125, beta_2=0.6, amsgrad=True),
         {"sparsity": FROM_DENSE},
@@ -94,6 +98,7 @@ def assert_near(mine, reference):
             ("clipnorm", 2),
             ("amsgrad schedule", 2),
             ("nadam schedule", 2),
+            ("nadam without momentum", 2),
         ],
     ),
 )

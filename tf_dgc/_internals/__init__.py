@@ -9,6 +9,7 @@ Imports nothing of the package.
 
 __all__ = [
     "ages",
+    "averages",
     "checkpoints",
     "creation",
     "groups",

@@ -62,12 +62,12 @@ def behaves_as(
 
     None of what `kind` consists of, or takes as an argument, may be replaced in a
     subclass or on the object, but for how it is made, how gradients are summed, and
-    what functions of this module replace.
+    what functions of `_internals` replace.
     """
     if not isinstance(optimizer, kind):
         return False
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
-    of_object = methods_of_instance(optimizer) - {*_ACROSS_REPLICAS, *_IN_FILES}
+    of_object = methods_of_instance(optimizer) - _REPLACED_HERE
     replaced = of_object.union(*map(vars, subclasses))
     consists_of = {*dir(kind), *inspect.signature(kind).parameters}
     changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
@@ -212,6 +212,7 @@ def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 _IN_FILES = ("save_own_variables", "load_own_variables")
+_REPLACED_HERE = {*_ACROSS_REPLICAS, *_IN_FILES, "_get_current_learning_rate"}
 
 
 def replace_update_step(

@@ -1,5 +1,6 @@
-"""Learning rates of Keras's optimizers: one that is multiplied by a variable."""
+"""Learning rates of Keras's optimizers: multiplied by a variable, or by calls."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,3 +30,26 @@ def scale_rate(
 
     optimizer.learning_rate = scaled
     return rate
+
+
+def follow_calls(
+    optimizer: keras.optimizers.Optimizer, calls: Callable[[], tf.Tensor]
+) -> None:
+    """Let a schedule go by calls, where this instance counts steps of several.
+
+    So does that of an optimizer of Keras, which accumulates itself: its `_iterations`
+    are calls, and a schedule is asked for these.
+
+    Args:
+        optimizer: optimizer, which does not accumulate.
+        calls: function that returns the number of calls before this one, a scalar.
+    """
+    stock = optimizer._get_current_learning_rate
+
+    def current(self: Any) -> Any:
+        rate = self._learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(calls())
+        return stock()
+
+    optimizer._get_current_learning_rate = types.MethodType(current, optimizer)

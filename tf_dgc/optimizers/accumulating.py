@@ -1,12 +1,13 @@
 """Accumulating: the gradients of several calls, whose mean is one step's."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals import averages, keras_optimizers, learning_rates
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import conditions
@@ -15,6 +16,7 @@ from tf_dgc.optimizers import conditions
 class Accumulation:
     """Adds up what each worker's calls bring, as Keras's optimizers do.
 
+    As there, the learning rate goes by calls, and weights are averaged in every call.
     Nobody is contacted before the last call of a step. What is not finite is in the
     sum, so that the step treats it as it treats such a gradient.
 
@@ -63,6 +65,19 @@ class Accumulation:
         """All that is remembered from call to call."""
         return [*self.sums, self.calls]
 
+    def set_rate(self, rule: keras.optimizers.Optimizer) -> None:
+        """Let the learning rate be that of the call, as Keras has it.
+
+        Args:
+            rule: inner optimizer, whose iterations are steps.
+        """
+
+        def calls() -> tf.Tensor:
+            steps = tf.convert_to_tensor(rule.iterations.value)
+            return steps * self._number + tf.cast(self.calls.value, steps.dtype)
+
+        learning_rates.follow_calls(rule, calls)
+
     def call(
         self,
         optimizer: Any,
@@ -73,7 +88,7 @@ class Accumulation:
         """Add gradients, and take the step if it is complete; in replica context.
 
         Args:
-            optimizer: optimizer that was called.
+            optimizer: optimizer that was called, with an inner one.
             grads: gradients of the variables, none missing.
             variables: variables of the model.
             step: function of their means that takes the step.
@@ -89,6 +104,10 @@ class Accumulation:
 
         ends = tf.greater_equal(done, self._number)
         conditions.call_if(ends, complete)
+        rule = optimizer.inner_optimizer
+        if rule.use_ema:
+            average = functools.partial(averages.update, rule)
+            conditions.call_if(tf.logical_not(ends), average)
         self.calls.assign(tf.where(ends, tf.zeros_like(done), done))
 
     def _take(self, place: int, dtype: tf.DType) -> tf.Tensor:

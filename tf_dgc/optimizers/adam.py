@@ -82,7 +82,7 @@ class AdamCorrection:
         whole = schedules.at(self._sparsity, self._optimizer.iterations.value) <= 0
         return tf.logical_and(whole, tf.equal(self.begun.value, 0))
 
-    def precondition(self, stock: Choice, inputs: Inputs, variables: list) -> Inputs:
+    def precondition(self, stock: Choice, inputs: Inputs) -> Inputs:
         """Return what goes into a step in which updates are exchanged, not gradients.
 
         Exempt tensors, and all in a stock step, are exchanged as they are.
@@ -90,7 +90,6 @@ class AdamCorrection:
         Args:
             stock: result of `is_stock`.
             inputs: inputs of a step of gradients.
-            variables: variables of the model.
 
         Returns:
             The same with divisors, and with the sample as the last tensor.
@@ -98,21 +97,26 @@ class AdamCorrection:
         if not self.kind.ahead:
             self._forget(inputs, stock)
         if self._agreement is not None:
-            inputs = self._divide(self._agreement, stock, inputs, variables)
+            inputs = self._divide(self._agreement, stock, inputs)
         return adam_kinds.without_velocity(inputs) if self.kind.ahead else inputs
 
-    def _divide(
-        self, agreement: Agreement, stock: Choice, inputs: Inputs, variables: list
-    ) -> Inputs:
+    def _divide(self, agreement: Agreement, stock: Choice, inputs: Inputs) -> Inputs:
         active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
         divisors = self._divisors(agreement.factors(), active)
         if self.begun is not None:
-            own = self._optimizer, self.kind.rule
-            slots = [keras_rules.rule_slots(*own, v) for v in variables]
             first = tf.logical_and(active, tf.equal(self.begun.value, 0))
-            beta_1 = float(self._optimizer.beta_1)
-            crossing.cross(first, inputs, slots, divisors, beta_1)
+            own = self._memory, self._slots(), divisors
+            crossing.cross(first, inputs, *own, float(self._optimizer.beta_1))
         return sampling.add(agreement, inputs, self._memory, divisors, active)
+
+    def _slots(self) -> dict[int, list[keras.Variable]]:
+        """Return what the rule remembers of each tensor of the model, by its place."""
+        optimizer, rule = self._optimizer, self.kind.rule
+        return {
+            self._index_of(v): keras_rules.rule_slots(optimizer, rule, v)
+            for v in keras_optimizers.trainable_variables(optimizer)
+            if not keras_optimizers.overwrites_with_gradient(v)
+        }
 
     def _forget(self, inputs: Inputs, stock: Choice) -> None:
         """Clear velocities of what is not divided: the rule has its momentum then."""

@@ -1,10 +1,11 @@
 """From Adam's own steps to corrected ones, where a schedule first leaves something out.
 
 What the optimizer and the workers remember of gradients becomes what they would
-remember of updates: in this step, and never again.
+remember of updates: in this step, and never again. So it is of all tensors, also of
+those without a gradient in this step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tf_dgc.steps.accumulation import prepare
 from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.memory import Memory
 from tf_dgc.transforms import preconditioning
 from tf_dgc.transforms.preconditioning import Divisor
 
@@ -19,52 +21,58 @@ from tf_dgc.transforms.preconditioning import Divisor
 def cross(
     first: tf.Tensor,
     inputs: Inputs,
-    slots: Sequence[Sequence[keras.Variable]],
-    divisors: dict[int, Divisor],
+    memory: Memory,
+    slots: Mapping[int, Sequence[keras.Variable]],
+    divisors: Mapping[int, Divisor],
     beta_1: float,
 ) -> None:
     """Take over from the optimizer, before the step, if it is the first one.
 
     The second moment becomes Adam's; the velocity this worker's share of Adam's
-    momentum, and the residual what it was, both divided as the step's gradient is.
+    momentum, and the residual what it was, both divided as the step's gradient is, or
+    would be if it was not missing.
 
     Args:
         first: whether it is, scalar bool.
         inputs: inputs of the step, without divisors.
-        slots: Adam's momentum and second moment of each tensor of the step; behind
-            them what else it remembers, the largest second moment so far.
+        memory: memory of all tensors, of the step or not.
+        slots: Adam's momentum and second moment of each tensor with a divisor, by its
+            place; behind them what else it remembers, the largest second moment so far.
         divisors: divisor of each tensor that has one, by its place.
         beta_1: share of the momentum before, in each.
     """
 
     def take_over() -> tf.Tensor:
         gradients, _ = prepare(inputs.tensors, inputs.gradients, inputs.scales)
-        rows = zip(inputs.indices, slots, gradients, strict=True)
-        for at, (i, own, gradient) in enumerate(rows):
-            if i not in divisors:
-                continue
-            momentum, *moments = (_flat(slot, gradient.dtype) for slot in own)
+        given = dict(zip(inputs.indices, gradients, strict=True))
+        for i, by in divisors.items():
+            dtype = memory.tensors[i].dtype
+            momentum, *moments = (_flat(slot, dtype) for slot in slots[i])
             # Keras's own overflow, and what is infinite would stay.
             momentum = _finite(momentum, 0.0)
-            by = divisors[i]
-            now = _take_moments(by, gradient, moments)
-            kept = inputs.memory.residual[at]
-            _divide(kept, _flat(kept, now.dtype), now, by, beta_1)
-            if inputs.memory.velocity:
+            now = _take_moments(by, given.get(i), moments)
+            kept = memory.residual[i]
+            _divide(kept, _flat(kept, dtype), now, by, beta_1)
+            if memory.velocity:
                 share = momentum / inputs.num_workers
-                _divide(inputs.memory.velocity[at], share, now, by, beta_1)
+                _divide(memory.velocity[i], share, now, by, beta_1)
         return tf.constant(True)
 
     tf.cond(first, take_over, lambda: tf.constant(True))
 
 
 def _take_moments(
-    by: Divisor, gradient: tf.Tensor, moments: Sequence[tf.Tensor]
+    by: Divisor, gradient: tf.Tensor | None, moments: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Take over Adam's moments; return what the step's gradient is divided by."""
+    """Take over Adam's moments; return what the step's gradient is divided by.
+
+    A moment that no gradient enters stays what it is, as in Keras.
+    """
     moments = [_finite(moment, moment.dtype.max) for moment in moments]
     by.moment.assign(tf.reshape(moments[0], by.moment.shape))
-    now = preconditioning.follow(moments[0], gradient, by.numbers, by.infinity)
+    now = moments[0]
+    if gradient is not None:
+        now = preconditioning.follow(now, gradient, by.numbers, by.infinity)
     if by.largest is None:
         return now
     by.largest.assign(tf.reshape(moments[1], by.largest.shape))

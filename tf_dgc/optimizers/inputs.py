@@ -196,7 +196,7 @@ def collect(
     )
     collected = assemble(optimizer, grads, variables, took, kept.memory, place)
     if kept.adam:
-        return kept.adam.precondition(stock, collected, variables)
+        return kept.adam.precondition(stock, collected)
     return collected
 
 

@@ -125,7 +125,7 @@ def make(
         # Of a method among neighbours there is a state of each of them (`known.py`).
         NoCompression() if ways.is_near else optimizer.compressor,
         keeps_residual=keeps_residual,
-        keeps_velocity=bool(took.momentum),
+        keeps_velocity=took.keeps_velocity,
         keeps_second_moment=took.adam is not None,
         keeps_largest_moment=took.adam is not None and took.adam.largest,
         tracks_staleness=optimizer.track_staleness,
@@ -150,6 +150,7 @@ def make(
     accumulation = None
     if took.calls > 1:
         accumulation = Accumulation(took.calls, found, variables)
+        accumulation.set_rate(optimizer.inner_optimizer)
     return Kept(found, memory, correction, natively, chosen, accumulation)
 
 

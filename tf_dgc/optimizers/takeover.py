@@ -37,6 +37,11 @@ class TakeOver:
         return self.taken.get("momentum", self.beta_1)
 
     @property
+    def keeps_velocity(self) -> bool:
+        """Whether there is a velocity: a Nadam looks ahead of one without momentum."""
+        return bool(self.momentum) or (self.adam is not None and self.adam.ahead)
+
+    @property
     def nesterov(self) -> bool:
         """Whether the correction is Nesterov's."""
         return self.taken.get("nesterov", False)

@@ -1,0 +1,77 @@
+"""From Adam's own steps to corrected ones, with a variable that is missing then."""
+
+import keras
+import numpy as np
+import pytest
+from harness import Trainer, initial_weights, make_gradients
+from selection import in_turn
+
+import tf_dgc
+from tf_dgc._internals import keras_rules
+from tf_dgc.steps import native
+
+O = keras.optimizers  # noqa: E741
+DENSE = 4  # steps before something is left out
+INNER = {
+    "adam": lambda: O.Adam(0.125),
+    "amsgrad": lambda: O.Adam(0.125, beta_2=0.6, amsgrad=True),
+    "adamax": lambda: O.Adamax(0.125),
+    "nadam": lambda: O.Nadam(0.125),
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
+
+
+def make_trainer(strategy, inner, sparsity):
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [0.0, sparsity])
+    return Trainer(
+        strategy,
+        lambda: tf_dgc.DGCOptimizer(INNER[inner](), schedule),
+        initial_weights("float32"),
+    )
+
+
+def without_first(gradients):
+    return [[None, *local[1:]] for local in gradients]
+
+
+@pytest.mark.parametrize(
+    ("inner", "path"), in_turn(INNER, ["operations", "composed"], ["adam", "nadam"])
+)
+def test_what_is_remembered_of_it_is_taken_over(strategies, inner, path, monkeypatch):
+    """And stays what it is until there is a gradient again."""
+    if path == "composed":
+        monkeypatch.setattr(native, "is_live", lambda variables: False)
+    trainer = make_trainer(strategies[2], inner, 0.9)
+    steps = make_gradients(2, DENSE + 2, "float32")
+    for gradients in steps[:DENSE] + [without_first(g) for g in steps[DENSE:]]:
+        trainer.step(gradients)
+    optimizer = trainer.optimizer
+    rule = optimizer.inner_optimizer
+    slots = keras_rules.rule_slots(
+        rule, optimizer._kept.adam.kind.rule, trainer.variables[0]
+    )
+    momentum, *moments = (slot.numpy() for slot in slots)
+    by = moments[-1]
+    if inner != "adamax":
+        by = np.sqrt(by / (1 - rule.beta_2 ** (DENSE + 1)))
+    kept = [optimizer.second_moment, optimizer.largest_moment, optimizer.velocity]
+    expected = [*moments, momentum / 2 / by]
+    for variables, values in zip(filter(None, kept), expected, strict=True):
+        for local in trainer.local(variables):
+            np.testing.assert_allclose(local[0], values, rtol=1e-4, atol=1e-6)
+
+
+def test_it_then_moves_as_far_as_by_keras(strategies):
+    """All is sent here, so that what differs is what the steps are divided by."""
+    alone = Trainer(strategies[1], INNER["adam"], initial_weights("float32"))
+    wrapped = make_trainer(strategies[1], "adam", 1e-6)
+    pair, moved = (alone, wrapped), []
+    for step, gradients in enumerate(make_gradients(1, DENSE + 4, "float32")):
+        absent = DENSE <= step < DENSE + 2
+        before = [trainer.weights()[0] for trainer in pair]
+        for trainer in pair:
+            trainer.step(without_first(gradients) if absent else gradients)
+        after = [trainer.weights()[0] for trainer in pair]
+        moved.append([np.abs(a - b).mean() for a, b in zip(after, before, strict=True)])
+    np.testing.assert_allclose(*np.transpose(moved), rtol=0.15)
