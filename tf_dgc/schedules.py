@@ -92,7 +92,7 @@ class PiecewiseConstantSparsity(SparsitySchedule):
 class WarmupSparsity(SparsitySchedule):
     """The paper's warm-up: 75 %, 93.75 %, 98.4375 %, 99.6 %, then the final sparsity.
 
-    For fewer than 10,000 steps, `tf_dgc.dgc_for_steps`, or without `factor_masking`.
+    For fewer than 15,000 steps, `tf_dgc.dgc_for_steps`, or without `factor_masking`.
 
     Args:
         warmup_steps: iterations until the final sparsity is reached, shared evenly
@@ -179,15 +179,15 @@ class PiecewiseConstantPeriod(_Schedule):
 
 
 def for_steps(steps: int) -> float:
-    """Return the sparsity by which an entry is sent ten times in a run, on average.
+    """Return the sparsity by which an entry is sent 15 times in a run, on average.
 
-    What is not sent in time never reaches the model. It is `1 - 10 / steps`, 75 % at
-    the least and 99.9 %, that of 10,000 steps and more, at the most.
+    What is not sent in time never reaches the model. It is `1 - 15 / steps`, 75 % at
+    the least and 99.9 %, that of 15,000 steps and more, at the most.
 
     Args:
         steps: number of steps in which a model is trained, 1 or more.
     """
-    density = 10 / check_whole("steps", steps, 1, " of training")
+    density = 15 / check_whole("steps", steps, 1, " of training")
     return 1 - min(0.25, max(0.001, density))
 
 

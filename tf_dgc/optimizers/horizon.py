@@ -12,8 +12,9 @@ def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
     The paper's settings are for tens of thousands of steps. In a few hundred of them
     most of what waits never reaches the model, and masking takes the momentum from
     entries that are sent often. Here the sparsity is that of `schedules.for_steps`
-    from the first step on, the velocity is not masked, and all values are sent in 8
-    bits (`value_dtype="mxint8"`, `exempt_dtype="mxint8"`), which pays for most of it.
+    from the first step on, the velocity is not masked, and values are sent in 4 bits,
+    those of small tensors in 8 (`value_dtype="mxfp4"`, `exempt_dtype="mxint8"`), which
+    pays for most of it.
 
     >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     >>> optimizer = tf_dgc.dgc_for_steps(sgd, epochs * steps_per_epoch)
@@ -29,7 +30,7 @@ def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
     usual = {
         "sparsity": schedules.for_steps(steps),
         "factor_masking": False,
-        "value_dtype": "mxint8",
+        "value_dtype": "mxfp4",
         "exempt_dtype": "mxint8",
     }
     return DGCOptimizer(inner, **{**usual, **settings})
