@@ -22,7 +22,7 @@ def train(strategy, make):
 def test_it_is_dgc_with_these_settings(strategies):
     settings = {
         "factor_masking": False,
-        "value_dtype": "mxint8",
+        "value_dtype": "mxfp4",
         "exempt_dtype": "mxint8",
     }
     steps = 200
@@ -30,11 +30,11 @@ def test_it_is_dgc_with_these_settings(strategies):
         train(strategies[2], lambda make=make: make(keras.optimizers.SGD(0.1, 0.9)))
         for make in (
             lambda sgd: tf_dgc.dgc_for_steps(sgd, steps),
-            lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.95, **settings),
+            lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.925, **settings),
         )
     )
     assert mine.optimizer.stats == expected.optimizer.stats
-    assert mine.optimizer.stats.entries_per_step == 150 + 50
+    assert mine.optimizer.stats.entries_per_step == 225 + 50
     for a, b in zip(mine.weights(), expected.weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
