@@ -6,8 +6,9 @@ Trains the tasks of `convergence.py` on workers of this process: dense, by DGC a
 in every step, and by local SGD, DiLoCo and SparseLoCo with an exchange every H steps.
 `dense` is the task's SGD with momentum, which local SGD takes on each worker too;
 DiLoCo and SparseLoCo have AdamW inside, to which `dense adamw` is the control. Rates
-decay by a cosine; that of AdamW is the best of three for the control, by a seed that
-does not count, and the same for both presets and all H.
+decay by a cosine; that of AdamW is the best of three, and of one or two more beyond if
+it is at their edge, for the control, by a seed that does not count, and the same for
+both presets and all H.
 
 A row is appended to `--json` when a run ends, seed after seed, so the same command goes
 on where it was killed; `--from_json` reports without training. `to dense` is of the
@@ -98,7 +99,7 @@ class Comparison:
             return rate * settings["rate"] if method == "demo" else rate
         seed = targets.SEED_OF_RATES
         return pieces.best_rate(
-            RATES, lambda rate: self._row(_CONTROL, 1, rate, seed)["loss"], more=0
+            RATES, lambda rate: self._row(_CONTROL, 1, rate, seed)["loss"]
         )
 
     def _row(self, method, period, rate, seed):
