@@ -10,11 +10,11 @@ import sys
 from tf_dgc.launch import loopback
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
-# Of what passes at once, at most 0.7 ms of the rate, or a message after a pause would
-# have no limit at all. No segment is larger, or each would be cut into packets on the
-# way, which takes more of the processors than many workers leave.
-_BURSTS = {"10gbit": 524288, "1gbit": 65536}
-_BURST = 8192
+# Of what passes at once: small against a step. Where it is below a segment of 64 kB,
+# segments are made smaller, or each would be cut into packets on the way, which takes
+# more of the processors than many workers leave.
+_BURSTS = {"10gbit": "512kb", "1gbit": "512kb"}
+_BURST, _SEGMENT = "32kb", 16384
 _LARGEST_SEGMENT = 65536
 
 _FIRST_PORT = 20100
@@ -154,13 +154,14 @@ class Namespaces:
 
     def limit(self, measure=True):
         """Apply the rate; and measure what the links carry then."""
-        burst = _BURSTS.get(self._rate, _BURST)
         for namespace, device in self._ends():
             run(
                 *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"),
-                *("tbf", "rate", self._rate, "burst", str(burst), "latency", "100ms"),
+                *("tbf", "rate", self._rate, "burst", _BURSTS.get(self._rate, _BURST)),
+                *("latency", "100ms"),
             )
-        self._segment(min(burst, _LARGEST_SEGMENT))
+        if self._rate not in _BURSTS:
+            self._segment(_SEGMENT)
         if measure:
             self.measured_mbit = min(
                 self._transfer(rank) for rank in range(len(self._machines))
