@@ -28,6 +28,7 @@ __all__ = [
     "inputs",
     "kept",
     "known",
+    "loading",
     "local",
     "moving",
     "native_rules",

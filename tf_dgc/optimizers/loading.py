@@ -42,7 +42,7 @@ def is_to_be_loaded(kind: str, built: bool, trains: bool, store: Any, own: int) 
         kind: name of the optimizer's class.
         built: whether it is built.
         trains: whether it was given variables, if it was built at all.
-        store: what was saved.
+        store: store of what was saved.
         own: number of the optimizer's variables.
 
     Raises:
