@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -40,10 +41,7 @@ _LOOPS = {
 
 def is_made_of_a_config() -> bool:
     """Whether Keras, somewhere among our callers, compiles a model as a file says."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not _COMPILES:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_code is _COMPILES for frame, _ in traceback.walk_stack(None))
 
 
 def caller_of_reduce() -> tuple[str | None, Any]:
