@@ -60,7 +60,7 @@ def measure(key, folder, every, timeout):
         **run.about,
         **found,
         "step_ms": statistics.median(found["median_ms"]),
-        **{"handed": told[0]["handed"], "curve": curve, "value": curve[-1][2]},
+        **{"handed": told[0]["push"], "curve": curve, "value": curve[-1][2]},
     }
 
 

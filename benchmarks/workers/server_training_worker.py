@@ -14,7 +14,7 @@ import time
 
 import keras
 import numpy as np
-from common import served
+from common import looking, served
 from common.digits import Digits
 from common.snapshots import Snapshots
 
@@ -60,52 +60,13 @@ class Server(served.Server):
         return {"curve": self._snapshots.curve(task, *last)}
 
 
-class Worker(served.Worker):
-    """A worker that trains by its part of the examples.
-
-    Args:
-        settings: settings of the mode.
-    """
-
-    def __init__(self, settings):
-        rank, number = settings["rank"], len(settings["speeds"])
-        self._task = Digits(settings["folder"], settings["width"], (rank, number))
-        seed = [settings["seed"], rank]
-        super().__init__(
-            settings,
-            self._task.model,
-            optimizer,
-            lambda model: self._task.draws(seed, settings["batch_size"]),
-        )
-        self._updates = settings["updates"]
-        self._looks = rank == 0 and settings["mode"] not in served.SERVED
-        self._snapshots = Snapshots(settings["every"])
-
-    def answer(self, request):
-        """Do what is asked for."""
-        if request["do"] == "run":
-            return self.run(float("inf"), self._updates, self._updates, self._look)
-        if request["do"] == "curve":
-            return self._counted() | self._curve(request["seconds"])
-        return super().answer(request)
-
-    def _look(self, seconds, updates):
-        if self._looks:
-            self._snapshots.take_if_due(self.model.get_weights, seconds, updates)
-
-    def _counted(self):
-        """Return bytes of a step that were handed over, without protocols."""
-        stats = getattr(self.optimizer, "stats", None)
-        return {
-            "push": stats and round(stats.bytes / stats.steps),
-            "pull_bytes": getattr(self.optimizer, "bytes_per_pull", None),
-        }
-
-    def _curve(self, seconds):
-        if not self._looks:
-            return {}
-        last = self.model.get_weights(), seconds, self._updates
-        return {"curve": self._snapshots.curve(self._task, *last)}
+def make_worker(settings):
+    """Return a worker, of which the first looks where there is no server."""
+    rank, number = settings["rank"], len(settings["speeds"])
+    task = Digits(settings["folder"], settings["width"], (rank, number))
+    by = [settings["seed"], rank], settings["batch_size"]
+    looks = rank == 0 and settings["mode"] not in served.SERVED
+    return looking.Worker(settings, task, by, optimizer, looks)
 
 
 def optimizer(settings):
@@ -125,7 +86,7 @@ def optimizer(settings):
 
 def main(settings):
     """Do what the parent asks for."""
-    served.serve(lambda task: Server(task, settings), lambda: Worker(settings))
+    served.serve(lambda task: Server(task, settings), lambda: make_worker(settings))
 
 
 if __name__ == "__main__":
