@@ -4,11 +4,11 @@
 
 Trains the tasks of `convergence.py` on workers of this process: dense, by DGC and DeMo
 in every step, and by local SGD, DiLoCo and SparseLoCo with an exchange every H steps.
-`dense` is the task's SGD with momentum, which local SGD takes on each worker too;
-DiLoCo and SparseLoCo have AdamW inside, to which `dense adamw` is the control. Rates
-decay by a cosine; that of AdamW is the best of three, and of one or two more beyond if
-it is at their edge, for the control, by a seed that does not count, and the same for
-both presets and all H.
+`dense` is the task's SGD with momentum, which local SGD takes on each worker too, and
+SparseLoCo as `sparse_loco_sgd`; DiLoCo and SparseLoCo have AdamW inside, to which
+`dense adamw` is the control. Rates decay by a cosine; that of AdamW is the best of
+three, and of one or two more beyond if it is at their edge, for the control, by a seed
+that does not count, and the same for both presets and all H.
 
 A row is appended to `--json` when a run ends, seed after seed, so the same command goes
 on where it was killed; `--from_json` reports without training. `to dense` is of the
@@ -59,6 +59,8 @@ KEYS = ["task", "method", "period", "rate", "steps", "workers", "seed"]
 _CONTROL = "dense adamw"
 EVERY_STEP = ("dense", _CONTROL, "dgc", "demo")
 WITH_ADAMW = (_CONTROL, "diloco", "sparse_loco")
+LOCAL = {**presets.LOCAL, "sparse_loco_sgd": presets.LOCAL["sparse_loco"]}
+"""Exchange every H steps; the last one with the SGD of `dense` inside."""
 
 COLUMNS = [
     ("method", "method", ""),
@@ -138,8 +140,8 @@ class Comparison:
             inner = keras.optimizers.SGD(decay, momentum, global_clipnorm=clipnorm)
             if method in WITH_ADAMW:
                 inner = keras.optimizers.AdamW(decay, global_clipnorm=clipnorm)
-            if method in presets.LOCAL:
-                return presets.LOCAL[method](inner, period)
+            if method in LOCAL:
+                return LOCAL[method](inner, period)
             if method.startswith("dense"):
                 return inner
             return method_settings.method(method)[0](inner, steps)
@@ -165,7 +167,7 @@ def _named(run):
 
 
 def _runs():
-    known = [*EVERY_STEP, *presets.LOCAL]
+    known = [*EVERY_STEP, *LOCAL]
     chosen = _METHODS.value or known
     if unknown := [name for name in chosen if name not in known]:
         raise app.UsageError(f"Methods are {', '.join(known)}. Received: {unknown}")
@@ -178,7 +180,7 @@ def _runs():
     return [
         (name, h)
         for name in chosen
-        for h in (periods if name in presets.LOCAL else [1])
+        for h in (periods if name in LOCAL else [1])
     ]
 
 

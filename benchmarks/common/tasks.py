@@ -19,6 +19,7 @@ class Task:
         learning_rate: of the dense run, with momentum 0.9.
         clipnorm: global norm that the gradient is clipped to, or None.
         tolerance: how far from the dense run a method may end and have the target.
+        jit_compile: whether XLA compiles the forward and backward pass.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Task:
     learning_rate: float
     clipnorm: float | None
     tolerance: float
+    jit_compile = False
 
     def __init__(self, data_dir):
         self.train, self.test = self.load(data_dir)

@@ -48,6 +48,9 @@ class Trainer:
         self._initial = states.take(self.optimizer.variables)
         self._predict = predictor(self._model)
         self._step = tf.function(self._on_all_workers)
+        self._gradients = self._loss_and_gradients
+        if task.jit_compile:
+            self._gradients = tf.function(self._gradients, jit_compile=True)
         self.seconds = 0.0
 
     def run(self, seed, steps, evaluate_every, saved=None):
@@ -136,11 +139,14 @@ class Trainer:
         return self._strategy.reduce("SUM", losses, axis=None)
 
     def _on_one_worker(self, inputs, targets):
-        variables = self._model.trainable_variables
+        loss, gradients = self._gradients(inputs, targets)
+        self.optimizer.apply(gradients, self._model.trainable_variables)
+        return loss
+
+    def _loss_and_gradients(self, inputs, targets):
         with tf.GradientTape() as tape:
             loss = self.task.loss(self._model, inputs, targets)
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
-        return loss
+        return loss, tape.gradient(loss, self._model.trainable_variables)
 
     def _distribute(self, values):
         return self._strategy.experimental_distribute_values_from_function(
