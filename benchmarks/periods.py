@@ -177,11 +177,7 @@ def _runs():
             f"Runs of {_STEPS.value} steps are to end with a round. "
             f"Received: --periods={periods}"
         )
-    return [
-        (name, h)
-        for name in chosen
-        for h in (periods if name in LOCAL else [1])
-    ]
+    return [(name, h) for name in chosen for h in (periods if name in LOCAL else [1])]
 
 
 def main(_):
