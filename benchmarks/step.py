@@ -1,7 +1,7 @@
 """The time of one training step: without communication, dense, and compressed.
 
     python benchmarks/step.py --workers 2
-    sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json
+    sudo python benchmarks/step.py --rate 1gbit,100mbit --json step.json --plot step.svg
     python benchmarks/step.py --model resnet50 --loop fit     # and --loop custom
     sudo python benchmarks/step.py --rate 1gbit --method float16,power_sgd --peers
     sudo python benchmarks/step.py --rate 100mbit --workers 4 --exchange gtopk,auto
@@ -97,12 +97,15 @@ _FRESH = flags.DEFINE_boolean(
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "Seconds that a worker has for a turn.")
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to.")
+_PLOT = flags.DEFINE_string("plot", None, "A file for a picture, .svg or .png.")
 
 
 def main(_):
     """Measure all modes at all rates, and report."""
     modes = _modes()
     rates = _chosen("rate", network.RATES, _RATE.value)
+    if _PLOT.value and rates == ["loopback"]:
+        raise app.UsageError("--plot is of limited links. Received: --rate=loopback")
     signals.end_orderly()
     try:
         tracked = progress.track(rates, "rates", str)
@@ -116,6 +119,11 @@ def main(_):
         f"{_LOOP.value} loop"
     )
     reporting.report(rows, COLUMNS, title, _JSON.value)
+    if _PLOT.value:
+        from common import pictures
+
+        limited = [row for row in rows if row["measured_mbit"]]
+        pictures.draw_steps(limited, _PLOT.value)
 
 
 def measure(rate, modes):

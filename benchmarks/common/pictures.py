@@ -1,4 +1,4 @@
-"""The picture of `convergence.py`: how good a method is against what it sends."""
+"""Pictures of what was measured: accuracy against bytes, steps against links."""
 
 import itertools
 
@@ -25,6 +25,35 @@ def draw(rows, path):
     for (axis,), panel in zip(axes, panels, strict=True):
         _panel(axis, panel)
     figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def draw_steps(rows, path):
+    """Draw a step's median against the rate that its links were measured to have.
+
+    Args:
+        rows: of `step.py`, of rates that are limited.
+        path: of the picture; its ending decides on the format.
+    """
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.xaxis.set_major_formatter(EngFormatter(unit="bit/s"))
+    axis.yaxis.set_major_formatter(EngFormatter(unit="s"))
+    axis.set_xlabel("rate of the links, as measured")
+    axis.set_ylabel("step (median)")
+    axis.grid(visible=True, color="0.93", zorder=0)
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        points = sorted(
+            (1e6 * row["measured_mbit"], row["median_ms"] / 1000)
+            for row in rows
+            if row["mode"] == mode
+        )
+        without = {"color": "0.5", "linestyle": "--"} if mode == "none" else {}
+        label = "no communication" if mode == "none" else mode
+        axis.plot(*zip(*points, strict=True), marker="o", label=label, **without)
+    axis.legend()
     figure.savefig(path)
     plt.close(figure)
 
