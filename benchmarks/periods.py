@@ -56,9 +56,7 @@ RATES = (1e-3, 3e-3, 1e-2)
 """Learning rates of an AdamW, one of which is chosen."""
 KEYS = ["task", "method", "period", "rate", "steps", "workers", "seed"]
 
-_CONTROL = "dense adamw"
-EVERY_STEP = ("dense", _CONTROL, "dgc", "demo")
-WITH_ADAMW = (_CONTROL, "diloco", "sparse_loco")
+EVERY_STEP = ("dense", presets.CONTROL, "dgc", "demo")
 LOCAL = {**presets.LOCAL, "sparse_loco_sgd": presets.LOCAL["sparse_loco"]}
 """Exchange every H steps; the last one with the SGD of `dense` inside."""
 
@@ -95,13 +93,13 @@ class Comparison:
         self._row(method, period, self._rate(method), seed)
 
     def _rate(self, method):
-        if method not in WITH_ADAMW:
+        if method not in presets.WITH_ADAMW:
             rate = self._task.learning_rate
             _, settings = method_settings.method("demo")
             return rate * settings["rate"] if method == "demo" else rate
         seed = targets.SEED_OF_RATES
         return pieces.best_rate(
-            RATES, lambda rate: self._row(_CONTROL, 1, rate, seed)["loss"]
+            RATES, lambda rate: self._row(presets.CONTROL, 1, rate, seed)["loss"]
         )
 
     def _row(self, method, period, rate, seed):
@@ -138,7 +136,7 @@ class Comparison:
         def make_optimizer():
             momentum = 0.0 if method == "demo" else 0.9
             inner = keras.optimizers.SGD(decay, momentum, global_clipnorm=clipnorm)
-            if method in WITH_ADAMW:
+            if method in presets.WITH_ADAMW:
                 inner = keras.optimizers.AdamW(decay, global_clipnorm=clipnorm)
             if method in LOCAL:
                 return LOCAL[method](inner, period)

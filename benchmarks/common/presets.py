@@ -11,6 +11,9 @@ LOCAL = {
     "sparse_loco": tf_dgc.sparse_loco,
 }
 """Exchange every H steps."""
+CONTROL = "dense adamw"
+"""The dense run of `WITH_ADAMW`, by which their learning rate is chosen."""
+WITH_ADAMW = (CONTROL, "diloco", "sparse_loco")
 EVERY_STEP = ("dense", "dgc", "demo")
 """Exchange in every step."""
 MODES = ["none", *EVERY_STEP, *LOCAL]

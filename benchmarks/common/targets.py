@@ -1,8 +1,8 @@
 """Runs of `periods.py` by method and period; and in what time they reach a target."""
 
-import itertools
 import statistics
 
+from common import presets
 from common.tasks import TASKS
 
 SEED_OF_RATES = 100
@@ -17,6 +17,10 @@ COLUMNS = [
 ]
 
 
+class SizeError(ValueError):
+    """Exchanges of one model, and runs of another that is much larger or smaller."""
+
+
 def summaries(rows):
     """Return lists of a row per method and period, means or medians over seeds.
 
@@ -24,20 +28,28 @@ def summaries(rows):
         rows: of `periods.py`.
 
     Returns:
-        A list for each task, steps and workers that has a dense run.
+        A list for each task, steps and workers that has a dense run. Runs by other
+        learning rates than the chosen one do not count.
     """
-    counted = [row for row in rows if row["seed"] != SEED_OF_RATES]
     groups = {}
-    for row in counted:
+    for row in rows:
         groups.setdefault((row["task"], row["steps"], row["workers"]), []).append(row)
     found = [_of_setting(group, TASKS[task]) for (task, *_), group in groups.items()]
     return [shown for shown in found if shown]
 
 
 def _of_setting(rows, task):
-    dense = {row["seed"]: row for row in rows if row["method"] == "dense"}
+    tried = {row["rate"]: row["loss"] for row in rows if row["seed"] == SEED_OF_RATES}
+    chosen = min(tried, key=tried.get, default=None)
+    counted = [
+        row
+        for row in rows
+        if row["seed"] != SEED_OF_RATES
+        and (row["method"] not in presets.WITH_ADAMW or row["rate"] == chosen)
+    ]
+    dense = {row["seed"]: row for row in counted if row["method"] == "dense"}
     groups = {}
-    for row in rows:
+    for row in counted:
         if row["seed"] in dense:
             groups.setdefault((row["method"], row["period"]), []).append(row)
     return [_summary(runs, dense, task) for runs in groups.values()]
@@ -56,6 +68,7 @@ def _summary(runs, dense, task):
         "loss": loss,
         "to_dense": loss / control - 1,
         "bytes_per_step": statistics.median(r["bytes"] / r["steps"] for r in runs),
+        "parameters": dense[runs[0]["seed"]]["bytes"] / (4 * runs[0]["steps"]),
         "steps_to_target": None if None in reached else statistics.median(reached),
         "runs": len(runs),
     }
@@ -71,29 +84,59 @@ def seconds(rows, runs):
     """Return a row per link, mode and period of runs: seconds until the target.
 
     An exchange takes as long after any number of steps, so it is measured after some.
+    Runs are those of as many workers and, of these, of the most steps.
 
     Args:
         rows: of `far_runs.compared`, which say what steps and exchanges take.
         runs: of `periods.py`, which say how many steps it takes.
+
+    Raises:
+        SizeError: if the models differ by more than a fourth of their parameters.
     """
-    steps = {}
-    for summary in itertools.chain(*summaries(runs)):
-        name = summary["method"], summary["period"]
-        steps.setdefault(name, {})[summary["task"]] = summary["steps_to_target"]
+    found = summaries(runs)
+    needed = {n: _needed(found, n) for n in {row["workers"] for row in rows}}
     return [
         _seconds(row, period, by_task)
         for row in rows
-        for (method, period), by_task in steps.items()
+        for (method, period), by_task in needed[row["workers"]].items()
         if method == row["mode"] and "exchange_ms" in row
     ]
 
 
+def _needed(found, workers):
+    """Return by (method, period) the rows of each task, of the longest runs."""
+    longest = {}
+    for shown in found:
+        first = shown[0]
+        before = longest.get(first["task"])
+        longer = before is None or before[0]["steps"] < first["steps"]
+        if first["workers"] == workers and longer:
+            longest[first["task"]] = shown
+    needed = {}
+    for task, shown in longest.items():
+        for row in shown:
+            needed.setdefault((row["method"], row["period"]), {})[task] = row
+    return needed
+
+
+def _check_sizes(row, by_task):
+    for task, run in by_task.items():
+        if not 0.8 <= run["parameters"] / row["parameters"] <= 1.25:
+            raise SizeError(
+                f"Runs of {task} have {run['parameters']:,.0f} parameters: exchanges "
+                "have to be of a model of about as many (`--model`). Received: "
+                f"{row['parameters']:,d} parameters"
+            )
+
+
 def _seconds(row, period, by_task):
+    _check_sizes(row, by_task)
     alone = row["step_ms"] - row["exchange_ms"] / row["period"]
     step = (alone + row["exchange_ms"] / period) / 1000
+    steps = {task: run["steps_to_target"] for task, run in by_task.items()}
     return {
         **{name: row[name] for name in ("rate", "delay_ms", "mode")},
         "period": period,
-        **{f"{task}_steps": needed for task, needed in by_task.items()},
-        **{task: needed and needed * step for task, needed in by_task.items()},
+        **{f"{task}_steps": number for task, number in steps.items()},
+        **{task: number and number * step for task, number in steps.items()},
     }

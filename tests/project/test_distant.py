@@ -99,7 +99,7 @@ def test_a_relay_that_does_not_end_is_ended(monkeypatch):
 def row(mode, period, step_ms, alone_ms):
     return {
         **{"mode": mode, "period": period, "rate": "10mbit", "delay_ms": 20.0},
-        **{"step_ms": step_ms, "alone_ms": alone_ms},
+        **{"step_ms": step_ms, "alone_ms": alone_ms, "workers": 4, "parameters": 3},
     }
 
 
@@ -114,17 +114,12 @@ def test_what_follows_from_rows():
     assert (local["computing"], local["exchange_ms"]) == (0.8, 12)
 
 
-def a_run(method, period, seed, curve):
+def a_run(method, period, seed, curve, **other):
     return {
-        **{
-            "task": "mnist",
-            "steps": 8,
-            "workers": 4,
-            "bytes": 80,
-            "metric": "accuracy",
-        },
+        **{"task": "mnist", "steps": 8, "workers": 4, "bytes": 80, "rate": 0.1},
         **{"method": method, "period": period, "seed": seed, "curve": curve},
         **{"value": curve[-1][2], "loss": 1 - curve[-1][2], "metric": "accuracy"},
+        **other,
     }
 
 
@@ -133,9 +128,15 @@ def test_seconds_to_the_target():
     dense = [a_run("dense", 1, s, [(4, None, 0.5), (8, None, 0.9)]) for s in (0, 1)]
     local = [a_run("sparse_loco", 8, s, [(4, 1, 0.895), (8, 2, 0.9)]) for s in (0, 1)]
     never = [a_run("sparse_loco", 2, s, [(8, 2, 0.5 + 0.4 * s)]) for s in (0, 1)]
-    tried = [a_run("dense", 1, targets.SEED_OF_RATES, [(8, None, 0.99)])]
-    runs = [*dense, *local, *never, *tried]
-    (shown,) = targets.summaries(runs)
+    tried = [
+        a_run("dense adamw", 1, targets.SEED_OF_RATES, [(8, None, value)], rate=rate)
+        for rate, value in ((0.1, 0.99), (0.2, 0.5))
+    ]
+    others = [a_run("sparse_loco", 8, 0, [(8, 1, 0.1)], rate=0.2)]  # not chosen
+    others += [a_run("dense", 1, 0, [(2, 1, 0.1)], steps=2)]  # shorter
+    others += [a_run("dense", 1, 0, [(8, 1, 0.1)], workers=2)]
+    runs = [*dense, *local, *never, *tried, *others]
+    shown, *_ = targets.summaries(runs)
     assert [(r["method"], r["period"], r["runs"]) for r in shown] == [
         *[("dense", 1, 2), ("sparse_loco", 8, 2), ("sparse_loco", 2, 2)]
     ]
@@ -149,6 +150,9 @@ def test_seconds_to_the_target():
         ("sparse_loco", 8, pytest.approx(4 * (0.010 + 0.020 / 8))),
         ("sparse_loco", 2, None),
     ]
+    assert targets.seconds(far_runs.compared(rows), runs[::-1])[0] == found[0]
+    with pytest.raises(targets.SizeError, match="Received: 30 parameters"):
+        targets.seconds(far_runs.compared([r | {"parameters": 30} for r in rows]), runs)
 
 
 @needs_root
