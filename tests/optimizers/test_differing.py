@@ -206,7 +206,7 @@ def test_within_fit(strategies, tmp_path):
     def paths(epoch):
         return tmp_path / f"{epoch}.keras"
 
-    model, quiet = (make_model(strategies[2], scaled=s) for s in (False, False))
+    model, quiet = (make_model(strategies[2]) for _ in range(2))
     checkpoint = keras.callbacks.ModelCheckpoint(paths("{epoch}"))
     settings = {"epochs": 2, "validation_data": (X, Y), "validation_batch_size": 32}
     fit(model, 4, callbacks=[Look(), checkpoint], **settings)
@@ -268,6 +268,34 @@ def test_a_save_that_cannot_see_the_anchor_is_refused(strategies, tmp_path):
     tf_dgc.saving.save_model(model, tmp_path / "ours.keras")
     model.optimizer.consensus()
     model.save(tmp_path / "model.keras")
+
+
+def saved_model(model, path):
+    model.serve = tf.function(
+        lambda x: model(x), input_signature=[tf.TensorSpec((None, 5))]
+    )
+    tf.saved_model.save(model, str(path), signatures=model.serve)
+
+
+SAVES = [saved_model, lambda m, p: keras.saving.save_model(m, p.with_suffix(".h5"))]
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_other_files_hold_the_anchor_within_agreed_alone(strategies, tmp_path, save):
+    model = make_model(strategies[2])
+    fit(model, PERIOD + 1)
+    kernel, bias = anchor(model)
+    with pytest.raises(ValueError, match=r"call `optimizer.consensus\(\)` on every"):
+        save(model, tmp_path / "own")
+    with model.optimizer.agreed():
+        save(model, tmp_path / "model")
+    if save is saved_model:
+        serve = tf.saved_model.load(tmp_path / "model").signatures["serving_default"]
+        (found,) = serve(tf.constant(X)).values()
+        np.testing.assert_allclose(found, X @ kernel + bias, rtol=1e-5)
+    else:
+        loaded = keras.models.load_model(tmp_path / "model.h5", compile=False)
+        assert_equal(loaded.get_weights(), [kernel, bias])
 
 
 # --- drift ----------------------------------------------------------------------------

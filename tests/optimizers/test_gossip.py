@@ -229,8 +229,9 @@ def test_who_looks_sees_the_mean_or_is_told(strategies, tmp_path):
     np.testing.assert_array_equal(np.stack(copies()[0]), np.stack(before[0]))
     plain = keras.models.load_model(tmp_path / "model.keras", compile=False)
     np.testing.assert_allclose(plain.get_weights()[0], kernel, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"Call `optimizer.consensus\(\)`"):
-        model.predict(x, verbose=0)
+    for look in (lambda: model.predict(x, verbose=0), model.get_weights):
+        with pytest.raises(ValueError, match=r"Call `optimizer.consensus\(\)`"):
+            look()
     with strategy.scope():
         again = keras.models.load_model(tmp_path / "model.keras")
     for some, others in zip(again.trainable_variables, before, strict=True):
@@ -240,6 +241,26 @@ def test_who_looks_sees_the_mean_or_is_told(strategies, tmp_path):
     np.testing.assert_allclose(alone.get_weights()[0], kernel, rtol=1e-6)
     model.optimizer.consensus()
     model.predict(x, verbose=0)
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_the_mean_that_was_measured(strategies):
+    x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+    with strategies[2].scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        mixing = tf_dgc.exchanges.Gossip(np.array([[0.9, 0.1], [0.1, 0.9]]))
+        optimizer = tf_dgc.LocalOptimizer("sgd", 2, exchange=mixing)
+        model.compile(optimizer, "mse", run_eagerly=True)
+    worst = keras.callbacks.EarlyStopping(
+        mode="max", patience=1, restore_best_weights=True
+    )
+    data = {"validation_data": (x, x[:, :1]), "validation_batch_size": 24}
+    history = model.fit(
+        *(x, x[:, :1]), batch_size=12, epochs=3, callbacks=[worst], verbose=0, **data
+    ).history["val_loss"]
+    assert len(history) == 2
+    found = model.evaluate(x, x[:, :1], batch_size=24, verbose=0)
+    np.testing.assert_allclose(found, max(history), rtol=1e-6)
 
 
 def test_drift_is_measured(strategies):

@@ -216,6 +216,15 @@ def scenario_other_sparsity(directory):
     fit(lambda: dgc(0.9 if RANK == 0 else 0.99))
 
 
+def scenario_other_period(directory):
+    """Functions of one name, of which configs say no more."""
+
+    def period(step):
+        return tf.constant(2 + RANK, tf.int64) + 0 * step
+
+    fit(lambda: tf_dgc.local_sgd(SGD(0.1), period))
+
+
 def scenario_other_inner(directory):
     fit(
         lambda: tf_dgc.DGCOptimizer(

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -148,6 +149,27 @@ def scenario_meetings(directory):
     found["on batches before"] = on_batches(make_model())
     both = [errors_of(model, X[:16] * scale, Y[:16]) for scale in (1, 2)]
     found["expected on batches"] = 2 * [np.mean(both, axis=0).tolist()]
+    return found
+
+
+def scenario_alone(directory):
+    """What local steps meet the others for, and what is said of it."""
+    found = {}
+    for name, arguments in [
+        ("known", {"x": data_set()}),
+        ("repeated", {"x": data_set(64).repeat(), "steps_per_epoch": 5}),
+        ("unknown", {"x": of_generator([16, 16, 16, 16, 6])}),
+    ]:
+        with STRATEGY.scope():
+            optimizer = tf_dgc.local_sgd(SGD(0.1), 100)
+        model = make_model(optimizer)
+        counts = Counts()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(**arguments, callbacks=[counts], **QUIET)
+        messages = [str(w.message) for w in caught]  # Keras's are among them
+        said = [m for m in messages if m.startswith("Workers ask")]
+        found[name] = {"per_step": counts.per_step(), "said": said}
     return found
 
 
@@ -291,6 +313,7 @@ SCENARIOS = [
     scenario_unequal,
     scenario_stops,
     scenario_statistics,
+    scenario_alone,
 ]
 
 

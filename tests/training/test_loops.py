@@ -34,6 +34,19 @@ def test_a_step_of_fit_is_one_meeting(findings):
 
 @pytest.mark.workers
 @pytest.mark.slow
+def test_local_steps_meet_nobody_unless_lengths_are_unknown(findings):
+    for found in findings:
+        for name in ("known", "repeated"):
+            assert found["alone"][name] == {"per_step": [0], "said": []}
+        unknown = found["alone"]["unknown"]
+        assert unknown["per_step"] == [1]
+        (said,) = unknown["said"]
+        assert "Use `Dataset.repeat()` with `steps_per_epoch`" in said
+        assert said.endswith("Received: a data set that does not tell its length")
+
+
+@pytest.mark.workers
+@pytest.mark.slow
 def test_logs_of_an_epoch_are_of_all_workers(findings):
     for found in findings:
         meetings = found["meetings"]

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 # Where Keras saves, and what it closes last there.
@@ -27,6 +28,11 @@ def closed_last() -> Any | None:
     """
     frame = _caller(_CLOSED_LAST)
     return None if frame is None else frame.f_locals[_CLOSED_LAST[frame.f_code]]
+
+
+def is_saving_hdf5() -> bool:
+    """Whether Keras writes a whole model as HDF5 among our callers."""
+    return _caller({legacy_h5_format.save_model_to_hdf5.__code__}) is not None
 
 
 def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) -> None:
@@ -94,16 +100,23 @@ class _Written:
 class CheckpointSeam(keras.optimizers.Optimizer):
     """Tells an optimizer that it is saved in, or restored from, a checkpoint.
 
-    TensorFlow asks every object for what belongs to it (`_trackable_children`).
+    And in a SavedModel. TensorFlow asks every object for what belongs to it
+    (`_trackable_children`).
     """
 
     def in_checkpoint(self) -> None:
         """Do what has to be done before anything is read."""
         raise NotImplementedError
 
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
-        self.in_checkpoint()
-        return super()._trackable_children(*args, **kwargs)
+    def in_saved_model(self) -> None:
+        """Do what has to be done before a SavedModel reads anything."""
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        if save_type == "savedmodel":
+            self.in_saved_model()
+        else:
+            self.in_checkpoint()
+        return super()._trackable_children(save_type, **kwargs)
 
 
 def call_when_fit_begins(

@@ -78,9 +78,10 @@ class DifferingOptimizer(OptimizerWrapper):
         so by themselves. Where workers do not differ, as at a consensus and with one
         worker, nothing is changed.
 
-        Workers that gossip have no anchor. Evaluations and saves, which all workers
-        take part in, see the mean of their weights, which is a collective as large as
-        the model; all else is refused until `consensus()`.
+        Workers that gossip have no anchor. Evaluations, saves and callbacks of `fit`
+        that get weights, which all workers take part in, see the mean of their weights,
+        which is a collective as large as the model; all else is refused until
+        `consensus()`.
 
         >>> with optimizer.agreed():
         ...     outputs = model(x)
@@ -141,11 +142,14 @@ class DifferingOptimizer(OptimizerWrapper):
                 as the model's; and as other optimizers.
         """
         if checkpoints.closed_last() is not None and not parts.being_written():
-            shown = self._shown is not None and bool(self._shown.hidden)
-            validation.check_agreed(self, shown or not self._differs())
+            self._check_agreed()
         if self.background:  # what has come is saved, and applied when it is due
             self.background.finish()
         super().save_own_variables(store)
+
+    def _check_agreed(self) -> None:
+        shown = self._shown is not None and bool(self._shown.hidden)
+        validation.check_agreed(self, shown or not self._differs())
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state of all workers, and their weights: see `OptimizerWrapper`.
@@ -194,3 +198,12 @@ class DifferingOptimizer(OptimizerWrapper):
             validation.check_one_worker(self, number)
             if self.background:
                 self.background.finish()
+
+    def in_saved_model(self) -> None:
+        """Refuse a SavedModel of one worker's weights."""
+        self._check_agreed()
+
+    def in_hdf5(self) -> None:
+        """Refuse a model as HDF5, of one worker's weights, when the config is read."""
+        if checkpoints.is_saving_hdf5():
+            self._check_agreed()

@@ -229,7 +229,7 @@ class Gossiping:
         Raises:
             ValueError: for what need not be called on all workers.
         """
-        if what not in ("test", "save"):
+        if what not in ("test", "save", "keep"):
             raise ValueError(
                 "Workers that gossip have weights of their own, and their mean takes "
                 "all of them. Call `optimizer.consensus()` on every worker before, by "

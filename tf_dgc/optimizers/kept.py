@@ -87,9 +87,7 @@ def meet(
         lane = getattr(getattr(optimizer, "background", None), "number", None)
         meeting.agree(
             strategy,
-            lambda: tensors.agreement(
-                {**optimizer.get_config(), "lane": lane}, variables
-            ),
+            lambda: tensors.agreement(optimizer, variables, lane),
         )
         return have_operations(strategy, variables)
 

@@ -282,7 +282,12 @@ class LocalOptimizer(DifferingOptimizer):
         return [*super()._wrapped(), f"outer={rule}"]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
+        """Return the constructor's arguments, with the current learning rate.
+
+        Raises:
+            ValueError: as `save_own_variables`, if a file of HDF5 is being written.
+        """
+        self.in_hdf5()
         return collect_local_config(self, self.inner_config())
 
     @classmethod

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.tensor import Tensor
 
+_SEEN = (0, 1, 10, 100, 1_000, 10_000, 100_000)  # steps at which schedules are asked
+
 
 def describe(
     variable: keras.Variable,
@@ -53,14 +55,16 @@ def is_small(variable: keras.Variable, min_compress_size: int) -> bool:
 
 
 def agreement(
-    config: dict[str, Any], variables: Sequence[keras.Variable]
+    optimizer: Any, variables: Sequence[keras.Variable], lane: int | None = None
 ) -> dict[str, Any]:
     """Return what must be equal on all workers, as nested dictionaries.
 
     Args:
-        config: config of the optimizer, from `get_config`.
+        optimizer: optimizer, whose config must be, and what its schedules return.
         variables: variables of the model, in order.
+        lane: number of its exchanges in the background, if it has any.
     """
+    config = {**optimizer.get_config(), "lane": lane, **_schedules(optimizer)}
     config = without_identities(config)
     config["inner"]["config"].pop("name")
     config.pop("name")
@@ -72,6 +76,22 @@ def agreement(
         "version": {"tensorflow": tf.__version__, "keras": keras.__version__},
         "optimizer": config,
         "variable": shapes,
+    }
+
+
+def _schedules(optimizer: Any) -> dict[str, list[float]]:
+    """Return values of the schedules: configs of functions are their names alone."""
+    found = {
+        "sparsity": getattr(optimizer.compressor, "sparsity", None),
+        "period": getattr(optimizer, "period", None),
+    }
+    return {
+        f"{name} at steps {_SEEN}": [
+            tf.convert_to_tensor(schedule(tf.constant(at, tf.int64))).numpy().item()
+            for at in _SEEN
+        ]
+        for name, schedule in found.items()
+        if callable(schedule)
     }
 
 

@@ -38,8 +38,8 @@ def weights(model: keras.Model, what: str) -> Iterator[None]:
         for optimizer in _asked(model):
             if what == "train":
                 optimizer.refuse_while_shown("train")
-            elif what != "get" or optimizer.anchor:  # what gossips has none at hand
-                stack.enter_context(optimizer.agreed(what))
+            else:
+                stack.enter_context(optimizer.agreed(_use(what)))
         yield
 
 
@@ -65,11 +65,23 @@ def given(model: keras.Model) -> Iterator[None]:
             optimizer.weights_were_set()
 
 
+def steps_alone(model: keras.Model) -> bool:
+    """Return whether a model is trained by optimizers whose steps meet nobody."""
+    return bool(_asked(model))
+
+
 def show_to_all(model: keras.Model) -> None:
     """Let what evaluates, predicts or saves by this model instance see them."""
     for what, names in _SEEN_BY.items():
         trainer.wrap_calls(model, names, functools.partial(weights, model, what))
     trainer.wrap_calls(model, _SET_BY, functools.partial(given, model))
+
+
+def _use(what: str) -> str:
+    """Return what a use is of the model: callbacks of all workers get weights alike."""
+    if what == "get" and trainer.calling_trainer() is not None:
+        return "keep"
+    return what
 
 
 def _attributes(model: keras.Model) -> Iterator[Any]:

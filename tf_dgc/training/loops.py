@@ -19,11 +19,9 @@ import tensorflow as tf
 
 from tf_dgc._internals import mirrored, trainer
 from tf_dgc.cluster import failures, meeting
-from tf_dgc.training import agreed
+from tf_dgc.training import agreed, lengths
 from tf_dgc.training.statistics import average_now, average_statistics
 from tf_dgc.training.stopping import Stopping, StopTogether
-
-_UNKNOWN, _INFINITE = -2, -1  # numbers of batches
 
 
 class TrainingLoops:
@@ -142,13 +140,13 @@ class ModelLoops:
     def _begin(self, kind: str, loop: trainer.Loop, iterator: Any) -> None:
         """Find out how many batches the others have, at the beginning of an epoch."""
         self._iterators[kind] = weakref.ref(iterator)
-        number = loop.num_batches
-        if trainer.is_infinite(iterator):
-            number = _INFINITE
-        number = _UNKNOWN if number is None else number
+        number = lengths.number_of_batches(loop, iterator)
         numbers = set(self._gather(number))
-        _check_numbers(numbers, number, loop)
-        self._alike[kind].assign(len(numbers) == 1 and _UNKNOWN not in numbers)
+        lengths.check(numbers, number, loop)
+        alike = lengths.are_alike(numbers)
+        self._alike[kind].assign(alike)
+        if kind == "train" and not alike and agreed.steps_alone(self._model):
+            lengths.warn_of_questions(numbers)
         self._stop_together(loop)
 
     def _gather(self, number: int) -> list[int]:
@@ -252,31 +250,6 @@ class ModelLoops:
             last = StopTogether(self._stopping)
             last.set_model(self._model)
             loop.callbacks.append(last)
-
-
-def _check_numbers(numbers: set[int], number: int, loop: trainer.Loop) -> None:
-    """Raise `ValueError` if workers are known to leave the loop at different steps.
-
-    Args:
-        numbers: numbers of batches of all workers, without repetitions.
-        number: number of this worker's batches.
-        loop: loop of Keras, which leaves it after as many batches as it knows of.
-    """
-    if _INFINITE in numbers and len(numbers) > 1:
-        raise ValueError(
-            "The data sets of all workers must be endless (`Dataset.repeat()`), or "
-            "none of them. Received: on this worker "
-            f"{'an endless' if number == _INFINITE else 'a finite'} one."
-        )
-    if len(numbers) > 1 and _UNKNOWN not in numbers and not loop.is_limited:
-        raise ValueError(
-            "All workers must have the same number of batches, since none can take a "
-            f"step without the others. Pass `{loop.limit}`, or data sets that do not "
-            "tell their lengths, such as `Dataset.filter(lambda *_: True)` makes: then "
-            "who has no batch left goes on with empty ones. Received: data sets of "
-            f"{' and '.join(map(str, sorted(numbers)))} batches, on this worker "
-            f"{number}."
-        )
 
 
 def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:
