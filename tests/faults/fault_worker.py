@@ -89,6 +89,18 @@ class SlowToTrace(keras.Model):
         return super().train_step(*args, **kwargs)
 
 
+def make_optimizer():
+    sgd = keras.optimizers.SGD(1e-4, momentum=0.9)
+    exchange = os.environ.get("FAULT_EXCHANGE", "ring")
+    kind = os.environ.get("FAULT_OPTIMIZER", "dgc")
+    if kind == "local":
+        return tf_dgc.local_sgd(sgd, 20)
+    if kind == "gossip":
+        return tf_dgc.LocalOptimizer(sgd, 2, exchange=tf_dgc.exchanges.Gossip(exchange))
+    sparsity = 0.0 if EVERYWHERE in ("collective", "dense") else 0.9
+    return tf_dgc.DGCOptimizer(sgd, sparsity, exchange=exchange)
+
+
 def main():
     if FAULT == "start":
         die()
@@ -105,10 +117,7 @@ def main():
         inputs = keras.Input((64,))
         outputs = keras.layers.Dense(1)(keras.layers.Dense(units)(inputs))
         model = SlowToTrace(inputs, outputs)
-        sparsity = 0.0 if EVERYWHERE in ("collective", "dense") else 0.9
-        sgd = keras.optimizers.SGD(1e-4, momentum=0.9)
-        exchange = os.environ.get("FAULT_EXCHANGE", "ring")
-        model.compile(tf_dgc.DGCOptimizer(sgd, sparsity, exchange=exchange), "mse")
+        model.compile(make_optimizer(), "mse")
     x = np.random.default_rng(0).normal(size=(320, 64)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
     model.fit(x, y, batch_size=32, epochs=10**6, verbose=0, callbacks=[Steps()])

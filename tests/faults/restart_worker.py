@@ -1,6 +1,8 @@
 """Trains for some epochs with a backup per epoch; started once per worker.
 
-    python restart_worker.py DIRECTORY SPARSITY
+    python restart_worker.py DIRECTORY HOW
+
+By DGC of a sparsity, or by `local` steps, whose rounds do not end with epochs.
 
 In the first attempt the last worker kills itself in the middle, if RESTART_KILL is set.
 The last line it prints has what the training ended with.
@@ -44,7 +46,11 @@ def main():
         model.add(keras.layers.Dense(1))
         rate = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
         sgd = keras.optimizers.SGD(rate, momentum=0.9)
-        model.compile(tf_dgc.DGCOptimizer(sgd, float(sys.argv[2])), "mse")
+        if sys.argv[2] == "local":
+            optimizer = tf_dgc.local_sgd(sgd, 4)
+        else:
+            optimizer = tf_dgc.DGCOptimizer(sgd, float(sys.argv[2]))
+        model.compile(optimizer, "mse")
     x = np.random.default_rng(0).normal(size=(320, 64)).astype("float32")
     backup = tf_dgc.callbacks.BackupAndRestore(DIRECTORY / "backup")
     model.fit(
@@ -57,7 +63,11 @@ def main():
         callbacks=[backup, Epochs(), Killed()],
     )
     digest = hashlib.sha256()
-    for variable in model.variables + model.optimizer.variables:
+    variables = model.variables + optimizer.variables
+    if sys.argv[2] == "local":
+        optimizer.consensus()  # of the weights of all; each has a momentum of its own
+        variables = model.variables
+    for variable in variables:
         per_worker = isinstance(variable, worker_variables.PerWorkerVariable)
         values = variable.gather() if per_worker else variable.numpy()
         digest.update(np.ascontiguousarray(values).data)

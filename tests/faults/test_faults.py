@@ -61,6 +61,19 @@ def test_in_the_rounds_of_an_exchange(tmp_path, record, number, exchange):
             assert not re.search(r"waited \d+ s.*for data from", text), text
 
 
+@pytest.mark.parametrize("kind", ["local", "gossip"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_between_consensus_points(tmp_path, record, number, kind):
+    """Those that wait for neighbours of the victim are told of the victim as well."""
+    settings = {**QUICK, "FAULT_OPTIMIZER": kind}
+    with Cluster("none", tmp_path, on_loopback(4), **settings) as cluster:
+        cluster.wait_for_steps()
+        since = cluster.signal(3, number)
+        what = "local steps" if kind == "local" else "a ring that gossips"
+        fault = f"{number.name} to worker 3 of {what}"
+        expect_all_to_name(cluster, 3, since, LIMIT, record, fault)
+
+
 # What the victim does to itself, and what the others are told about it.
 OWN_FAULTS = {
     "start": ("dies before it makes a strategy", "to start, in vain"),

@@ -12,6 +12,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_dgc
 
@@ -33,7 +34,7 @@ class Counted(keras.callbacks.Callback):
         self.packets.append(int(PACKETS.read_text()))
 
 
-def train(make_optimizer):
+def train(make_optimizer, of_data_set=False):
     """Return the packets of all steps but the first, which is traced."""
     x = np.random.default_rng(0).normal(size=(BATCH * PERIOD * ROUNDS, 5))
     y = x.mean(axis=1, keepdims=True)
@@ -42,8 +43,16 @@ def train(make_optimizer):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
         model.compile(make_optimizer(), "mse", metrics=["mae"])
     counted = Counted()
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[counted])
+    data = {"x": x, "y": y, "batch_size": BATCH, "shuffle": False}
+    if of_data_set:
+        repeated = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+        data = {"x": repeated, "steps_per_epoch": PERIOD * ROUNDS}
+    model.fit(**data, verbose=0, callbacks=[counted])
     return np.diff(counted.packets).tolist()
+
+
+def local():
+    return tf_dgc.LocalOptimizer(keras.optimizers.SGD(0.1), PERIOD)
 
 
 def main(directory):
@@ -51,9 +60,9 @@ def main(directory):
     found = {
         "period": PERIOD,
         "rounds": ROUNDS,
-        "local": train(
-            lambda: tf_dgc.LocalOptimizer(keras.optimizers.SGD(0.1), PERIOD)
-        ),
+        "local": train(local),
+        "data_set": train(local, of_data_set=True),
+        "scaled": train(lambda: keras.optimizers.LossScaleOptimizer(local())),
         "each": train(lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1))),
     }
     (directory / f"{RANK}.json").write_text(json.dumps(found))

@@ -32,3 +32,19 @@ def test_two_workers_meet_at_the_end_of_a_round_only(starter, tmp_path):
     pairs = zip(one["weights"], other["weights"], strict=True)
     alike = [np.array_equal(a, b) for a, b in pairs]
     assert alike == [0, 0, 1, 0, 0, 1, 0, 0]
+
+
+@pytest.mark.workers
+@pytest.mark.exhaustive
+def test_eight_workers(starter, tmp_path):
+    """Of all that is found, what does not depend on how many there are."""
+    finished = starter.run([SCRIPT, tmp_path], 8, tmp_path)
+    assert finished.codes == [0] * 8
+    first = finished.findings[0]
+    for found in finished.findings:
+        assert [bool(n) for n in found["started"]] == [0, 1, 0, 0, 1, 0, 0]
+        assert (found["rounds"], found["consensus"]) == (5, first["consensus"])
+        assert found["restored"]
+        assert found["goes on"]
+        assert found["weights"][2] == first["weights"][2]
+        assert found["looked"]["found"] == first["looked"]["found"]

@@ -28,10 +28,14 @@ def test_packets_of_each_step(tmp_path):
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         print(found)
-        check(**{name: np.array(some) for name, some in found.items()})
+        found = {name: np.array(some) for name, some in found.items()}
+        for name in ("local", "data_set", "scaled"):
+            check(found[name], found["period"], found["rounds"])
+        assert np.min(found["each"]) > 2
 
 
-def check(local, each, period, rounds):
+def check(local, period, rounds):
+    """Of one training by local steps."""
     ends = (np.arange(len(local)) + 2) % period == 0  # the first step is not counted
     assert np.count_nonzero(ends) == rounds
     # What ends an exchange may arrive in the step behind it.
@@ -41,4 +45,3 @@ def check(local, each, period, rounds):
     assert np.all(local[ends] > 2)
     assert np.median(between) == 0
     assert np.mean(between == 0) > 0.6
-    assert np.min(each) > 2
