@@ -1,10 +1,13 @@
-"""Refuse TensorFlow, Keras and Python versions this release was not tested with.
+"""Say which versions of TensorFlow, Keras and Python this release was tested with.
+
+Older ones are refused, newer ones may go, slowly, and get a warning.
 
 The supported range is stated once, in `pyproject.toml`; it is read back here from
 the metadata that pip installed.
 """
 
 import sys
+import warnings
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -12,20 +15,35 @@ from packaging.specifiers import SpecifierSet
 
 
 def check_supported(installed: dict[str, str]) -> None:
-    """Raise `ImportError` if a package is outside the supported range.
+    """Refuse what is older than the supported range, and warn of what is newer.
 
     Args:
         installed: version by distribution name, e.g. `{"keras": "3.15.1"}`. The key
             `"python"` stands for the interpreter.
+
+    Raises:
+        ImportError: if a package is older.
     """
     for name, supported in _supported_ranges().items():
         version = installed.get(name)
-        if version is not None and not supported.contains(version, prereleases=True):
+        if version is None or supported.contains(version, prereleases=True):
+            continue
+        found = (
+            f"tf_dgc {tf_dgc_version()} supports {name} {supported}, "
+            f"but {name} {version} is installed."
+        )
+        if _is_newer(version, supported):
+            warnings.warn(
+                f"{found} It was not tried: what tf_dgc knows of private names may be "
+                f"wrong, and end training. A later release of tf_dgc, or {name} of the "
+                "supported range, is safe.",
+                RuntimeWarning,
+                stacklevel=4,  # `import tf_dgc`
+            )
+        else:
             raise ImportError(
-                f"tf_dgc {tf_dgc_version()} supports {name} {supported}, "
-                f"but {name} {version} is installed. Install a supported version "
-                f"(for example: pip install '{name}{supported}') or a release of "
-                "tf_dgc made for yours."
+                f"{found} Install a supported version (for example: pip install "
+                f"'{name}{supported}') or a release of tf_dgc made for yours."
             )
 
 
@@ -47,3 +65,9 @@ def _supported_ranges() -> dict[str, SpecifierSet]:
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             ranges[requirement.name] = requirement.specifier
     return ranges
+
+
+def _is_newer(version: str, supported: SpecifierSet) -> bool:
+    """Whether a version outside of a range is above it."""
+    lower = [bound for bound in supported if bound.operator in (">=", ">")]
+    return all(bound.contains(version, prereleases=True) for bound in lower)
