@@ -3,7 +3,7 @@
     tf-dgc run --workers 2 examples/cluster/train.py
 
 It goes on from its backup when it is started again. Of the cluster it knows what
-`TF_CONFIG` says, or Slurm.
+`TF_CONFIG` says, or else Slurm.
 """
 
 import os
@@ -48,7 +48,8 @@ def make_model():
 
 
 def main(_):
-    if "SLURM_PROCID" in os.environ:
+    # `tf-dgc run` within a job of Slurm has set TF_CONFIG already.
+    if "TF_CONFIG" not in os.environ and "SLURM_PROCID" in os.environ:
         tf_dgc.cluster.from_slurm()
     strategy = tf_dgc.multi_worker_strategy()
     with strategy.scope():

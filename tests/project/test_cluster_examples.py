@@ -1,5 +1,6 @@
 """`examples/cluster`: what each file says, and what it would start."""
 
+import fnmatch
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+import programs
 import pytest
 import yaml
 
@@ -61,6 +63,30 @@ def test_dockerfile():
     text = (FOLDER / "Dockerfile").read_text()
     for source in re.findall(r"^COPY (\S+) ", text, re.M):
         assert (FOLDER.parents[1] / source).exists()
+
+
+def test_what_is_left_out_of_the_image():
+    """Nothing that pip or the image needs; and what a checkout has beside it."""
+    root = FOLDER.parents[1]
+    patterns = [
+        line.removeprefix("**/")
+        for line in (root / ".dockerignore").read_text().splitlines()
+        if line and line[0] not in "#!"
+    ]
+
+    def left_out(path):
+        places = [path, *pathlib.PurePath(path).parts]
+        return any(fnmatch.fnmatch(place, p) for place in places for p in patterns)
+
+    needed = ["pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"]
+    needed += ["examples/cluster/train.py", "custom_ops/builder.py"]
+    needed += ["tf_dgc/__init__.py", "custom_ops/cpu/parallel.cc"]
+    assert [
+        name for name in needed if left_out(name) or not (root / name).exists()
+    ] == []
+    beside = [".git", ".venv", "build", "dist", "tests", "tf_dgc.egg-info"]
+    beside += ["custom_ops/build", "tf_dgc/_native", "tf_dgc/__pycache__"]
+    assert [name for name in beside if not left_out(name)] == []
 
 
 def test_tfjob(monkeypatch):
@@ -137,6 +163,24 @@ def test_training_as_slurm_starts_it(tmp_path):
     assert [e["epoch"] for e in record["epochs"]] == [0, 1]
     assert [e["steps"] for e in record["epochs"]] == [32, 64]
     assert record["workers"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_training_by_the_launcher_within_a_job(tmp_path):
+    """As its docstring says, from an interactive session: it has Slurm's variables."""
+    session = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "1"}
+    launcher = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2", TRAIN]
+    flags = ["--epochs=1", f"--directory={tmp_path}"]
+    ended = programs.run(
+        [*launcher, *flags],
+        merged=True,
+        **session,
+        SLURM_STEP_TASKS_PER_NODE="1",
+        CUDA_VISIBLE_DEVICES="-1",
+    )
+    assert ended.returncode == 0
+    assert "2 workers: accuracy" in ended.stdout
 
 
 def step(tmp_path, epochs):

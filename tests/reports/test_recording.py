@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dgc
 from tf_dgc.optimizers import sizes
@@ -100,6 +101,32 @@ def test_local_steps_and_several_optimizers(tmp_path):
     assert run.methods[""]["name"] == "LocalOptimizer, none, every 2 steps"
     assert run.epochs[0].steps == 2
     assert [v.sent_bytes for v in run.variables] == [9600, 240]
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.asarray([1, 2]), [1, 2]),
+        (tf.constant(0.5, tf.bfloat16), 0.5),
+        (tf.Variable(3), 3),
+        (tf.float32, "<dtype: 'float32'>"),
+    ],
+)
+def test_settings_that_json_does_not_know(tmp_path, value, recorded):
+    run = record.Run("m", 1, {}, {"": {"settings": {"config": [value]}}}, [], [])
+    record.write(run, tmp_path / "run.json")
+    read = record.read(tmp_path / "run.json")
+    assert read.methods[""]["settings"]["config"] == [recorded]
+
+
+def test_an_optimizer_of_numpy_numbers(tmp_path):
+    """Training goes on, and the record has them."""
+    clipped = keras.optimizers.SGD(0.1, clipnorm=np.float32(1))
+    model = make_model(tf_dgc.DGCOptimizer(clipped))
+    fit(model, tmp_path / "run.json", epochs=1)
+    settings = record.read(tmp_path / "run.json").methods[""]["settings"]
+    assert settings["inner"]["config"]["clipnorm"] == 1
 
 
 def test_what_was_complete_stays(tmp_path, monkeypatch):

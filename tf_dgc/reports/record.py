@@ -7,6 +7,8 @@ import os
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from tf_dgc.checkpoint.saving import replacing
 
 FORMAT = 1
@@ -90,9 +92,19 @@ def write(run: Run, path: str | os.PathLike) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    text = json.dumps({"format": FORMAT, **dataclasses.asdict(run)}, indent=1)
+    content = {"format": FORMAT, **dataclasses.asdict(run)}
+    text = json.dumps(content, indent=1, default=_plain)
     with replacing(pathlib.Path(path)) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(setting: Any) -> Any:
+    """Return what JSON has for a setting that is no number, text or list of Python's.
+
+    Optimizers take whatever Keras does, and a record is read by people.
+    """
+    value = setting.numpy() if hasattr(setting, "numpy") else setting  # of tensors
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def read(path: str | os.PathLike) -> Run:
