@@ -7,6 +7,7 @@ Sends the mean of the positive and of the negative entries, and one bit per entr
 
 import keras
 import numpy as np
+import reporting
 import tensorflow as tf
 
 import tf_dgc
@@ -50,7 +51,8 @@ def main():
         sgd = keras.optimizers.SGD(0.05)
         optimizer = tf_dgc.CompressedOptimizer(sgd, TwoMeans())
         model.compile(optimizer, "mse")
-    history = model.fit(x, y, epochs=10, batch_size=128, verbose=0).history
+    bars = reporting.bars()
+    history = model.fit(x, y, epochs=10, batch_size=128, verbose=bars).history
     stats = optimizer.stats
     print(f"loss {history['loss'][0]:.4f} -> {history['loss'][-1]:.4f}")
     print(f"{stats.bytes_per_step} bytes per step, 1/{stats.ratio:.0f} of dense")

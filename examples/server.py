@@ -13,6 +13,7 @@ import time
 
 import keras
 import numpy as np
+import reporting
 from absl import app, flags
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -69,7 +70,8 @@ def main(_):
     order = np.random.default_rng(worker).integers(len(x), size=(_STEPS.value, 32))
     slow = [Slow()] if worker == number - 1 else []
     start, chosen = time.perf_counter(), order.ravel()
-    model.fit(x[chosen], y[chosen], 32, shuffle=False, verbose=0, callbacks=slow)
+    asked = {"shuffle": False, "verbose": reporting.bars(), "callbacks": slow}
+    model.fit(x[chosen], y[chosen], 32, **asked)
     seconds = time.perf_counter() - start
     model.optimizer.pull_weights()
     accuracy = model.evaluate(x_test, y_test, verbose=0)[1]

@@ -12,6 +12,7 @@ import os
 
 import keras
 import numpy as np
+import reporting
 from absl import app, flags
 
 import tf_dgc
@@ -55,7 +56,7 @@ def main(_):
     model = build_model()
     number = _STEPS.value * _BATCH_SIZE.value
     words, classes = make_sentences(number, seed=1 + worker)
-    model.fit(words, classes, _BATCH_SIZE.value, verbose=0)
+    model.fit(words, classes, _BATCH_SIZE.value, verbose=reporting.bars())
     optimizer = model.optimizer
     pushed, pulled = optimizer.stats, optimizer.bytes_per_pull
     optimizer.pull_weights()

@@ -61,7 +61,7 @@ def main(_):
     data = tf.data.Dataset.from_tensor_slices((texts, classes.astype("float32")))
     data = data.shuffle(4000, seed=0).repeat().batch(_BATCH_SIZE.value)
     data = data.map(lambda text, y: (to_numbers(text), y)).prefetch(2)
-    model.fit(data, steps_per_epoch=_STEPS.value, verbose=0)
+    model.fit(data, steps_per_epoch=_STEPS.value, verbose=reporting.bars())
     texts, classes = make_sentences(1000, seed=1)
     outputs = model.predict(to_numbers(tf.constant(texts)), verbose=0)
     right = np.mean((outputs[:, 0] > 0) == classes)
