@@ -1,4 +1,7 @@
-"""Hooks of the site: the README is its first page, and links stay within it."""
+"""Hooks of the site: the README is its first page, and links stay within it.
+
+Those to other files lead into the repository, if `repo_url` of mkdocs.yml is set.
+"""
 
 import pathlib
 import re
@@ -12,21 +15,22 @@ _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]*)(#[^)\s]*)?\)"
 def on_files(files, config):
     """Add the README as the first page."""
     text = (_ROOT / "README.md").read_text(encoding="utf-8")
-    content = _LINK.sub(lambda m: _moved(m, _ROOT / "docs"), text)
+    content = _LINK.sub(lambda m: _moved(m, config), text)
     files.append(File.generated(config, "index.md", content=content))
     return files
 
 
-def _moved(match, docs):
+def _moved(match, config):
     """Return a link of the README as one of a page in `docs`."""
     text, path, anchor = match[1], match[2], match[3] or ""
-    if (_ROOT / path).resolve().is_relative_to(docs):
+    target = (_ROOT / path).resolve()
+    if target.is_relative_to(_ROOT / "docs"):
         return f"[{text}]({path.removeprefix('docs/')}{anchor})"
-    return text
+    return _elsewhere(text, target, config)
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Leave the text of links to what is no page, such as a source file."""
+    """Change links to what is no page, such as a source file."""
     if page.file.src_uri == "index.md":
         return markdown
     folder = (pathlib.Path(config["docs_dir"]) / page.file.src_uri).parent
@@ -36,6 +40,16 @@ def on_page_markdown(markdown, page, config, files):
         known = target.is_relative_to(config["docs_dir"]) and (
             target.suffix in (".md", ".svg") and target.exists()
         )
-        return match[0] if known or not match[2] else match[1]
+        if known or not match[2]:
+            return match[0]
+        return _elsewhere(match[1], target, config)
 
     return _LINK.sub(kept, markdown)
+
+
+def _elsewhere(text, target, config):
+    """Return a link into the repository, or its text if nobody said where that is."""
+    if not config["repo_url"]:
+        return text
+    path = target.relative_to(_ROOT).as_posix()
+    return f"[{text}]({config['repo_url'].rstrip('/')}/blob/main/{path})"

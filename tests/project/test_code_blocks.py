@@ -1,12 +1,19 @@
-"""Blocks of Python in the documentation run, each page's one after another.
+"""Blocks of Python in the documentation run, and examples in docstrings.
 
-They share names, as a reader's would, beside those of `names`: a small model, data and
-an optimizer, for blocks that are about something else. A block that does not run says
-why in the line before it, `<!-- not run: REASON -->`. The tutorial has its own test.
+Blocks of a page run one after another. They share names, as a reader's would, beside
+those of `names`: a small model, data and an optimizer, for blocks that are about
+something else. A block that does not run says why in the line before it,
+`<!-- not run: REASON -->`. The tutorial has its own test.
 """
 
 import configparser
+import doctest
+import functools
+import importlib
 import json
+import pathlib
+import re
+import types
 
 import keras
 import numpy as np
@@ -17,6 +24,10 @@ from serving import Served
 
 import tf_dgc
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker:UserWarning"),
+]
 SERVER, TUTORIAL = "docs/server.md", "docs/tutorial.md"
 WAITING = {SERVER, "docs/advice.md"}  # for seconds
 READERS = {
@@ -86,8 +97,6 @@ PAGES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")  # Keras's
-@pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker:UserWarning")
 @pytest.mark.parametrize("page", PAGES)
 def test_python(page, names, monkeypatch, tmp_path, request):
     monkeypatch.chdir(tmp_path)
@@ -109,3 +118,80 @@ def server(monkeypatch, names):
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
         yield
         names["model"].optimizer.leave()
+
+
+# Examples in docstrings: what does not run here, and why; and what needs a server.
+NOT_RUN = {"tf_dgc.cluster.slurm.from_slurm": "needs `srun`: test_cluster_examples.py"}
+WITH_A_SERVER = {"tf_dgc.server.optimizer.ServerOptimizer"}
+PACKAGE = pathlib.Path(tf_dgc.__file__).parent
+PROMPTS = {  # by module
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): number
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if (number := len(re.findall(r"^ *>>> ", path.read_text(), re.M)))
+}
+
+
+def examples():
+    """Return those of docstrings of the package, by the name of what is described."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    modules = [importlib.import_module(m.removesuffix(".__init__")) for m in PROMPTS]
+    found = [e for module in modules for e in finder.find(module) if e.examples]
+    return {example.name: example for example in found}
+
+
+EXAMPLES = examples()
+
+
+class Shown(doctest.OutputChecker):
+    """Compares what an example prints where the docstring says what that is."""
+
+    def check_output(self, want, got, optionflags):
+        return not want or super().check_output(want, got, optionflags)
+
+
+def test_examples_are_found():
+    """Those that are not run, too; and no prompt stands where none is looked for."""
+    assert {*NOT_RUN} | WITH_A_SERVER <= {*EXAMPLES}
+    found = sum(len(example.examples) for example in EXAMPLES.values())
+    assert found == sum(PROMPTS.values()) > 30
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if n in WITH_A_SERVER else [])
+        for n in sorted({*EXAMPLES} - {*NOT_RUN})
+    ],
+)
+def test_example(name, names, monkeypatch, tmp_path, request):
+    """With the names of its module, and of a reader."""
+    monkeypatch.chdir(tmp_path)
+    if name in WITH_A_SERVER:
+        request.getfixturevalue("server")
+    example = EXAMPLES[name]
+    example.globs = {**example.globs, **names, **of_examples(names)}
+    doctest.DebugRunner(Shown()).run(example, clear_globs=False)
+
+
+def of_examples(names):
+    """Return names that examples of one docstring alone use."""
+    model, sgd = names["model"], names["sgd"]
+    x, y = np.ones((16, 40), "float32"), np.ones((16, 3), "float32")
+    optimizers = {f"{side}_optimizer": tf_dgc.DGCOptimizer(sgd) for side in "gd"}
+    for optimizer in optimizers.values():
+        optimizer.build(model.trainable_variables)
+    local = tf_dgc.LocalOptimizer(sgd, 2)
+    local.build(model.trainable_variables)
+    return {
+        "CompressionMonitor": tf_dgc.callbacks.CompressionMonitor,
+        "DGCOptimizer": tf_dgc.DGCOptimizer,
+        "TensorBoard": keras.callbacks.TensorBoard,
+        "gan": types.SimpleNamespace(
+            fit=functools.partial(model.fit, y=y), **optimizers
+        ),
+        "gradients": np.ones((4, 100, 100), "float32"),
+        "optimizer": local,
+        "strategy": tf.distribute.get_strategy(),
+        "x": x,
+        "y": y,
+    }

@@ -2,10 +2,12 @@
 
 import html.parser
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import sys
+import types
 import urllib.parse
 
 import programs
@@ -86,11 +88,41 @@ def test_broken_links_are_found(tmp_path):
     assert sorted(broken_links(tmp_path)) == ["a.html: #no", "a.html: c.svg"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_mkdocs = pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None and not os.environ.get("CI"),
     reason="needs the extra `docs`",
 )
+
+
+@needs_mkdocs
+@pytest.mark.parametrize(
+    ("repository", "example", "rows"),
+    [
+        (None, "train.py", "[rows](evidence/rows/README.md), rows.json"),
+        (
+            "https://example.org/tf_dgc/",
+            "[train.py](https://example.org/tf_dgc/blob/main/examples/cluster/train.py)",
+            "[rows](evidence/rows/README.md), "
+            "[rows.json](https://example.org/tf_dgc/blob/main/docs/evidence/rows/a.json)",
+        ),
+    ],
+)
+def test_links_to_what_is_no_page(repository, example, rows):
+    """Lead into the repository, where that is known."""
+    file = ROOT / "docs" / "site" / "hooks.py"
+    spec = importlib.util.spec_from_file_location("hooks", file)
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="page.md"))
+    config = {"docs_dir": str(ROOT / "docs"), "repo_url": repository}
+    text = "[train.py](../examples/cluster/train.py); [rows](evidence/rows/README.md), "
+    text += "[rows.json](evidence/rows/a.json); [here](#here)"
+    made = hooks.on_page_markdown(text, page, config, None)
+    assert made == f"{example}; {rows}; [here](#here)"
+
+
+@pytest.mark.slow
+@needs_mkdocs
 def test_the_site_is_built(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir"]
     built = programs.run([*command, tmp_path, "-f", ROOT / "mkdocs.yml"], merged=True)
@@ -101,3 +133,9 @@ def test_the_site_is_built(tmp_path):
     assert "DGCOptimizer" in reference
     assert "&gt;&gt;&gt; </span>" in reference and "<blockquote" not in reference
     assert broken_links(tmp_path.resolve()) == []
+    index = json.loads((tmp_path / "search/search_index.json").read_text())
+    found = {d["location"].partition("#")[0] for d in index["docs"] if d["text"]}
+    pages = {path.parent for path in tmp_path.rglob("index.html")}
+    searched = {(tmp_path / place).resolve() for place in found}
+    assert {p for p in pages if p.resolve() not in searched} == set()
+    assert any("residual" in d["text"] for d in index["docs"])
