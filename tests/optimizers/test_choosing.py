@@ -163,6 +163,19 @@ def test_what_is_asked():
     assert factors == [("sum", 8000), ("sum", 8000)]
 
 
+def test_what_is_summed_of_one_dtype_goes_together():
+    """As many requests as `rounds.merge` makes collectives; two rounds have two."""
+    factors = choosing.what_is_asked(compressors.PowerSGD(2), LARGE, 4)
+    assert factors == [("sum", 36 + 8000), ("sum", 8000)]
+    assert choosing.what_is_asked(compressors.NoCompression(), LARGE, 4) == [
+        ("sum", 4_000_036)
+    ]
+    coded = [LARGE[0], LARGE[1]._replace(exempt_dtype="bfloat16")]
+    assert choosing.what_is_asked(compressors.PowerSGD(2), coded, 4)[0] == ("sum", 36)
+    positions, _ = choosing.what_is_asked(compressors.ScaleCom(0.999), LARGE, 4)
+    assert positions == ("sum", 36)
+
+
 def test_alone_nothing_is_measured(strategies, monkeypatch):
     def measure(*_):
         raise AssertionError

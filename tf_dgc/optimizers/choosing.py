@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc.cluster import meeting, workers
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.compressors import Compressor, Float16, TopK
+from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK
 from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
@@ -18,6 +18,7 @@ from tf_dgc.exchanges.model import as_fast_as_any
 from tf_dgc.optimizers import probing
 from tf_dgc.steps import plan as plans
 
+_SUMS_ANOTHER_DTYPE = (Float16, ScaleCom)  # first, than that of tensors sent whole
 _LATE = 2**31 - 1  # an iteration at which schedules say what they come to
 
 
@@ -148,10 +149,13 @@ def what_is_asked(
     exempt = sum(t.size * t.dtype.size for t in tensors if t.exempt)
     apart = len(plans.shares(tensors, num_workers)) > 1
     rounds = 2 if isinstance(compressor, TwoRounds) else 1
-    separate = exempt if kind == "sum" or apart else 0
-    rest = exempt - separate + sum(each)
-    found = [Asked("sum", separate), *[Asked(kind, rest / rounds)] * rounds]
-    return [request for request in found if request.num_bytes]
+    if kind == "sum":  # of one dtype there is one collective in a round
+        apart = isinstance(compressor, _SUMS_ANOTHER_DTYPE)
+        apart |= any(t.exempt_dtype for t in tensors if t.exempt)
+    alone, joined = (exempt, 0) if apart else (0, exempt)
+    found = [Asked(kind, sum(each) / rounds)] * rounds
+    found[0] = Asked(kind, joined + found[0].num_bytes)
+    return [asked for asked in (Asked("sum", alone), *found) if asked.num_bytes]
 
 
 def _of_top_k(
