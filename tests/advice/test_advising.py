@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 
 import keras
@@ -51,6 +52,7 @@ def test_advise(methods):
         )
     assert len(advice.sentences()) == 2
     assert advice.sentences()[0].startswith("2 workers: ")
+    assert json.loads(json.dumps(advice.record()))["rows"] == rows
 
 
 def test_slow_links_are_compressed_for_and_others_not():
@@ -63,8 +65,15 @@ def test_slow_links_are_compressed_for_and_others_not():
     links = tf_dgc.exchanges.Links(1e-9, 1e-9, 1e-15)
     timed = [dense, half._replace(seconds=dense.seconds)]
     found = {2: [predicting.predict_step(t, 2, links) for t in timed]}
-    fast = dataclasses.replace(slow, predictions=found, links=links, turning_points={})
-    assert fast.sentences() == ["2 workers: do not compress."]
+    unknown = "of faster links nothing is known"
+    fast = dataclasses.replace(slow, predictions=found, links=links)
+    for turn, then in (
+        (0.0, "at any bandwidth."),
+        (2e8, "from 200 Mbit/s on."),
+        (math.inf, f"at no bandwidth up to 3.5 Gbit/s; {unknown}."),
+    ):
+        said = dataclasses.replace(fast, turning_points={2: turn}).sentences()
+        assert said == [f"2 workers: do not compress. Dense is advised {then}"]
 
 
 def test_own_data_and_own_optimizer():
@@ -114,7 +123,11 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
         ({"num_workers": 0}, "`num_workers` must be a whole number"),
         ({"batch_size": 0.5}, "`batch_size` must be a whole number"),
         ({"bandwidth": "fast"}, "`bandwidth` must be above 0"),
+        ({"bandwidth": None}, "`bandwidth` must be above 0"),
         ({"latency": -1}, "`latency` must be 0 or more"),
+        ({"latency": None}, "`latency` must be 0 or more"),
+        ({"seconds": -1}, "`seconds` must be above 0"),
+        ({"methods": "zip"}, r"Received: 'zip'"),
     ],
 )
 def test_what_cannot_be(asks, message):
@@ -135,8 +148,39 @@ def test_made_up_batches():
         "b": ([5, 2], "float32"),
     }
     text = keras.Input((None,), dtype="int32", name="text")
-    with pytest.raises(ValueError, match="'text' has axes of any length"):
+    with pytest.raises(ValueError, match=r"'text' has axes of any length.*--length N"):
         batches.make(keras.Model(text, text), 2)
+    assert batches.make(keras.Model(text, text), 2, 7).shape == (2, 7)
+    with pytest.raises(ValueError, match="`length` must be a whole number"):
+        batches.make(keras.Model(text, text), 2, 0)
+
+
+def make_text_model():
+    vectorize = keras.layers.TextVectorization(vocabulary=["and", "or", "not"])
+    texts = keras.Input((1,), dtype="string")
+    x = keras.layers.Embedding(5, 300)(vectorize(texts))
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    return keras.Model(texts, keras.layers.Dense(1)(x), name="texts")
+
+
+def test_models_of_texts():
+    model = make_text_model()
+    texts = batches.make(model, 3, 9).numpy()
+    assert texts.shape == (3, 1)
+    words = [text.decode().split() for text in texts[:, 0]]
+    assert [len(some) for some in words] == [9, 9, 9]
+    assert {word for some in words for word in some} == {"and", "or", "not"}
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+    word = keras.Input((2,), dtype="string")
+    made = batches.make(keras.Model(word, lookup(word)), 50).numpy()
+    assert set(made.ravel()) == {b"a", b"b"}
+    asks = {"num_workers": 2, "methods": "dgc 0.9", **QUICK}
+    assert len(tf_dgc.advise(model, **asks).rows()) == 2
+
+
+def test_one_of_several_workers_takes_steps_of_its_own(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", CLUSTER)
+    assert tf_dgc.advise(make_model(), num_workers=2, methods="dgc", **QUICK).rows()
 
 
 def test_command_line(tmp_path, capsys):
@@ -149,9 +193,12 @@ def test_command_line(tmp_path, capsys):
     assert said.startswith("small, batches of 2 for each worker:")
     assert "2 workers: " in said
     found = json.loads(rows.read_text())
-    assert [(r["workers"], r["method"]) for r in found] == [
+    assert [(r["workers"], r["method"]) for r in found["rows"]] == [
         (n, m) for n in (2, 3) for m in ("dense", "float16")
     ]
+    assert [text for text in found["advice"] if text not in said] == []
+    assert found["turning_points"].keys() == {"2", "3"}
+    assert found["links"]["round_trip"] == 2e-4
 
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 3  # bars of each number of workers, and curves
@@ -172,7 +219,8 @@ def test_measured_links(strategies, monkeypatch):
     asks = {"methods": ["float16"], **QUICK}
     advice = tf_dgc.advise(make_model(), strategy=strategies[2], **asks)
     assert advice.predictions.keys() == {2}
-    assert advice.turning_points == {}
+    assert advice.turning_points.keys() == {2}
+    assert "Dense is advised " in advice.sentences()[0]
     assert advice.links.per_byte > 0
     assert list(advice.links[3:6]) == [2 * number for number in shared[0][4:]]
     alone = [p.timed.seconds for p in advice.predictions[2]]
@@ -193,12 +241,114 @@ def test_workers_measure_their_links(tmp_path):
     finished = programs.run([*command, "--batch-size=2", "--seconds=0.2"], merged=True)
     assert finished.returncode == 0, finished.stdout
     assert finished.stdout.count("small, batches of 2 for each worker:") == 1
-    found = json.loads(rows.read_text())
+    found = json.loads(rows.read_text())["rows"]
     assert [(r["workers"], r["method"]) for r in found] == [
         (2, "dense"),
         (2, "float16"),
     ]
     assert all(r["step_ms"] > r["alone_ms"] for r in found)
+
+
+MODULE = """
+import keras
+
+@keras.saving.register_keras_serializable()
+class Own(keras.layers.Dense):
+    pass
+
+def build():
+    inputs = keras.Input((None, 4))
+    return keras.Model(inputs, Own(3)(inputs), name="own")
+
+def number():
+    return 1
+"""
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """Enter a directory with modules, which a console script does not look in."""
+    (tmp_path / "own_models.py").write_text(MODULE)
+    (tmp_path / "broken_models.py").write_text("import nosuchpackage")
+    monkeypatch.chdir(tmp_path)
+    inside = [path for path in sys.path if path not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", inside)
+    yield
+    keras.saving.get_custom_objects().pop("Custom>Own", None)
+    for name in ("own_models", "broken_models"):
+        sys.modules.pop(name, None)
+
+
+QUICKLY = ["--workers=2", "--methods=float16", "--batch-size=2", "--seconds=0.1"]
+
+
+@pytest.mark.parametrize("how", [["own_models.build"], ["--model", "own_models.build"]])
+def test_a_function_in_this_directory(directory, how, capsys):
+    assert main.main(["advise", *how, "--length=5", *QUICKLY]) == 0
+    assert capsys.readouterr().out.startswith("own, batches of 2")
+
+
+def test_a_file_with_a_layer_of_its_own(directory, capsys):
+    made = {"__name__": "own_models"}
+    exec(MODULE, made)
+    made["build"]().save("own.keras")
+    keras.saving.get_custom_objects().pop("Custom>Own")
+    asks = ["advise", "own.keras", "--length=5", *QUICKLY]
+    with pytest.raises(SystemExit, match=r"cannot be loaded.*--import"):
+        main.main(asks)
+    with pytest.raises(SystemExit, match=r"no module of that name.*nothing_there"):
+        main.main([*asks, "--import", "nothing_there"])
+    assert main.main([*asks, "--import", "own_models"]) == 0
+    assert capsys.readouterr().out.startswith("own, batches of 2")
+
+
+CLUSTER = json.dumps(
+    {
+        "cluster": {"worker": ["localhost:1", "localhost:2"]},
+        "task": {"type": "worker", "index": 0},
+    }
+)
+
+
+def test_several_workers_are_asked_whether_they_measure(monkeypatch, capsys):
+    """Or all would time their steps at once."""
+    monkeypatch.setenv("TF_CONFIG", CLUSTER)
+    asks = ["advise", "keras.applications.MobileNetV3Small"]
+    with pytest.raises(SystemExit, match=r"names 2 workers\. Pass --measure"):
+        main.main(asks)
+
+
+@pytest.mark.parametrize(
+    ("asks", "message"),
+    [
+        ([], "give one model"),
+        (["a.keras", "--model=b.keras"], "give one model"),
+        (["a.keras", "--measure", "--bandwidth=1gbit"], "--measure measures what"),
+        (["a.keras", "--seconds=-1"], "must be a number above 0"),
+        (["a.keras", "--seconds=soon"], "must be a number above 0"),
+    ],
+)
+def test_options_that_cannot_be(asks, message, capsys):
+    with pytest.raises(SystemExit):
+        main.main(["advise", *asks])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            "broken_models.build",
+            "broken_models cannot be imported: No module named 'nos",
+        ),
+        ("own_models.nothing", "name of a function"),
+        ("own_models.number", "own_models.number must make a keras.Model"),
+        ("no_models.build", "name of a function"),
+    ],
+)
+def test_modules_without_a_model(directory, model, message):
+    with pytest.raises(SystemExit, match=message):
+        main.main(["advise", model])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,11 @@ import pytest
 
 from tf_dgc.advice import candidates, predicting
 from tf_dgc.advice.timing import Timed
-from tf_dgc.exchanges import Asked, Links, Ring, predict
+from tf_dgc.collectives.lockstep import run_together
+from tf_dgc.collectives.requests import Swap
+from tf_dgc.exchanges import Asked, Links, Place, Ring, predict
+from tf_dgc.optimizers import probing
+from tf_dgc.testing.communicator import answer_all
 
 MILLION = 1e6
 SPEEDS = (1e-9, 2e-9, 1e-9)
@@ -30,8 +34,52 @@ def test_links():
     assert LINKS.per_byte == pytest.approx(8 / 0.956e9)
     assert LINKS.latency == pytest.approx(predicting.ROUND + 1e-4)
     assert LINKS[3:6] == SPEEDS
-    assert LINKS.launch == predicting.LAUNCH
-    assert LINKS.start == pytest.approx(predicting.LAUNCH + 1e-4)
+    assert LINKS.launch == pytest.approx(predicting.LAUNCH + 1e-4)
+    assert LINKS.start == predicting.LAUNCH
+    assert predicting.round_trip_of(LINKS) == pytest.approx(2e-4)
+
+
+class FarApart:
+    """Answers requests of workers as gRPC does over a long way.
+
+    Each asks for what it is to receive when a collective begins, and has it half a
+    round trip after the one before it had it.
+    """
+
+    def __init__(self, round_trip):
+        self.half, self.now = round_trip / 2, 0.0
+
+    def answer(self, asked):
+        self.now += predicting.LAUNCH
+        for message in asked[0]:
+            hops = 1 if isinstance(message, Swap) else len(asked) - 1
+            self.now += predicting.LAUNCH + self.half
+            self.now += hops * (predicting.ROUND + self.half)
+        return answer_all(asked)
+
+
+@pytest.mark.parametrize("round_trip", [2e-4, 2e-2])
+def test_links_that_are_described_are_those_that_are_measured(round_trip):
+    """So that `exchange="auto"` chooses what was predicted."""
+    network = FarApart(round_trip)
+    steps = [
+        probing.measure(Place(w, 4), lambda: SPEEDS, lambda: network.now)
+        for w in range(4)
+    ]
+    measured, *_ = run_together(steps, network.answer)
+    described = predicting.links_of(1e8, round_trip, SPEEDS)
+    for name in ("launch", "latency", "start"):
+        ours, theirs = (getattr(links, name) for links in (described, measured))
+        assert ours == pytest.approx(theirs, rel=0.01), name
+
+
+@pytest.mark.parametrize("kind", ["sum", "gather", "entries"])
+def test_a_butterfly_of_four_far_apart_saves_nothing(kind):
+    """Each of its rounds is a collective of a whole round trip."""
+    links = predicting.links_of(1e8, 2e-2, SPEEDS)
+    name = {"sum": "float16", "gather": "uniform_8bit", "entries": "dgc"}[kind]
+    found = predicting.predict_step(timed(name, 0.01, kind, 1e4), 4, links)
+    assert found.exchange == "ring"
 
 
 def test_the_slower_of_link_and_processor_counts():
@@ -44,9 +92,8 @@ def test_the_slower_of_link_and_processor_counts():
 def test_tcp_carries_less_over_a_long_way():
     near, far = (predicting.links_of(1e8, trip).per_byte for trip in (2e-4, 2e-2))
     assert far == pytest.approx(near * 0.956 / 0.8)
-    (found,) = predicting.at_rates(
-        [DENSE], 2, predicting.links_of(1e9, 2e-2), [1e8]
-    ).values()
+    asks = predicting.links_of(1e9, 2e-2), 2e-2, [1e8]
+    (found,) = predicting.at_rates([DENSE], 2, *asks).values()
     assert found[0] - 0.1 == pytest.approx(100 * MILLION * far, rel=0.01)
 
 
@@ -98,16 +145,54 @@ def test_of_equally_fast_ones_the_first_is_advised():
     assert predicting.best(near) is near[0]
 
 
+@pytest.mark.parametrize("round_trip", [2e-4, 2e-2])
+@pytest.mark.parametrize("rate", [1e8, 1.5e9, 2.6e9, 1e10])
+def test_at_the_rate_that_was_given_it_is_what_was_predicted(rate, round_trip):
+    links = predicting.links_of(rate, round_trip, SPEEDS)
+    (found,) = predicting.at_rates([DENSE], 2, links, round_trip, [rate]).values()
+    assert found == [predicting.predict_step(DENSE, 2, links).seconds]
+
+
 def test_turning_point():
     """From there on the dense run is the fastest, or as fast."""
     ways = [DENSE, HALF._replace(seconds=0.4)]
-    turn = predicting.turning_point(ways, 2, 2e-4, SPEEDS)
+    turn = predicting.turning_point(ways, 2, LINKS, 2e-4)
     assert 1e7 < turn < 1e10
     for bandwidth, name in ((0.9 * turn, "float16"), (1.1 * turn, "dense")):
         links = predicting.links_of(bandwidth, 2e-4, SPEEDS)
         found = [predicting.predict_step(t, 2, links) for t in ways]
         assert predicting.best(found).name == name
     slower = HALF._replace(seconds=1e9)
-    assert predicting.turning_point([DENSE, slower], 2, 0.0, SPEEDS) == 0
+    assert predicting.turning_point([DENSE, slower], 2, LINKS, 2e-4) == 0
     faster = HALF._replace(seconds=0.01)
-    assert math.isinf(predicting.turning_point([DENSE, faster], 2, 0.0, SPEEDS))
+    assert math.isinf(predicting.turning_point([DENSE, faster], 2, LINKS, 2e-4))
+
+
+def test_the_turning_point_is_that_of_all_that_may_be_advised():
+    """Of local steps too, and above the rate at which a way begins to be long."""
+    local = timed("local_sgd 16", 0.1, "sum", 100 * MILLION)
+    assert math.isinf(predicting.turning_point([DENSE, local], 2, LINKS, 2e-4))
+    begins = 8 * 64e3 / 2e-4
+    at = predicting.links_of(0.99 * begins, 2e-4, SPEEDS)
+    longer = predicting.links_of(1.01 * begins, 2e-4, SPEEDS)
+    whole, half = (
+        [predicting.predict_step(t, 2, links).seconds for links in (at, longer)]
+        for t in (DENSE, HALF)
+    )
+    # So much longer that it pays only there.
+    more = [w / 1.05 - h for w, h in zip(whole, half, strict=True)]
+    ways = [DENSE, HALF._replace(seconds=HALF.seconds + sum(more) / 2)]
+    assert predicting.turning_point(ways, 2, LINKS, 2e-4) > begins
+
+
+def test_of_fast_links_nothing_is_known():
+    known = predicting.known_up_to(LINKS, 0.0)
+    assert 8 / known / 0.956 == pytest.approx(predicting.PER_BYTE)
+    far = predicting.known_up_to(LINKS, 2e-2)
+    for round_trip, rate in ((0.0, known), (2e-2, far)):
+        (found,) = predicting.at_rates(
+            [DENSE], 2, LINKS, round_trip, [0.9 * rate, rate, 10 * rate]
+        ).values()
+        assert found[0] > found[1] == pytest.approx(found[2])
+    measured = LINKS._replace(per_byte=predicting.PER_BYTE / 2)
+    assert predicting.known_up_to(measured, 0.0) == pytest.approx(2 * known)

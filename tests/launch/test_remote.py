@@ -192,6 +192,8 @@ def test_other_ports_for_another_attempt(hosts):
     [
         (["--hosts", "a,,b"], "must be names of hosts"),
         (["--hosts=-oProxyCommand=x"], "must be names of hosts"),
+        (["--hosts", "a:2,b:2"], "without ports or numbers of workers"),
+        (["--hosts", "a,::1"], "such as a, me@a or [::1]"),
         (["--hosts", "a,b", "--workers", "3"], "a worker for each host"),
         (["--hosts", "a,b", "--servers", "1"], "a worker for each host"),
     ],

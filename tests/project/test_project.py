@@ -86,6 +86,20 @@ def test_no_module_is_long():
     assert long == {}
 
 
+def test_private_names_of_others_have_one_room():
+    """Which knows versions: `tf_dgc/_internals`."""
+    private = "keras.src", "tensorflow.python"
+    folders = "tf_dgc", "benchmarks", "examples"
+    found = [
+        str(file.relative_to(ROOT))
+        for folder in folders
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        if "_internals" not in file.parts
+        and any(name in file.read_text(encoding="utf-8") for name in private)
+    ]
+    assert found == []
+
+
 def test_autograph_can_convert_all_functions():
     """A user's `tf.function` has those converted that it calls; and a warning else.
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_dgc.advice import batches, candidates, measuring, predicting, timing, units
 from tf_dgc.advice.predicting import Prediction
 from tf_dgc.arguments import check_whole
+from tf_dgc.cluster import tf_config
 from tf_dgc.exchanges import Links
 from tf_dgc.optimizers import probing
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
@@ -26,15 +27,20 @@ class Advice:
         batch_size: examples of a worker's step.
         predictions: a list for each number of workers, with one of each way to train.
         links: numbers of the links that were taken.
-        turning_points: bandwidths in bits/s from which on nothing is to be compressed,
-            by number of workers; empty where links were measured.
+        round_trip: seconds of a round trip between two workers.
+        turning_points: bandwidths in bits/s from which on dense steps are advised, by
+            number of workers; 0 if they are at any, infinity if at none up to
+            `known_up_to`.
+        known_up_to: bandwidth in bits/s of the fastest links that predictions are for.
     """
 
     model: str
     batch_size: int
     predictions: dict[int, list[Prediction]]
     links: Links
+    round_trip: float
     turning_points: dict[int, float]
+    known_up_to: float
 
     def best(self, num_workers: int) -> Prediction:
         """Return what is advised for so many workers."""
@@ -76,14 +82,34 @@ class Advice:
                 f"{number} workers: {chosen.name}, {times:.1f} times as fast as dense; "
                 f"{_code(chosen)}."
             )
-        turn = self.turning_points.get(number)
-        if turn is None:
-            return said
+        turn = self.turning_points[number]
         if turn == 0:
-            return f"{said} Compressing pays at no bandwidth."
-        if math.isinf(turn):
-            return f"{said} Compressing pays at any bandwidth."
-        return f"{said} Compressing pays below {units.rate_text(turn)}."
+            return f"{said} Dense is advised at any bandwidth."
+        if math.isfinite(turn):
+            return f"{said} Dense is advised from {units.rate_text(turn)} on."
+        known = units.rate_text(self.known_up_to)
+        return (
+            f"{said} Dense is advised at no bandwidth up to {known}; of faster links "
+            "nothing is known."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it, for JSON: rows, what to do, links, turning points.
+
+        A turning point of infinity is None.
+        """
+        turns = self.turning_points.items()
+        return {
+            "model": self.model,
+            "batch_size": self.batch_size,
+            "rows": self.rows(),
+            "advice": self.sentences(),
+            "links": {**self.links._asdict(), "round_trip": self.round_trip},
+            "turning_points": {
+                str(n): turn if math.isfinite(turn) else None for n, turn in turns
+            },
+            "known_up_to": self.known_up_to,
+        }
 
     def html(self) -> str:
         """Return a page with pictures that needs no other file.
@@ -94,7 +120,9 @@ class Advice:
         rates = [10 ** (6 + i / 5) for i in range(21)]  # 1 Mbit/s to 10 Gbit/s
         found = {n: some for n, some in self.predictions.items() if n > 1}
         by_rate = {
-            n: predicting.at_rates([p.timed for p in some], n, self.links, rates)
+            n: predicting.at_rates(
+                [p.timed for p in some], n, self.links, self.round_trip, rates
+            )
             for n, some in found.items()
         }
         given = of_advice.Given(
@@ -112,8 +140,9 @@ def advise(
     num_workers: Sequence[int] | int | None = None,
     bandwidth: float | str = "1gbit",
     latency: float | str = "0.2ms",
-    methods: Sequence[str] = candidates.DEFAULT,
+    methods: Sequence[str] | str = candidates.DEFAULT,
     data: Any = None,
+    length: int | None = None,
     links: Links | None = None,
     strategy: tf.distribute.Strategy | None = None,
     seconds: float = 20.0,
@@ -136,6 +165,8 @@ def advise(
             dense is always among them. Of equally fast ones the first is advised.
         data: inputs of one worker's step, of `batch_size` examples; None for made-up
             ones of the model's shapes.
+        length: length of all axes of made-up inputs that may have any, and number of
+            words of a text; None if there are no such axes, and for 32 words.
         links: numbers that were measured, instead of `bandwidth` and `latency`.
         strategy: strategy of several workers, all of which call this outside of its
             scope, with a model that each made outside of it: their links are measured,
@@ -147,30 +178,46 @@ def advise(
 
     Raises:
         ValueError: for arguments that cannot be, and models that do not say their
-            inputs.
+            inputs, or of axes of any length without `length`.
     """
     numbers = _numbers(num_workers, strategy)
     batch_size = check_whole("batch_size", batch_size)
     rate, round_trip = units.bits_per_second(bandwidth), units.seconds(latency)
+    seconds = units.budget(seconds)
     wanted = candidates.find(methods)
     if data is None:
-        data = batches.make(model, batch_size)
+        data = batches.make(model, batch_size, length)
     if strategy is not None:
         links = measuring.links_of(strategy)
-    with measuring.alone(strategy):
+    with tf_config.alone():  # of a cluster, if there is one, each takes its own steps
         timed = timing.time_steps(model, data, _inner(model), wanted, seconds)
         timed = measuring.slowest(timed, strategy)
-    speeds = links[3:6] if links else probing.local_speeds()
-    taken = links or predicting.links_of(rate, round_trip, speeds)
+    if links is None:
+        links = predicting.links_of(rate, round_trip, probing.local_speeds())
+    else:
+        round_trip = predicting.round_trip_of(links)
+    return _predicted(model.name, batch_size, timed, numbers, links, round_trip)
+
+
+def _predicted(
+    name: str,
+    batch_size: int,
+    timed: list[timing.Timed],
+    numbers: list[int],
+    links: Links,
+    round_trip: float,
+) -> Advice:
     of_each = {
-        number: [predicting.predict_step(t, number, taken) for t in timed]
+        number: [predicting.predict_step(t, number, links) for t in timed]
         for number in sorted(set(numbers))
     }
-    turns = {}
-    if links is None:
-        asks = round_trip, speeds
-        turns = {n: predicting.turning_point(timed, n, *asks) for n in of_each if n > 1}
-    return Advice(model.name, batch_size, of_each, taken, turns)
+    turns = {
+        number: predicting.turning_point(timed, number, links, round_trip)
+        for number in of_each
+        if number > 1
+    }
+    known = predicting.known_up_to(links, round_trip)
+    return Advice(name, batch_size, of_each, links, round_trip, turns, known)
 
 
 def _numbers(

@@ -7,21 +7,32 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 
-def make(model: keras.Model, batch_size: int, seed: int = 0) -> Any:
-    """Return made-up inputs: normal numbers, and for integers any that are valid.
+_WORDS = 32  # of a text
+
+
+def make(
+    model: keras.Model, batch_size: int, length: int | None = None, seed: int = 0
+) -> Any:
+    """Return made-up inputs: normal numbers, valid integers, and texts of known words.
 
     Args:
         model: model whose inputs are known, as those of a functional one are.
         batch_size: number of examples.
+        length: length of axes that may have any, and number of words of a text; None
+            if there are no such axes, and for 32 words.
         seed: seed of the numbers.
 
     Returns:
         Tensors of the structure of the model's inputs.
 
     Raises:
-        ValueError: if the model does not say what it takes.
+        ValueError: if the model does not say what it takes, or has axes of any length
+            without `length`.
     """
+    if length is not None:
+        length = check_whole("length", length)
     inputs = _inputs(model)
     if inputs is None:
         raise ValueError(
@@ -31,15 +42,21 @@ def make(model: keras.Model, batch_size: int, seed: int = 0) -> Any:
         )
     random = np.random.default_rng(seed)
     vocabulary = _vocabulary(model)
+    words, number = _words(model), _words_of_a_text(model, length)
 
     def values(tensor: Any) -> tf.Tensor:
-        shape = [batch_size, *tensor.shape[1:]]
-        if None in shape:
+        sizes = [length if size is None else size for size in tensor.shape[1:]]
+        if None in sizes:
             raise ValueError(
-                f"The input {tensor.name!r} has axes of any length: pass a batch of "
-                f"yours as `data`. Received: shape={tuple(tensor.shape)}"
+                f"The input {tensor.name!r} has axes of any length: say of which by "
+                "`length` (`--length N`), or pass a batch of yours as `data`. "
+                f"Received: shape={tuple(tensor.shape)}"
             )
+        shape: Any = [batch_size, *sizes]
         dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if dtype == "string":
+            texts = random.choice(words, [*shape, number]).reshape(-1, number)
+            return tf.reshape(tf.constant([" ".join(t) for t in texts]), shape)
         if "int" in dtype:
             return tf.constant(random.integers(0, vocabulary, shape), dtype)
         return tf.cast(tf.constant(random.normal(size=shape), tf.float32), dtype)
@@ -60,6 +77,22 @@ def _vocabulary(model: keras.Model) -> int:
         x.input_dim for x in _parts(model) if isinstance(x, keras.layers.Embedding)
     ]
     return min(known, default=2)
+
+
+def _words(model: keras.Model) -> list[str]:
+    """Return words that all layers for texts know; some if there are none."""
+    known = [
+        set(map(str, x.get_vocabulary(include_special_tokens=False)))
+        for x in _parts(model)
+        if isinstance(x, keras.layers.TextVectorization | keras.layers.StringLookup)
+    ]
+    common = set.intersection(*known) if known else set()
+    return sorted(common) or [f"word{i}" for i in range(100)]
+
+
+def _words_of_a_text(model: keras.Model, length: int | None) -> int:
+    texts = any(isinstance(x, keras.layers.TextVectorization) for x in _parts(model))
+    return (length or _WORDS) if texts else 1
 
 
 def _parts(layer: keras.Layer) -> Iterator[keras.Layer]:

@@ -33,16 +33,17 @@ class Candidate(NamedTuple):
     code: str = "optimizer"
 
 
-def find(names: Sequence[str]) -> list[Candidate]:
+def find(names: Sequence[str] | str) -> list[Candidate]:
     """Return candidates by name; the dense one is always among them, and first.
 
     Args:
         names: "dense", "dgc", "dgc SPARSITY", "local_sgd PERIOD", or methods as
-            `tf-dgc methods` lists them.
+            `tf-dgc methods` lists them; one alone, too.
 
     Raises:
         ValueError: for other names.
     """
+    names = [names] if isinstance(names, str) else names
     wanted = [DENSE, *(name for name in names if name != DENSE)]
     return [_find(name) for name in dict.fromkeys(wanted)]
 

@@ -1,12 +1,10 @@
 """Measuring: the links of workers that are there, and the slowest of them."""
 
-import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_dgc.advice.timing import Timed
-from tf_dgc.cluster import tf_config
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.preparation import prepare
 from tf_dgc.exchanges import Links
@@ -28,13 +26,6 @@ def links_of(strategy: tf.distribute.Strategy) -> Links:
             f"Received: strategy={strategy!r}"
         )
     return choosing.measure(prepare(strategy))
-
-
-def alone(
-    strategy: tf.distribute.Strategy | None,
-) -> contextlib.AbstractContextManager:
-    """Let workers of a cluster, if there is one, take steps of their own within."""
-    return tf_config.alone() if strategy else contextlib.nullcontext()
 
 
 def slowest(

@@ -14,7 +14,7 @@ LAUNCH, ROUND, PER_BYTE = 3e-4, 1e-4, 2.4e-9
 _CARRIED = 0.956  # of a link's rate, the rest are heads of packets
 _LONG = 64e3  # bytes that are on a link at once, from which on TCP carries less, as
 _CARRIED_FAR = 0.8  # two to four workers at 100 Mbit/s and 20 ms found
-_SLOWEST, _FASTEST = 1e4, 1e13  # bit/s between which the turning point is looked for
+_SLOWEST = 1e4  # bit/s from which on the turning point is looked for
 
 
 class Prediction(NamedTuple):
@@ -49,8 +49,9 @@ def links_of(
 ) -> Links:
     """Return the numbers of links that were described, not measured.
 
-    A worker asks for what another one has, so that the first round begins with half a
-    round trip. While bytes are on a link, processors work on those before them.
+    A worker asks for what another one has as soon as a collective begins, so that each
+    begins with half a round trip, as `probing.measure` finds it. While bytes are on a
+    link, processors work on those before them.
 
     Args:
         bandwidth: bits per second of each worker's link, both ways at once.
@@ -62,8 +63,17 @@ def links_of(
     """
     half = latency / 2
     per_byte = max(_on_link(bandwidth, latency), sharing * PER_BYTE)
-    links = Links(LAUNCH, ROUND + half, per_byte, *speeds)
-    return links._replace(start=LAUNCH + half)
+    links = Links(LAUNCH + half, ROUND + half, per_byte, *speeds)
+    return links._replace(start=LAUNCH)
+
+
+def round_trip_of(links: Links) -> float:
+    """Return the seconds of a round trip, of links that were measured.
+
+    Args:
+        links: numbers of the links.
+    """
+    return 2 * max(0.0, links.latency - ROUND)
 
 
 def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
@@ -110,32 +120,48 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     return predictions[model.as_fast_as_any([p.seconds for p in predictions])]
 
 
-def turning_point(
-    timed: Sequence[Timed], num_workers: int, latency: float, speeds: Sequence[float]
-) -> float:
-    """Return the bandwidth from which on nothing is to be compressed, in bits/s.
+def known_up_to(links: Links, round_trip: float) -> float:
+    """Return the bandwidth in bits/s up to which predictions depend on it.
 
-    0 if that is so at any, infinity if at none. Local steps, which save round trips,
-    have no part in it.
+    Of faster links nothing is known: what a byte takes processors, which is then what
+    counts, is a constant of those that it was fitted on.
+
+    Args:
+        links: numbers of the links.
+        round_trip: seconds of a round trip.
+    """
+    near, far = (8 / (share * _least(links)) for share in (_CARRIED, _CARRIED_FAR))
+    return far if _is_long(near, round_trip) else near
+
+
+def turning_point(
+    timed: Sequence[Timed], num_workers: int, links: Links, round_trip: float
+) -> float:
+    """Return the bandwidth from which on dense steps are advised, in bits/s.
+
+    0 if they are at any, infinity if at none up to `known_up_to`.
 
     Args:
         timed: ways to train, in the order of preference, the dense one first.
         num_workers: number of workers, N.
-        latency: seconds of a round trip.
-        speeds: see `links_of`.
+        links: numbers of the links, of which all but the bandwidth stay.
+        round_trip: seconds of a round trip.
     """
-    every_step = [t for t in timed if t.candidate.period == 1]
 
     def pays(bandwidth: float) -> bool:
-        links = links_of(bandwidth, latency, speeds)
-        found = [predict_step(t, num_workers, links) for t in every_step]
+        there = _at(links, round_trip, bandwidth)
+        found = [predict_step(t, num_workers, there) for t in timed]
         return best(found).name != DENSE
 
-    low, high = _SLOWEST, _FASTEST
-    if not pays(low):
-        return 0.0
+    low, high = _SLOWEST, known_up_to(links, round_trip)
     if pays(high):
         return math.inf
+    # Where a link begins to be long it carries less, and what did not pay may again.
+    longer = 1.001 * 8 * _LONG / round_trip if round_trip else math.inf
+    if low < longer < high:
+        low, high = (longer, high) if pays(longer) else (low, longer)
+    if not pays(low):
+        return 0.0
     while high > 1.02 * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if pays(middle) else (low, middle)
@@ -143,7 +169,11 @@ def turning_point(
 
 
 def at_rates(
-    timed: Sequence[Timed], num_workers: int, links: Links, rates: Sequence[float]
+    timed: Sequence[Timed],
+    num_workers: int,
+    links: Links,
+    round_trip: float,
+    rates: Sequence[float],
 ) -> dict[str, list[float]]:
     """Return the seconds of a step at other bandwidths, by way to train.
 
@@ -151,18 +181,30 @@ def at_rates(
         timed: ways to train.
         num_workers: number of workers, N.
         links: numbers of the links, of which all but the bandwidth stay.
+        round_trip: seconds of a round trip.
         rates: bandwidths, in bits/s.
     """
-    some = [
-        links._replace(per_byte=max(_on_link(rate, 2 * links.latency), PER_BYTE))
-        for rate in rates
-    ]
+    some = [_at(links, round_trip, rate) for rate in rates]
     return {
         t.candidate.name: [predict_step(t, num_workers, each).seconds for each in some]
         for t in timed
     }
 
 
-def _on_link(bandwidth: float, latency: float) -> float:
-    is_long = bandwidth * latency / 8 > _LONG
+def _at(links: Links, round_trip: float, bandwidth: float) -> Links:
+    per_byte = max(_on_link(bandwidth, round_trip), _least(links))
+    return links._replace(per_byte=per_byte)
+
+
+def _least(links: Links) -> float:
+    """Return what a byte takes at least; less only where that was measured."""
+    return min(PER_BYTE, links.per_byte)
+
+
+def _on_link(bandwidth: float, round_trip: float) -> float:
+    is_long = _is_long(bandwidth, round_trip)
     return 8 / ((_CARRIED_FAR if is_long else _CARRIED) * bandwidth)
+
+
+def _is_long(bandwidth: float, round_trip: float) -> bool:
+    return bandwidth * round_trip / 8 > _LONG

@@ -1,7 +1,9 @@
 """Units: rates and times as people write them, "1gbit" and "0.2ms"."""
 
 import math
+import numbers
 import re
+from typing import Any
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -43,12 +45,30 @@ def seconds(time: float | str) -> float:
     return found
 
 
-def _number(value: float | str, units: dict[str, float]) -> float:
+def budget(time: float | str) -> float:
+    """Return seconds to spend on something.
+
+    Args:
+        time: number of seconds, or a text with a unit.
+
+    Raises:
+        ValueError: for anything else, and for what is not above 0.
+    """
+    found = _number(time, _TIMES)
+    if not 0 < found < math.inf:
+        raise ValueError(
+            "`seconds` must be above 0: time to spend on timed steps. "
+            f"Received: seconds={time!r}"
+        )
+    return found
+
+
+def _number(value: Any, units: dict[str, float]) -> float:
     """Return a value in the unit whose factor is 1; NaN if it is none."""
-    if isinstance(value, bool):
-        return math.nan
-    if not isinstance(value, str):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
+    if not isinstance(value, str):
+        return math.nan
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", value.lower())
     try:
         number, unit = float(match[1]), match[2]  # type: ignore[index]

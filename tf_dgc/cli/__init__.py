@@ -6,6 +6,7 @@
 __all__ = [
     "advise",
     "doctor",
+    "kinds",
     "listing",
     "main",
     "parsers",

@@ -3,15 +3,19 @@
 import argparse
 import importlib
 import json
+import os
 import pathlib
 import sys
+import types
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dgc.advice.advising import Advice, advise
 from tf_dgc.cli import listing
-from tf_dgc.cluster import meeting, tf_config
+from tf_dgc.cluster import meeting, tf_config, workers
 from tf_dgc.distribute.startup import multi_worker_strategy
 
 _COLUMNS = (
@@ -22,19 +26,22 @@ _COLUMNS = (
 
 def main(options: argparse.Namespace) -> int:
     """Print the advice; return the exit code. With `--measure` one worker prints."""
+    given = {name: getattr(options, name) for name in ("bandwidth", "latency")}
+    given["methods"] = options.methods
     try:
         strategy = multi_worker_strategy() if options.measure else None
+        if strategy is None:
+            _check_nobody_else()
         with tf_config.alone():
-            model = _model(options.model)
+            model = _model(options.model, options.imports)
         found = advise(
             model,
             batch_size=options.batch_size,
             num_workers=options.workers,
-            bandwidth=options.bandwidth,
-            latency=options.latency,
+            length=options.length,
             strategy=strategy,
             seconds=options.seconds,
-            **({"methods": options.methods} if options.methods else {}),
+            **{name: value for name, value in given.items() if value is not None},
         )
         if strategy is None or meeting.is_chief(strategy):
             _tell(found, options)
@@ -46,29 +53,88 @@ def main(options: argparse.Namespace) -> int:
 def _tell(found: Advice, options: argparse.Namespace) -> None:
     print(_text(found))
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(found.rows(), indent=1) + "\n")
+        text = json.dumps(found.record(), indent=1)
+        pathlib.Path(options.json).write_text(text + "\n")
     if options.html:
         pathlib.Path(options.html).write_text(found.html(), encoding="utf-8")
 
 
-def _model(name: str) -> keras.Model:
+def _check_nobody_else() -> None:
+    """Raise `ValueError` if this is one of several workers.
+
+    All of them would time their steps at once, perhaps on the same processors.
+    """
+    tf_config.check_tf_config()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    number = len(workers.addresses(resolver.cluster_spec()))
+    if number > 1 and os.environ.get(workers.ALONE_VARIABLE) != "1":
+        raise ValueError(
+            f"TF_CONFIG names {number} workers. Pass --measure on all of them, in "
+            "place of --bandwidth and --latency, to have their links measured; for "
+            "links that you describe start one process, without `tf-dgc run`, and "
+            f"unset TF_CONFIG or set {workers.ALONE_VARIABLE}=1."
+        )
+
+
+def _model(name: str, imports: Sequence[str]) -> keras.Model:
     """Return the model of a file, or what a function of that name makes.
 
+    Args:
+        name: path of the file, or name of the function.
+        imports: names of modules to be imported before.
+
     Raises:
-        ValueError: if there is neither.
+        ImportError: for modules that import what is not there.
+        ValueError: if there is no such model, or module.
     """
+    if os.getcwd() not in sys.path:  # where this is a console script, it is not
+        sys.path.insert(0, os.getcwd())
+    for module in imports:
+        if _import(module) is None:
+            raise ValueError(f"there is no module of that name. Received: {module}")
     if name.endswith((".keras", ".h5")):
-        return keras.models.load_model(name, compile=True)
+        return _load(name)
     module, _, function = name.rpartition(".")
-    try:
-        make: Any = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError):
+    make: Any = getattr(_import(module), function, None)
+    if make is None:
         raise ValueError(
             "the model must be a file that ends in .keras, or the name of a function "
             f"that makes one, as keras.applications.ResNet50. Received: {name}"
-        ) from None
-    is_application = make.__module__.startswith("keras.src.applications")
-    return make(weights=None) if is_application else make()
+        )
+    is_application = make is getattr(keras.applications, function, None)
+    model = make(weights=None) if is_application else make()
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{name} must make a keras.Model. Received: {model!r}")
+    return model
+
+
+def _import(name: str) -> types.ModuleType | None:
+    """Return the module of that name; None if there is none.
+
+    Raises:
+        ImportError: if it is there, and imports what is not.
+    """
+    try:
+        return importlib.import_module(name)
+    except ValueError:  # an empty name
+        return None
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise ImportError(f"{name} cannot be imported: {error}") from error
+    except ImportError as error:
+        raise ImportError(f"{name} cannot be imported: {error}") from error
+
+
+def _load(path: str) -> keras.Model:
+    try:
+        return keras.models.load_model(path, compile=True)
+    except TypeError as error:  # so Keras says that it does not know a class
+        raise ValueError(
+            f"{path} cannot be loaded. If it has layers of your own, register them by "
+            "`keras.saving.register_keras_serializable` in a module, and pass its name "
+            f"with --import. {error}"
+        ) from error
 
 
 def _text(found: Advice) -> str:

@@ -38,6 +38,11 @@ def _exchanges(options: argparse.Namespace) -> int:
 
 
 def _advise(options: argparse.Namespace) -> int:
+    if (options.model is None) == (options.named is None):
+        options.error("give one model, by itself or with --model")
+    options.model = options.model or options.named
+    if options.measure and (options.bandwidth or options.latency):
+        options.error("--measure measures what --bandwidth and --latency would say")
     _load()
     from tf_dgc.cli import advise
 

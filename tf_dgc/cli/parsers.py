@@ -1,10 +1,10 @@
 """Parsers: what each command takes, and its help."""
 
 import argparse
-import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from tf_dgc.cli.kinds import above_0, count, count_or_0, counts, hosts
 from tf_dgc.launch import starts
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -24,18 +24,21 @@ def add_run(commands: Any, command: Command) -> None:
     )
     run.set_defaults(run=command, error=run.error)
     run.add_argument(
-        "--workers", type=_count, metavar="N", help="number of workers on this machine"
+        "--workers",
+        type=count,
+        metavar="N",
+        help="number of workers on this machine",
     )
     run.add_argument(
         "--hosts",
-        type=_hosts,
+        type=hosts,
         metavar="A,B,...",
         help="machines, with a worker on each; twice for two. Directory and Python "
         "must be where they are here, and ssh must need no password",
     )
     run.add_argument(
         "--port",
-        type=_count,
+        type=count,
         default=starts.PORT,
         metavar="P",
         help=f"first port that workers on --hosts listen on ({starts.PORT})",
@@ -48,14 +51,14 @@ def add_run(commands: Any, command: Command) -> None:
     )
     run.add_argument(
         "--servers",
-        type=_count_or_0,
+        type=count_or_0,
         default=0,
         metavar="S",
         help="number of parameter servers for tf_dgc.ServerOptimizer (0)",
     )
     run.add_argument(
         "--max-restarts",
-        type=_count_or_0,
+        type=count_or_0,
         default=0,
         metavar="K",
         help="how often to start all workers again after one failed (0)",
@@ -125,7 +128,7 @@ def add_exchanges(commands: Any, command: Command) -> None:
     ways.set_defaults(run=command)
     ways.add_argument(
         "--workers",
-        type=_count,
+        type=count,
         default=8,
         metavar="N",
         help="number of workers (8)",
@@ -143,7 +146,7 @@ def add_methods(commands: Any, command: Command) -> None:
     methods.set_defaults(run=command)
     methods.add_argument(
         "--size",
-        type=_count,
+        type=count,
         default=1_000_000,
         metavar="N",
         help="entries of the tensor that bytes per element are of (1,000,000)",
@@ -159,26 +162,46 @@ def add_advise(commands: Any, command: Command) -> None:
         "and print what several workers are predicted to take, each on a machine like "
         "this one; * is what is advised. docs/advice.md says how well that is known.",
     )
-    advise.set_defaults(run=command)
+    advise.set_defaults(run=command, error=advise.error)
     advise.add_argument(
         "model",
-        help="a .keras file, or a function's name, as keras.applications.ResNet50",
+        nargs="?",
+        help="a .keras file, or a function's name, as keras.applications.ResNet50; of "
+        "modules of this directory too",
     )
     advise.add_argument(
-        "--batch-size", type=_count, default=32, metavar="B", help="of a worker (32)"
+        "--model", dest="named", metavar="MODEL", help="the same, as an option"
+    )
+    advise.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module to import before a file is loaded, for layers of its own; may be "
+        "given several times",
+    )
+    advise.add_argument(
+        "--batch-size",
+        type=count,
+        default=32,
+        metavar="B",
+        help="of a worker (32)",
     )
     advise.add_argument(
         "--workers",
-        type=_counts,
+        type=counts,
         metavar="N,...",
         help="numbers of workers (2,4,8; with --measure those that there are)",
     )
     advise.add_argument(
-        "--bandwidth", default="1gbit", help="of a worker's link, both ways (1gbit)"
+        "--length",
+        type=count,
+        metavar="N",
+        help="of axes of inputs that may have any length; words of a text (32)",
     )
-    advise.add_argument(
-        "--latency", default="0.2ms", help="round trip between two workers (0.2ms)"
-    )
+    advise.add_argument("--bandwidth", help="of a worker's link, both ways (1gbit)")
+    advise.add_argument("--latency", help="round trip between two workers (0.2ms)")
     advise.add_argument(
         "--methods",
         type=lambda text: text.split(","),
@@ -186,7 +209,10 @@ def add_advise(commands: Any, command: Command) -> None:
         help="dgc, 'dgc 0.99', 'local_sgd 16', or methods of `tf-dgc methods`",
     )
     advise.add_argument(
-        "--seconds", type=float, default=20.0, help="to spend on timed steps (20)"
+        "--seconds",
+        type=above_0,
+        default=20.0,
+        help="to spend on timed steps (20)",
     )
     advise.add_argument(
         "--measure",
@@ -194,7 +220,11 @@ def add_advise(commands: Any, command: Command) -> None:
         help="measure the links of the workers of TF_CONFIG, in place of --bandwidth "
         "and --latency: tf-dgc run --workers 2 -m tf_dgc advise MODEL --measure",
     )
-    advise.add_argument("--json", metavar="PATH", help="file to write the rows to")
+    advise.add_argument(
+        "--json",
+        metavar="PATH",
+        help="file to write rows, advice, links and turning points to",
+    )
     advise.add_argument(
         "--html", metavar="PATH", help="file to write a page with pictures to"
     )
@@ -220,28 +250,3 @@ def add_report(commands: Any, command: Command) -> None:
     report.add_argument(
         "--out", default="report.html", metavar="FILE", help="the page (report.html)"
     )
-
-
-def _count(text: str, least: int = 1) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number, {least} or more; received: {text}"
-        )
-    return int(text)
-
-
-def _hosts(text: str) -> list[str]:
-    names = text.split(",")
-    if not all(re.fullmatch(r"[\w.@\[\]:-]+", n) and n[0] not in "-@" for n in names):
-        raise argparse.ArgumentTypeError(
-            f"must be names of hosts with commas between them; received: {text}"
-        )
-    return names
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
-
-
-def _count_or_0(text: str) -> int:
-    return _count(text, least=0)
