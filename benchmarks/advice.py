@@ -1,16 +1,18 @@
 """What `tf-dgc advise` predicts, beside what is then measured.
 
-    python benchmarks/advice.py --predict
-    sudo python benchmarks/advice.py --measure --json measured.jsonl
-    python benchmarks/advice.py --from_json measured.jsonl
+    python benchmarks/advice.py --predict --predicted new.json
+    sudo python benchmarks/advice.py --measure --predicted new.json --json rows.jsonl
+    python benchmarks/advice.py --predicted new.json --from_json rows.jsonl
 
 `--predict` times steps of so many processes side by side, which do not communicate, and
 writes what they are predicted to take on links of each rate and round trip. It comes
-first, and is committed. `--measure` takes the same steps on workers in network
+first, is committed, and is not written again; without `--predicted` the others read
+that of the documentation. `--measure` takes the same steps on workers in network
 namespaces, whose links have that rate, and where they have a round trip, a delay
 (`common/distance.py`); a row is appended to `--json` as soon as it is there, and is not
 measured again. Every method goes by the exchange that the advice says to write: the
-ring, or "auto".
+ring, or "auto", which may overlap steps where it finds that this pays; `went_by` says
+what it came to.
 """
 
 import json
@@ -27,6 +29,7 @@ COLUMNS = [
     ("link", "link", ""),
     ("method", "method", ""),
     ("exchange", "exchange", ""),
+    ("went_by", "went by", ""),
     ("predicted_ms", "predicted (ms)", ",.1f"),
     ("measured_ms", "measured (ms)", ",.1f"),
     ("error", "error", "+.0%"),
@@ -61,20 +64,30 @@ def main(_):
     """Predict, measure, or report."""
     if _PREDICT.value + _MEASURE.value + bool(_FROM_JSON.value) != 1:
         raise app.UsageError("Give one of --predict, --measure and --from_json.")
+    if _PREDICT.value and pathlib.Path(_PREDICTED.value).exists():
+        raise app.UsageError(
+            f"{_PREDICTED.value} is there, and rows that were measured are compared "
+            "with it: name a new file by --predicted."
+        )
     signals.end_orderly()
     try:
         if _PREDICT.value:
             rows = _predict()
-            reporting.report(rows, COLUMNS[:6], "Predicted", _PREDICTED.value)
+            columns = [column for column in COLUMNS if column[0] in rows[0]]
+            reporting.report(rows, columns, "Predicted", _PREDICTED.value)
             return
         rows = _measure() if _MEASURE.value else pieces.read([_FROM_JSON.value])
     except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"advice.py: {error}")
     except KeyboardInterrupt:
         sys.exit("advice.py: interrupted")
-    shown = advised.compared(_predictions(), rows)
+    predicted = _predictions()
+    shown = advised.compared(predicted, rows)
+    if not shown:
+        sys.exit(f"advice.py: no row was predicted in {_PREDICTED.value}")
     reporting.report(shown, COLUMNS, "Predicted and measured", origin=rows[0])
     print(advised.said(shown))
+    print(advised.sources(_PREDICTED.value, predicted, rows))
     if _MARKDOWN.value:
         methods = dict.fromkeys(row["method"] for row in shown)
         columns = [*COLUMNS[:3], *((m, m, "") for m in methods)]

@@ -195,9 +195,10 @@ def compared(predicted, measured):
     for row in predicted:
         if _key(row) in found:
             took = found[_key(row)]["measured_ms"]
-            rows.append(
-                {**row, "measured_ms": took, "error": row["predicted_ms"] / took - 1}
-            )
+            error = row["predicted_ms"] / took - 1
+            went_by = found[_key(row)].get("went_by")
+            more = {"measured_ms": took, "error": error, "went_by": went_by}
+            rows.append({**row, **more})
     best = {}
     for row in rows:
         setting, took = _key(row, KEYS[:3]), row["measured_ms"]
@@ -230,10 +231,37 @@ def said(rows):
     chosen = [row for row in rows if row["advised"]]
     good = [row for row in chosen if row["of_best"] <= _SAME]
     dense = [row for row in chosen if row["method"] == candidates.DENSE]
+    fast = [
+        row
+        for row in rows
+        if row["method"] == candidates.DENSE and row["of_best"] <= _SAME
+    ]
+    other = [row for row in rows if row["went_by"] not in (None, row["exchange"])]
     return (
         f"{len(chosen)} configurations, {len(rows)} steps: off by "
         f"{statistics.median(off):.0%} in the median, {max(off):.0%} at worst. What "
         "was advised is within 5 % of the best measured in "
         f"{len(good)} of {len(chosen)}, {max(row['of_best'] for row in chosen):.2f} of "
-        f"it at worst; in {len(dense)} it was not to compress."
+        f"it at worst; in {len(dense)} it was not to compress, and dense was within 5 "
+        f"% of the best in {len(fast)}. {len(other)} steps went by another exchange "
+        "than was predicted, or overlapped."
+    )
+
+
+def sources(path, predicted, measured):
+    """Return where predictions come from, and which package each was made by.
+
+    Args:
+        path: file of the predictions.
+        predicted: rows of it.
+        measured: rows that were measured.
+    """
+
+    def commits(rows):
+        found = dict.fromkeys(str(row.get("commit"))[:12] for row in rows)
+        return ", ".join(found)
+
+    return (
+        f"Predictions are those of {path}, made at commit {commits(predicted)}; "
+        f"measured at {commits(measured)}."
     )

@@ -19,17 +19,17 @@ def row(method, link="1gbit", **values):
 
 def test_what_follows_from_rows():
     predicted = [
-        row("dense", predicted_ms=10.0, advised="*"),
-        row("dgc", predicted_ms=30.0, advised=""),
-        row("dense", "10mbit", predicted_ms=90.0, advised=""),
-        row("dgc", "10mbit", predicted_ms=30.0, advised="*"),
-        row("dgc", "1mbit", predicted_ms=30.0, advised="*"),
+        row("dense", predicted_ms=10.0, advised="*", exchange="ring"),
+        row("dgc", predicted_ms=30.0, advised="", exchange="ring"),
+        row("dense", "10mbit", predicted_ms=90.0, advised="", exchange="ring"),
+        row("dgc", "10mbit", predicted_ms=30.0, advised="*", exchange="ring"),
+        row("dgc", "1mbit", predicted_ms=30.0, advised="*", exchange="ring"),
     ]
     measured = [
-        row("dense", measured_ms=8.0),
-        row("dgc", measured_ms=40.0),
-        row("dense", "10mbit", measured_ms=20.0),
-        row("dgc", "10mbit", measured_ms=24.0),
+        row("dense", measured_ms=8.0, went_by="ring", commit="c" * 40),
+        row("dgc", measured_ms=40.0, went_by="ring, 3 buckets"),
+        row("dense", "10mbit", measured_ms=20.0, went_by="ring"),
+        row("dgc", "10mbit", measured_ms=24.0, went_by="ring"),
     ]
     found = advised.compared(predicted, measured)
     assert [r["error"] for r in found] == pytest.approx([0.25, -0.25, 3.5, 0.25])
@@ -37,6 +37,24 @@ def test_what_follows_from_rows():
     said = advised.said(found)
     assert said.startswith("2 configurations, 4 steps: off by 25% in the median, 350%")
     assert "in 1 of 2, 1.20 of it at worst; in 1 it was not to compress" in said
+    assert "dense was within 5 % of the best in 2. 1 steps went by another" in said
+    assert [r["went_by"] for r in found[:2]] == ["ring", "ring, 3 buckets"]
+    sources = advised.sources("a.json", [row("dense", commit="b" * 40)], measured[:1])
+    assert sources == (
+        "Predictions are those of a.json, made at commit bbbbbbbbbbbb; measured at "
+        "cccccccccccc."
+    )
+
+
+@pytest.mark.slow
+def test_predictions_are_not_made_anew_where_there_are_some(tmp_path):
+    there = tmp_path / "predicted.json"
+    there.write_text("[]")
+    command = [sys.executable, BENCHMARK, "--predict", f"--predicted={there}"]
+    finished = programs.run(command)
+    assert finished.returncode != 0
+    assert "name a new file by --predicted" in finished.stderr + finished.stdout
+    assert there.read_text() == "[]"
 
 
 @pytest.mark.parametrize(
