@@ -20,7 +20,7 @@ class FrozenLamb(FrozenAdam):
     returns the gradient that leads to the momentum of all. Of that gradient a second
     moment is followed to the end; the step of a tensor is the mean of the scales of the
     dense steps times the largest ratio of the root that stands still to that one,
-    within bounds.
+    within bounds. Entries whose second moment stands still at zero have no part in it.
 
     Decay of weights is apart from the rule, and biases are corrected, as in Keras's
     `Lamb`. The mean begins with the first scale.
@@ -56,9 +56,10 @@ class FrozenLamb(FrozenAdam):
         self.assign_add(v, (square - v) * ((1 - self.beta_2) * dense))
         self.assign_add(fresh, (square - fresh) * (1 - self.beta_2))
         root = ops.sqrt(v / followed) + self.epsilon
-        update = m / begun / root
-        now = ops.sqrt(fresh / known) + self.epsilon
-        scale = self._scale(index, variable, update, root / now, dense > 0)
+        update = ops.where(v > 0, m / begun / root, 0.0)
+        ratio = root / (ops.sqrt(fresh / known) + self.epsilon)
+        ratio = ops.where(v > 0, ratio, 0.0)
+        scale = self._scale(index, variable, update, ratio, dense > 0)
         rate = ops.cast(learning_rate, variable.dtype)
         self.assign_sub(variable, rate * scale * update)
 

@@ -1,4 +1,4 @@
-"""1-bit Adam, and the second moment of 0/1 Adam: a method, and a rule behind it."""
+"""1-bit Adam, with dense steps of several kinds: a method, and a rule behind it."""
 
 import keras
 import tensorflow as tf
@@ -15,10 +15,11 @@ def first_steps(number):
 
 
 def growing_intervals(steps, kappa=16):
-    """Return the dense steps of 0/1 Adam: intervals double after every `kappa` of them.
+    """Return dense steps whose intervals double after every `kappa` of them.
 
-    Lu et al., "Maximizing communication efficiency for large-scale training via 0/1
-    Adam", ICLR 2023, section 6, which takes 16.
+    In these steps 0/1 Adam's second moment follows (Lu et al., "Maximizing
+    communication efficiency for large-scale training via 0/1 Adam", ICLR 2023, section
+    6, which takes 16). Its local steps are not here: in all others 1 bit is sent.
     """
     found, at = [], 0
     while at < steps:
@@ -36,6 +37,10 @@ class OneBitMomentum(Compressor):
     with their mean magnitude. What the momentum of all becomes by that is returned as
     the gradient that leads to it, so that the rule behind (`FrozenAdam`) is Adam's. In
     dense steps the gradient itself is summed, and what was kept back stays.
+
+    An entry that was zero in all dense steps so far has no second moment to be divided
+    by. As by DeepSpeed's momentum mask, it has no momentum then and sends nothing, and
+    nothing of it is kept back; its sign still travels.
 
     Magnitudes are of each tensor, and the sum is not rounded once more on its way back,
     as the paper's is by its server: that favours it.
@@ -56,8 +61,10 @@ class OneBitMomentum(Compressor):
         self.dense_steps, self.beta_1, self.whole = list(dense_steps), beta_1, whole
 
     def state(self, shape):
-        """Return the momentum, which all workers know."""
-        return {"momentum": StateSpec(shape, per_worker=False)}
+        """Return the momentum, and where dense sums were not zero; all know both."""
+        return {
+            name: StateSpec(shape, per_worker=False) for name in ("momentum", "seen")
+        }
 
     def bytes(self, shape, dtype):
         """Return None: it depends on the step."""
@@ -65,15 +72,17 @@ class OneBitMomentum(Compressor):
 
     def exchange(self, values, state, draw):
         """Send the gradient, or what the momentum is to become."""
-        flat, kept, momentum = (
-            tf.reshape(v, [-1]) for v in (values, state["residual"], state["momentum"])
+        flat, kept, momentum, seen = (
+            tf.reshape(v, [-1])
+            for v in (values, state["residual"], state["momentum"], state["seen"])
         )
         size, rest = flat.shape[0], 1 - self.beta_1
-        share = self.beta_1 * momentum / draw.num_workers
-        words = value_types.encode(share + rest * flat, "sign")
         dense = is_dense(self.dense_steps, draw.step)
-        gradient = tf.where(dense, flat - kept, flat)
         whole = tf.logical_or(dense, self.whole)
+        counts = tf.logical_or(dense, seen > 0)
+        share = self.beta_1 * momentum / draw.num_workers
+        words = value_types.encode(tf.where(counts, share + rest * flat, 0.0), "sign")
+        gradient = tf.where(dense, flat - kept, flat)
         summed = yield Sum(gradient[: tf.where(whole, size, 0)])
         gathered = yield Gather(only_if(tf.logical_not(whole), words))
 
@@ -87,9 +96,17 @@ class OneBitMomentum(Compressor):
             )
             return (new - self.beta_1 * momentum) / rest, new
 
-        total, new = tf.cond(whole, by_sum, by_signs)
+        total, new = (
+            tf.where(counts, v, 0.0) for v in tf.cond(whole, by_sum, by_signs)
+        )
         sent = tf.where(whole, gradient, (_decode(words, flat) - share) / rest)
-        return Result(total, sent, {"momentum": tf.reshape(new, values.shape)})
+        follows = tf.logical_and(dense, tf.not_equal(total, 0))
+        found = {
+            "momentum": new,
+            "seen": tf.maximum(seen, tf.cast(follows, seen.dtype)),
+        }
+        states = {name: tf.reshape(v, values.shape) for name, v in found.items()}
+        return Result(total, tf.where(counts, sent, flat), states)
 
     def get_config(self):
         """Return the constructor's arguments."""
@@ -115,7 +132,8 @@ def is_dense(dense_steps, step):
 class FrozenAdam(keras.optimizers.AdamW):
     """AdamW whose second moment follows the gradient in some steps only.
 
-    Its bias is corrected by the number of those.
+    Its bias is corrected by the number of those. Entries of which it is zero do not
+    move: momentum that came later would be divided by epsilon alone.
 
     Args:
         dense_steps: numbers of these steps, ascending.
@@ -143,7 +161,8 @@ class FrozenAdam(keras.optimizers.AdamW):
         self.assign_add(m, (gradient - m) * (1 - self.beta_1))
         square = ops.square(gradient) - v
         self.assign_add(v, square * ((1 - self.beta_2) * follows))
-        self.assign_sub(variable, m * rate / (ops.sqrt(v) + self.epsilon))
+        moved = ops.where(v > 0, m * rate / (ops.sqrt(v) + self.epsilon), 0.0)
+        self.assign_sub(variable, moved)
 
     def get_config(self):
         """Return the constructor's arguments."""

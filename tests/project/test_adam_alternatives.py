@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from adaptive import onebit, runs
 from adaptive.ef21 import EF21
+from adaptive.lamb import FrozenLamb
 from adaptive.waiting import WaitingAdam
 from harness import Trainer, initial_weights, make_gradients
 from local_reference import AdamW, LocalRun
@@ -40,17 +41,29 @@ class OneBitAdam:
                 self.m[i] = 0.9 * self.m[i] + 0.1 * sum(grads)
             else:
                 self.m[i] = sum(self._sent(k, g) for k, g in enumerate(grads))
+            if i == 0:
+                self.m[i] *= self.v[i] > 0
             w -= DECAY * RATE * w
             rate = (
                 RATE * np.sqrt(1 - 0.999**self.followed) / (1 - 0.9**self.step_number)
             )
-            w -= rate * self.m[i] / (np.sqrt(self.v[i]) + 1e-7)
+            w -= rate * self.m[i] / (np.sqrt(self.v[i]) + 1e-7) * (self.v[i] > 0)
 
     def _sent(self, worker, gradient):
+        mask = self.v[0] > 0
         mine = 0.9 * self.m[0] / self.number + 0.1 * gradient + self.kept[worker]
-        coded = signs(mine)
-        self.kept[worker] = mine - coded
+        coded = signs(mine * mask) * mask
+        self.kept[worker] = (mine - coded) * mask
         return coded
+
+
+def late_gradients(steps, late):
+    """Return gradients of which some entries are zero in the first steps."""
+    found = make_gradients(2, steps, shapes=SHAPES)
+    for workers in found[:late]:
+        for whole, exempt in workers:
+            whole[:4] = exempt[0] = 0
+    return found
 
 
 @pytest.mark.parametrize(
@@ -71,7 +84,7 @@ def test_one_bit_adam(strategies, dense_steps, whole):
 
     trainer = Trainer(strategies[2], make, weights)
     reference = OneBitAdam(initial_weights("float64", SHAPES), 2, dense_steps, whole)
-    for gradients in make_gradients(2, STEPS, shapes=SHAPES):
+    for gradients in late_gradients(STEPS, 2):
         trainer.step(gradients)
         reference.step(gradients)
         for mine, expected in zip(trainer.weights(), reference.weights, strict=True):
@@ -80,6 +93,27 @@ def test_one_bit_adam(strategies, dense_steps, whole):
         trainer.local(trainer.optimizer.residual), reference.kept, strict=True
     ):
         np.testing.assert_allclose(0.1 * mine[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [onebit.FrozenAdam, FrozenLamb])
+def test_entries_without_a_second_moment_stay(strategies, kind):
+    """They would be divided by epsilon alone, and nothing of them is kept back."""
+
+    def make():
+        rule = kind([0, 1], learning_rate=RATE, weight_decay=0.0)
+        return tf_dgc.CompressedOptimizer(rule, onebit.OneBitMomentum([0, 1]))
+
+    before = initial_weights("float64", SHAPES)
+    trainer = Trainer(strategies[2], make, before)
+    for gradients in late_gradients(4, 2):
+        trainer.step(gradients)
+    (whole, exempt), (start, first) = trainer.weights(), before
+    np.testing.assert_array_equal(whole[:4], start[:4])
+    assert np.all(whole[4:] != start[4:])
+    assert exempt[0] == first[0]
+    for residual, *_ in trainer.local(trainer.optimizer.residual):
+        assert not np.any(residual[:4])
+        assert np.all(residual[4:])
 
 
 def test_one_bit_adam_sends_signs():
@@ -93,7 +127,7 @@ def test_one_bit_adam_sends_signs():
     assert 64 * 64 / 8 < coded < 64 * 64 / 8 + 200
 
 
-def test_dense_steps_of_0_1_adam():
+def test_dense_steps():
     assert onebit.growing_intervals(20, kappa=2) == [0, 1, 2, 4, 6, 10, 14]
     assert onebit.first_steps(3) == [0, 1, 2]
 
