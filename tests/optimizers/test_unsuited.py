@@ -15,6 +15,12 @@ UNSUITED = [
     "Lamb",
     "Lion",
     "Muon",
+    pytest.param(
+        "ScheduleFreeAdamW",
+        marks=pytest.mark.skipif(
+            not hasattr(O, "ScheduleFreeAdamW"), reason="This Keras has none"
+        ),
+    ),
 ]
 SUITED = ["SGD", "Adam", "AdamW", "Adamax", "Nadam"]
 

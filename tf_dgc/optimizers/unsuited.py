@@ -29,6 +29,7 @@ _REASONS = {
     "Adafactor": _SQUARES,
     "Ftrl": _SQUARES,
     "Lamb": _SQUARES,
+    "ScheduleFreeAdamW": _SQUARES,
     "Lion": _SIGNS,
     "Muon": _WHOLE,
 }
