@@ -2,13 +2,22 @@
 
     python benchmarks/inner.py --data_dir ~/tensorflow_datasets --json inner.json
 
-Trains the tasks of `convergence.py` with each optimizer by itself, at each of three
-learning rates, and at the best of them within `DGCOptimizer` and with other methods:
-what an optimizer's rule makes of a sum of which most is left out for a while, or is
-rounded. Rates decay by a cosine; nothing else is set. A row is appended to `--json`
-when a run ends, so the same command goes on where it was killed, and does only what is
-not done; `--optimizers` and `--tasks` choose a piece. `--from_json a.jsonl,b.jsonl`
-reports files together, without training.
+Trains the tasks of `convergence.py` with each optimizer by itself, then within
+`DGCOptimizer` and with other methods: what an optimizer's rule makes of a sum of which
+most is left out for a while, or is rounded. Rates decay by a cosine, but for that of
+ScheduleFreeAdamW; nothing else is set.
+
+All rates are the best ones by a seed that does not count. An optimizer by itself has
+that of a third, once and three times its usual one, and of others beyond where it is
+the last of them, marked where it still is. A method then has that of `--factors` times
+it: so no method loses by a rate that suits the dense run alone (`ef_sign_sgd`, for one,
+needs 0.3 times it with SGD), and the table says which it took. `--factors=1` asks
+instead what becomes of a rate that is kept.
+
+An optimizer that a method refuses has a row that says why. A row is appended to
+`--json` when a run ends, so the same command goes on where it was killed, and does only
+what is not done; `--optimizers` and `--tasks` choose a piece. `--from_json
+a.jsonl,b.jsonl` reports files together, without training.
 """
 
 import functools
@@ -23,14 +32,17 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 from common import method_settings, pieces, progress, reporting, tasks, training
+from common.inner_optimizers import INNER
 
-import tf_dgc
 from tf_dgc.optimizers import unsuited
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _OPTIMIZERS = flags.DEFINE_list("optimizers", [], "Names of them; empty for all.")
 _METHODS = flags.DEFINE_list("methods", [], "Names of methods; empty for all.")
 _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
+_FACTORS = flags.DEFINE_list(
+    "factors", ["0.3", "1", "3"], "Rates of a method, in units of the optimizer's own."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 2, "Runs of each.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 300, "Steps of a run.", lower_bound=5)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Workers.", lower_bound=2)
@@ -42,54 +54,24 @@ _MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 
 FACTORS = (1 / 3, 1, 3)
 """Learning rates of the optimizer by itself, in units of its usual one."""
+MORE = 2
+"""How often to go on beyond them."""
 
 SEED_OF_RATES = 100
 """Seed of the runs by which the rate is chosen, no run that counts."""
 KEYS = ["task", "optimizer", "method", "rate", "steps", "workers", "seed"]
 
-optimizers = keras.optimizers
-
-
-def _mixed(rate):
-    """Return one Adam for what has one dimension, and another for all else."""
-    small = optimizers.OptimizerMap(optimizers.Adam(rate), lambda v: len(v.shape) < 2)
-    return optimizers.MultiOptimizer([small], default_optimizer=optimizers.Adam(rate))
-
-
-# How an optimizer is made with a learning rate, and which rate is usual.
-INNER = {
-    "SGD": (optimizers.SGD, 0.3),
-    "SGD momentum": (lambda rate: optimizers.SGD(rate, 0.9), 0.1),
-    "SGD Nesterov": (lambda rate: optimizers.SGD(rate, 0.9, nesterov=True), 0.1),
-    "NovoGrad": (tf_dgc.NovoGrad, 0.02),
-    "Adam": (optimizers.Adam, 2e-3),
-    "AdamW": (optimizers.AdamW, 2e-3),
-    "Adam AMSGrad": (lambda rate: optimizers.Adam(rate, amsgrad=True), 2e-3),
-    "Nadam": (optimizers.Nadam, 2e-3),
-    "Adamax": (optimizers.Adamax, 4e-3),
-    "RMSprop": (optimizers.RMSprop, 1e-3),
-    "Adagrad": (optimizers.Adagrad, 0.03),
-    "Adadelta": (optimizers.Adadelta, 1.0),
-    "Lamb": (optimizers.Lamb, 1e-2),
-    "Lion": (optimizers.Lion, 3e-4),
-    "Ftrl": (optimizers.Ftrl, 0.1),
-    "Adafactor": (optimizers.Adafactor, 1e-2),
-    "Muon": (optimizers.Muon, 1e-3),
-    "MultiOptimizer": (_mixed, 2e-3),
-}
-
 METHODS = {
-    "uniform_8bit": method_settings.method("uniform_8bit")[0],
-    "power_sgd": method_settings.method("power_sgd")[0],
-    "ef_sign_sgd": method_settings.method("ef_sign_sgd")[0],
-    "dgc": method_settings.method("dgc")[0],
+    name: method_settings.method(name)[0]
+    for name in ("uniform_8bit", "power_sgd", "ef_sign_sgd", "dgc")
 }
 
 COLUMNS = [
     ("optimizer", "optimizer", ""),
     ("rate", "rate", ".2g"),
+    ("edge", "at the edge", ""),
     ("dense", "dense", ".4f"),
-    *((name, name, "+.4f") for name in METHODS),
+    *((name, name, "") for name in METHODS),
 ]
 
 
@@ -110,25 +92,46 @@ class Comparison:
         self._done = done
 
     def run(self, methods):
-        """Choose the rate, and run the optimizer by itself and with methods."""
+        """Choose rates, and run the optimizer by itself and with methods."""
         usual = INNER[self._name][1]
-        rates = [factor * usual for factor in FACTORS]
-        best = pieces.best_rate(rates, self._badness, more=0)
-        for method in progress.track(["dense", *methods], "methods", str):
-            self._runs(method, best, range(_SEEDS.value))
+        best = self._best_rate("dense", [f * usual for f in FACTORS], MORE)
+        self._runs("dense", best, range(_SEEDS.value))
+        factors = list(map(float, _FACTORS.value))
+        for method in progress.track(methods, "methods", str):
+            rate, refused = best, self._refusal(method)
+            if refused is None and factors != [1.0]:
+                rate = self._best_rate(method, [f * best for f in factors], 0)
+            self._runs(method, rate, range(_SEEDS.value), refused)
 
-    def _badness(self, rate):
+    def _best_rate(self, method, rates, more):
         sign = -1 if self._task.higher_is_better else 1
-        return sign * self._runs("dense", rate, [SEED_OF_RATES])[0]["value"]
+        return pieces.best_rate(
+            rates,
+            lambda r: sign * self._runs(method, r, [SEED_OF_RATES])[0]["value"],
+            more,
+        )
 
-    def _runs(self, method, rate, seeds):
+    def _refusal(self, method):
+        """Return why a method takes no such optimizer; None if it does."""
+        try:
+            with self._strategy.scope():
+                self._optimizer(method, INNER[self._name][1])
+        except ValueError as error:
+            return str(error).partition(" Received:")[0]
+        return None
+
+    def _runs(self, method, rate, seeds, refused=None):
         @functools.cache
         def trainer():  # it is traced once, and not at all if nothing is to be done
-            return self._trainer(method, rate)
+            keras.backend.clear_session()
+            make = functools.partial(self._optimizer, method, rate)
+            return training.Trainer(self._task, make, self._strategy)
 
         def measure(seed):
-            value = trainer().run(seed, steps, steps)[-1][2]
-            return {"metric": self._task.metric, "value": value}
+            row = {"metric": self._task.metric, "jit_compile": self._task.jit_compile}
+            if refused is not None:
+                return {**row, "value": None, "refused": refused}
+            return {**row, "value": trainer().run(seed, steps, steps)[-1][2]}
 
         steps = _STEPS.value
         return [
@@ -147,19 +150,14 @@ class Comparison:
             for seed in seeds
         ]
 
-    def _trainer(self, method, rate):
-        steps, make = _STEPS.value, INNER[self._name][0]
-
-        def make_optimizer():
-            inner = make(optimizers.schedules.CosineDecay(rate, steps))
-            if method == "dense":
-                return inner
-            # What is warned of is wanted here, and Adams are corrected.
-            corrects = unsuited.reason(inner) is None
-            return METHODS[method](inner, steps, adam_correction=corrects)
-
-        keras.backend.clear_session()
-        return training.Trainer(self._task, make_optimizer, self._strategy)
+    def _optimizer(self, method, rate):
+        decay = keras.optimizers.schedules.CosineDecay(rate, _STEPS.value)
+        inner = INNER[self._name][0](decay)
+        if method == "dense":
+            return inner
+        # What is warned of is wanted here, and Adams are corrected.
+        corrects = unsuited.reason(inner) is None
+        return METHODS[method](inner, _STEPS.value, adam_correction=corrects)
 
 
 def train():
@@ -175,17 +173,46 @@ def train():
 
 def summaries(rows):
     """Return a row per optimizer: means over seeds, and how far methods are off."""
-    found = {}
+    found, tried = {}, {}
     for row in rows:
-        if row["seed"] == SEED_OF_RATES:
+        name, method = row["optimizer"], row["method"]
+        if row["seed"] != SEED_OF_RATES:
+            of_method = found.setdefault(name, {}).setdefault(method, {})
+            of_method.setdefault(row["rate"], []).append(row)
+        elif method == "dense":
+            tried.setdefault(name, set()).add(row["rate"])
+    return [_summary(by_method, tried.get(n, ())) for n, by_method in found.items()]
+
+
+def _summary(by_method, tried):
+    # Where there are several rates, that of most seeds, and of those the last one.
+    chosen = {
+        method: max(reversed(by_rate.values()), key=len)
+        for method, by_rate in by_method.items()
+    }
+    first = chosen.pop("dense")
+    dense = statistics.mean(row["value"] for row in first)
+    edge = pieces.edge(first[0]["rate"], tried)
+    line = {**first[0], "dense": dense, "edge": edge, "refusals": {}}
+    for method, group in chosen.items():
+        if why := group[0].get("refused"):
+            line["refusals"].setdefault(why, []).append(method)
+            line[method] = "refused"
             continue
-        line = found.setdefault(row["optimizer"], {**row, "values": {}})
-        line["values"].setdefault(row["method"], []).append(row["value"])
-    for line in found.values():
-        means = {name: statistics.mean(v) for name, v in line.pop("values").items()}
-        line["dense"] = means.pop("dense")
-        line.update({name: mean - line["dense"] for name, mean in means.items()})
-    return list(found.values())
+        off = statistics.mean(row["value"] for row in group) - dense
+        line[method] = f"{off:+.4f}"
+        if (factor := group[0]["rate"] / first[0]["rate"]) != 1:
+            line[method] += f" (rate x {factor:.2g})"
+    return line
+
+
+def _refusals(lines):
+    """Return what is said of optimizers that methods refuse."""
+    return [
+        f"{line['optimizer']} is refused by {', '.join(methods)}: {why}"
+        for line in lines
+        for why, methods in line["refusals"].items()
+    ]
 
 
 def _setting(row):
@@ -207,7 +234,10 @@ def main(_):
         title += "by itself, and what methods add"
         reporting.report(shown, COLUMNS, title, origin={})
         tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
-        tables += [reporting.setting(shown, {})]
+        notes = _refusals(shown)
+        for note in notes:
+            print(note)
+        tables += [reporting.setting(shown, {}), *notes]
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
 

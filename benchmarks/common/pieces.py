@@ -160,3 +160,14 @@ def best_rate(rates, value_of, more=2):
         value(2 * best if best == max(found) else best / 2)
         best = min(sorted(found), key=found.get)
     return best
+
+
+def edge(rate, tried):
+    """Return "yes" if a rate is the least or the largest of those tried, else None.
+
+    Args:
+        rate: the chosen one.
+        tried: all rates it was chosen from; of one or none nothing is said.
+    """
+    at_edge = len(tried) > 1 and rate in (min(tried), max(tried))
+    return "yes" if at_edge else None

@@ -88,21 +88,39 @@ def test_methods(tmp_path):
 
 @pytest.mark.exhaustive
 def test_inner_optimizers(tmp_path):
-    """Each by itself, at the best of three rates, and with a method at the same."""
+    """By itself and with methods, each at the best of its own rates."""
     flags = ["--optimizers=RMSprop", "--steps=30", "--seeds=1"]
-    before, _ = run("inner", tmp_path, *flags, "--methods=uniform_8bit")
+    before, _ = run("inner", tmp_path, *flags, "--methods=uniform_8bit", "--factors=1")
+    kept = before[-1]
+    assert (kept["method"], kept["rate"]) == ("uniform_8bit", before[-2]["rate"])
     rows, output = run("inner", tmp_path, *flags, "--methods=power_sgd")
-    assert rows[:5] == before  # what is done is not run again
-    assert [row["seed"] for row in rows] == [100] * 3 + [0] * 3
-    *tried, dense, coded, compressed = rows
-    methods = [row["method"] for row in (dense, coded, compressed)]
-    assert methods == ["dense", "uniform_8bit", "power_sgd"]
-    best = max(tried, key=lambda row: row["value"])
-    assert dense["rate"] == compressed["rate"] == best["rate"]
-    assert dense["value"] != compressed["value"]
+    assert rows[: len(before)] == before  # what is done is not run again
+    *tried, dense = before[:-1]
+    assert len(tried) >= 3
+    assert {(row["method"], row["seed"]) for row in tried} == {("dense", 100)}
+    assert dense["rate"] == max(tried, key=lambda row: row["value"])["rate"]
     assert dense["value"] > 0.3  # chance is 1/16
+    *tried, compressed = rows[len(before) :]
+    assert {(row["method"], row["seed"]) for row in tried} == {("power_sgd", 100)}
+    factors = [row["rate"] / dense["rate"] for row in tried]
+    assert factors == pytest.approx([0.3, 1, 3])
+    assert compressed["rate"] == max(tried, key=lambda row: row["value"])["rate"]
+    assert dense["value"] != compressed["value"]
+    assert not dense["jit_compile"]
     assert f"{dense['value']:.4f}" in output
     assert f"{compressed['value'] - dense['value']:+.4f}" in output
+
+
+@pytest.mark.exhaustive
+def test_an_inner_optimizer_that_is_refused(tmp_path):
+    flags = "--optimizers=MultiOptimizer", "--steps=6", "--seeds=1"
+    rows, output = run("inner", tmp_path, *flags, "--methods=dgc,power_sgd")
+    refused = [row for row in rows if "refused" in row]
+    assert [row["method"] for row in refused] == ["dgc", "power_sgd"]
+    assert {row["value"] for row in refused} == {None}
+    assert "`MultiOptimizer` cannot be wrapped" in refused[0]["refused"]
+    note = f"MultiOptimizer is refused by dgc, power_sgd: {refused[0]['refused']}"
+    assert note in output
 
 
 @pytest.mark.exhaustive
