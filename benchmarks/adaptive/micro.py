@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tf_dgc.collectives.requests import Result, whole
 from tf_dgc.compressors import Compressor, StateSpec, TopK
+from tf_dgc.optimizers import tensors
 
 _LEVELS = 15  # steps from the least to the largest of a bucket: 4 bits
 
@@ -80,24 +81,31 @@ class WindowAdam(keras.optimizers.AdamW):
     """AdamW with moments of the last few gradients only.
 
     The paper's `AdamStats`: sums of what is in the window, and of its squares, each
-    with the share that its age leaves it, corrected for bias as Adam's are.
+    with the share that its age leaves it, corrected for bias as Adam's are. Of what is
+    sent whole, a sum of ten squares would be far below a mean of thousands: such
+    tensors are stock AdamW's.
 
     Args:
         window: number of gradients that are remembered.
+        min_compress_size: that of the optimizer around it, by which tensors are sent
+            whole.
         **settings: arguments of `AdamW`.
     """
 
-    def __init__(self, window=10, **settings):
+    def __init__(self, window=10, min_compress_size=1024, **settings):
         super().__init__(**settings)
         self.window = int(window)
+        self.min_compress_size = int(min_compress_size)
 
     def build(self, variables):
-        """Create the windows."""
+        """Create the windows; None for what is sent whole."""
         if self.built:
             return
         super().build(variables)
         self._windows = [
-            self.add_variable(
+            None
+            if tensors.is_small(v, self.min_compress_size)
+            else self.add_variable(
                 (self.window, *v.shape), dtype=v.dtype, name=f"{v.name}_window"
             )
             for v in variables
@@ -105,8 +113,14 @@ class WindowAdam(keras.optimizers.AdamW):
 
     def update_step(self, gradient, variable, learning_rate):
         """Update a variable."""
-        ops, dtype = keras.ops, variable.dtype
         window = self._windows[self._get_variable_index(variable)]
+        if window is None:
+            super().update_step(gradient, variable, learning_rate)
+        else:
+            self._update_by(window, gradient, variable, learning_rate)
+
+    def _update_by(self, window, gradient, variable, learning_rate):
+        ops, dtype = keras.ops, variable.dtype
         step = tf.cast(self.iterations.value, tf.int32)
         gradient = ops.cast(gradient, dtype)[tf.newaxis]
         at = [[step % self.window]]
@@ -126,4 +140,5 @@ class WindowAdam(keras.optimizers.AdamW):
 
     def get_config(self):
         """Return the constructor's arguments."""
-        return {**super().get_config(), "window": self.window}
+        own = {"window": self.window, "min_compress_size": self.min_compress_size}
+        return {**super().get_config(), **own}

@@ -1,4 +1,4 @@
-"""Every optimizer that `benchmarks/inner.py` trains by can be made, and takes a step."""
+"""Every optimizer that `benchmarks/inner.py` trains by can be made and takes a step."""
 
 import keras
 import numpy as np

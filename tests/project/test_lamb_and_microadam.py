@@ -110,7 +110,10 @@ def test_levels_of_few_and_equal_numbers(values):
 
 
 class WindowAdam:
-    """Modoranu et al., `AdamStats`: moments from the last gradients alone."""
+    """Modoranu et al., `AdamStats`: moments from the last gradients alone.
+
+    The second tensor, which is exempt, has AdamW's, of all gradients.
+    """
 
     def __init__(self, weights, window):
         self.weights, self.window = weights, window
@@ -120,7 +123,8 @@ class WindowAdam:
         self.seen.append([sum(parts) for parts in zip(*gradients, strict=True)])
         t = len(self.seen)
         for i, w in enumerate(self.weights):
-            recent = [step[i] for step in self.seen[::-1][: self.window]]
+            window = self.window if i == 0 else t
+            recent = [step[i] for step in self.seen[::-1][:window]]
             m = sum(0.9**age * g for age, g in enumerate(recent))
             v = sum(0.999**age * g**2 for age, g in enumerate(recent))
             m, v = 0.1 * m / (1 - 0.9**t), 0.001 * v / (1 - 0.999**t)
