@@ -16,7 +16,6 @@ the steps after the first fifth, and `apart` the same without tensors that are e
 """
 
 import os
-import statistics
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -24,7 +23,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from absl import app, flags
-from adaptive import runs, tasks
+from adaptive import results, runs, tasks
+from adaptive.results import KEYS, SEED_OF_RATES
 from common import pieces, progress, reporting, training
 
 _TASK = flags.DEFINE_enum("task", "shakespeare", list(tasks.TASKS), "Task.")
@@ -49,16 +49,20 @@ _JSON = flags.DEFINE_string("json", None, "A file for all runs, a line each.")
 _FROM_JSON = flags.DEFINE_list(
     "from_json", [], "Files of earlier runs, to be reported without training."
 )
+_BUDGETS = flags.DEFINE_list(
+    "budgets", ["4", "25"], "How many times less than dense runs are compared at."
+)
 _MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
+_PLOT = flags.DEFINE_string("plot", None, "A file for a picture, .svg or .png.")
 
 POINTS = 10  # of a curve
-SEED_OF_RATES = 100
-"""Seed of the runs by which the rate is chosen, no run that counts."""
-KEYS = ["task", "method", "rate", "steps", "workers", "batch", "seed"]
+MORE = 4  # rates beyond the edge
 
 COLUMNS = [
     ("method", "method", ""),
     ("rate", "rate", ".2g"),
+    ("searched", "rate after", ",d"),
+    ("edge", "at the edge", ""),
     ("value", "loss", ".4f"),
     ("spread", "+-", ".4f"),
     ("to_dense", "to dense", "+.1%"),
@@ -67,6 +71,7 @@ COLUMNS = [
     ("then", "then", ",.1f"),
     ("apart", "apart", ",.0f"),
     ("minutes", "minutes", ".1f"),
+    ("xla", "XLA", ""),
 ]
 
 
@@ -90,7 +95,9 @@ class Comparison:
             steps = min(_STEPS.value, _SEARCH_STEPS.value)
             seeds = [SEED_OF_RATES]
             rate = pieces.best_rate(
-                rates, lambda rate: self._rows(name, rate, steps, seeds)[0]["value"]
+                rates,
+                lambda rate: self._rows(name, rate, steps, seeds)[0]["value"],
+                MORE,
             )
         self._rows(name, rate, _STEPS.value, range(_SEEDS.value))
 
@@ -134,6 +141,7 @@ class Comparison:
             "value": curve[-1][2],
             "dense_bytes_per_step": size,
             "exempt_bytes_per_step": 4 * trainer.num_exempt,
+            "jit_compile": self._task.jit_compile,
             "seconds": trainer.seconds,
             "curve": [(at, at * size if b is None else b, v) for at, b, v in curve],
         }
@@ -151,56 +159,10 @@ def train():
     return done.rows
 
 
-def ratios(row):
-    """Return how many times less than all a worker sent: in total, then, and apart."""
-    size, exempt = row["dense_bytes_per_step"], row["exempt_bytes_per_step"]
-    steps, sent, _ = row["curve"][-1]
-    begun, before, _ = next(p for p in row["curve"] if p[0] >= row["steps"] // 5)
-    per_step = (sent - before) / (steps - begun)
-    apart = (size - exempt) / (per_step - exempt) if per_step < size else 1
-    return {"ratio": size * steps / sent, "then": size / per_step, "apart": apart}
-
-
-def summaries(rows):
-    """Return a row per run and setting: means over seeds, with their distances."""
-    found = {}
-    for row in rows:
-        if row["seed"] != SEED_OF_RATES:
-            setting = tuple(row[name] for name in KEYS[:-1] if name != "rate")
-            found.setdefault(setting, {}).setdefault(row["rate"], []).append(row)
-    # Where a rate was given too, that of most seeds, and of those the better one.
-    best = [
-        min(by_rate.values(), key=lambda group: (-len(group), _mean(group)))
-        for by_rate in found.values()
-    ]
-    values = {(_setting(group[0]), group[0]["method"]): _mean(group) for group in best}
-    return [_summary(group, values) for group in best]
-
-
-def _summary(group, values):
-    first, value = group[0], _mean(group)
-    losses = [row["value"] for row in group]
-    line = {
-        **first,
-        **ratios(first),
-        "value": value,
-        "spread": (max(losses) - min(losses)) / 2,
-        "minutes": statistics.mean(row["seconds"] for row in group) / 60,
-        "seeds": len(group),
-    }
-    controls = {"to_dense": "dense", "to_control": runs.RUNS[first["method"]].control}
-    for key, name in controls.items():
-        against = values.get((_setting(first), name))
-        line[key] = None if against is None else value / against - 1
-    return line
-
-
-def _mean(group):
-    return statistics.mean(row["value"] for row in group)
-
-
-def _setting(row):
-    return tuple(row[name] for name in ("task", "workers", "steps", "batch"))
+def _columns(budgets):
+    at_budgets = [(results.budget_key(b), f"at 1/{b:g}", ".4f") for b in budgets]
+    place = [key for key, _, _ in COLUMNS].index("minutes")
+    return [*COLUMNS[:place], *at_budgets, *COLUMNS[place:]]
 
 
 def main(_):
@@ -214,20 +176,26 @@ def main(_):
         raise app.UsageError(f"--runs has names that --list does not show: {unknown}")
     paths = _FROM_JSON.value
     rows = pieces.read(paths) if paths else train()
-    lines = summaries(rows)
-    tables = []
-    for setting in dict.fromkeys(map(_setting, lines)):
-        shown = [line for line in lines if _setting(line) == setting]
+    budgets = list(map(float, _BUDGETS.value))
+    lines, columns = results.summaries(rows, budgets), _columns(budgets)
+    tables, panels = [], {}
+    for setting in dict.fromkeys(map(results.setting, lines)):
+        shown = [line for line in lines if results.setting(line) == setting]
         task, workers, steps, batch = setting
         title = f"{task}: {shown[0]['metric']} after {steps} steps, {workers} workers "
         seeds = sorted({line["seeds"] for line in shown})
         title += f"of {batch}, seeds: {', '.join(map(str, seeds))}"
-        reporting.report(shown, COLUMNS, title, origin={})
-        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
+        panels[title] = shown
+        reporting.report(shown, columns, title, origin={})
+        tables += [f"### {title}", reporting.markdown(shown, columns)]
         tables += [reporting.setting(shown, {})]
     if _MARKDOWN.value:
         with open(_MARKDOWN.value, "w", encoding="utf-8") as file:
             file.write("\n\n".join(tables) + "\n")
+    if _PLOT.value and panels:  # none if only rates have been tried
+        from common import pictures
+
+        pictures.draw_curves(panels, _PLOT.value)
 
 
 if __name__ == "__main__":

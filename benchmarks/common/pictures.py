@@ -1,4 +1,4 @@
-"""Pictures of what was measured: accuracy against bytes, steps against links."""
+"""Pictures of what was measured: accuracy and curves against bytes, steps, links."""
 
 import itertools
 
@@ -56,6 +56,50 @@ def draw_steps(rows, path):
     axis.legend()
     figure.savefig(path)
     plt.close(figure)
+
+
+def draw_curves(panels, path):
+    """Draw what methods reach over steps, and over bytes; two panels per setting.
+
+    Args:
+        panels: dictionary from a title to rows, one per method, whose `curve` is
+            [(steps, bytes, value)].
+        path: of the picture; its ending decides on the format.
+    """
+    figure, axes = plt.subplots(
+        len(panels),
+        2,
+        figsize=(14, 6 * len(panels)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for pair, (title, rows) in zip(axes, panels.items(), strict=True):
+        pair[0].set_title(title, loc="left")
+        for index, axis in enumerate(pair):
+            _draw_lines(axis, rows, index)
+        pair[0].set_xlabel("steps")
+        pair[1].set_xlabel("bytes that a worker sent")
+        pair[1].set_xscale("log")
+        pair[1].xaxis.set_major_formatter(EngFormatter(unit="B"))
+        pair[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _draw_lines(axis, rows, index):
+    """Draw curves against steps, of index 0 in a point, or bytes, of index 1."""
+    axis.set_ylabel(rows[0]["metric"])
+    axis.grid(visible=True, color="0.93", zorder=0)
+    styles = itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors)
+    for row, (style, color) in zip(rows, styles, strict=False):
+        points = [(point[index], point[2]) for point in row["curve"]]
+        axis.plot(
+            *zip(*points, strict=True),
+            linestyle=style,
+            color=color,
+            marker=".",
+            label=row["method"],
+        )
 
 
 def _panel(axis, rows):

@@ -1,0 +1,90 @@
+"""What `benchmarks/adam.py` makes of its rows, and those that are kept."""
+
+import pathlib
+
+import pytest
+from adaptive import results
+from common import pictures, pieces
+
+ROWS = pathlib.Path(__file__).parents[2] / "docs/evidence/rows/adam.jsonl"
+SIZE, EXEMPT, STEPS = 4 * 400_000, 4 * 3200, 100
+
+
+def row(**differing):
+    """Return a row of a run that sends a tenth of everything in each step."""
+    method = differing.get("method", "dgc 99 %")
+    seed = differing.get("seed", 0)
+    per_step = SIZE if method == "dense" else SIZE / 10
+    return {
+        "task": "shakespeare",
+        "method": method,
+        "rate": 0.001,
+        "steps": STEPS,
+        "workers": 2,
+        "batch": 16,
+        "seed": seed,
+        "metric": "loss",
+        "value": 2.0 + seed,
+        "dense_bytes_per_step": SIZE,
+        "exempt_bytes_per_step": EXEMPT,
+        "seconds": 60.0,
+        "curve": [
+            [at, at * per_step, 4.0 + seed - at / 50] for at in range(10, 101, 10)
+        ],
+        **differing,
+    }
+
+
+def test_losses_at_equal_bytes():
+    """Between points, the last one of who sends less, and none before the first."""
+    curve = [(10, 100.0, 3.0), (20, 300.0, 2.0)]
+    budgets = {50: None, 100: 3.0, 250: 2.25, 300: 2.0, 1000: 2.0}
+    assert {b: results.loss_at(curve, b) for b in budgets} == budgets
+    rows = [row(method=m, seed=s) for m in ("dense", "dgc 99 %") for s in (0, 1)]
+    dense, dgc = results.summaries(rows, [4.0, 25.0])
+    assert dense["loss_at_4"] == pytest.approx(4.5 - 25 / 50)
+    assert dense["loss_at_25"] is None
+    assert dgc["loss_at_4"] == dgc["value"] == 2.5
+    assert dgc["loss_at_25"] == pytest.approx(4.5 - 40 / 50)
+    assert (dgc["to_dense"], dgc["to_control"], dgc["xla"]) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "exempt"),
+    [("dgc 99 %", EXEMPT), ("dgc 99.2 % mxfp4", 3200 + 100)],
+)
+def test_exempt_tensors_count_in_their_own_type(method, exempt):
+    """In 8 bits and a scale for 32 of them, or whole; no ratio is negative."""
+    few = [[at, at * (exempt + 1000), 2.0] for at in (20, 100)]
+    (line,) = results.summaries([row(method=method, curve=few)])
+    assert line["apart"] == pytest.approx((SIZE - EXEMPT) / 1000)
+    assert line["ratio"] == pytest.approx(SIZE / (exempt + 1000))
+
+
+def test_how_the_rate_was_chosen():
+    """Of the longest search that fits, and whether it ended at the edge."""
+    searched = [
+        row(seed=100, steps=steps, rate=rate)
+        for steps, rates in ((10, (0.001, 0.004)), (50, (0.001, 0.002, 0.004)))
+        for rate in rates
+    ]
+    found = {}
+    for rate in (0.001, 0.002, 0.003):
+        (line,) = results.summaries([*searched, row(rate=rate)])
+        found[rate] = line.get("searched"), line.get("edge")
+    assert found == {0.001: (50, "yes"), 0.002: (50, None), 0.003: (None, None)}
+
+
+def test_names_of_earlier_days_have_no_control():
+    (line,) = results.summaries([row(method="0/1 adam", jit_compile=True)])
+    assert (line["to_control"], line["xla"]) == (None, "yes")
+
+
+def test_rows_that_are_kept(tmp_path):
+    lines = results.summaries(pieces.read([ROWS]), [25.0])
+    assert "dense" in {line["method"] for line in lines}
+    for line in lines:
+        assert 0 < line["then"] <= line["apart"]
+    pictures.draw_curves({"kept": lines, "again": lines}, tmp_path / "curves.svg")
+    picture = (tmp_path / "curves.svg").read_text()
+    assert picture.count("bytes that a worker sent") == 2
