@@ -57,18 +57,19 @@ def run(path, *flags, more=""):
 def test_pieces(tmp_path):
     """Rates are searched, and what is done is not done again."""
     path, table = tmp_path / "runs.jsonl", tmp_path / "table.md"
-    flags = "--rates=0.01,0.02", "--runs=dense,dgc 99 %", "--seeds=2"
+    flags = "--rates=0.1,0.2", "--runs=dense,dgc 99 %", "--seeds=2"
     rows, output = run(path, *flags, more=TINY)
     searched = [row for row in rows if row["seed"] == 100]
     counted = [row for row in rows if row["seed"] != 100]
     for name in ("dense", "dgc 99 %"):
         rates = {row["rate"]: row["value"] for row in searched if row["method"] == name}
-        assert {0.01, 0.02} < set(rates)  # and one beyond the edge
+        assert {0.1, 0.2} < set(rates)  # and one beyond the edge
         chosen = [row for row in counted if row["method"] == name]
         assert [row["seed"] for row in chosen] == [0, 1]
         assert {row["rate"] for row in chosen} == {min(rates, key=rates.get)}
         assert [at for at, _, _ in chosen[0]["curve"]] == [1, 2, 3, 4, 5]
         assert f" {name} " in output
+    assert {row["jit_compile"] for row in rows} == {True}
     dense, dgc = counted[0], counted[2]
     size = dense["dense_bytes_per_step"]
     assert dense["curve"][-1][:2] == [5, 5 * size]
@@ -77,6 +78,7 @@ def test_pieces(tmp_path):
     assert more[: len(rows)] == rows
     assert [row["seed"] for row in more[len(rows) :]] == [2, 2]
     _, output = run(tmp_path / "none", f"--from_json={path}", f"--markdown={table}")
+    assert " at 1/25 " in output
     values = [r["value"] for r in more if r["method"] == "dense" and r["seed"] < 100]
     for shown in (output, table.read_text()):
         assert f" {statistics.mean(values):.4f} " in shown

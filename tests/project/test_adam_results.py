@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 from adaptive import results
-from common import pictures, pieces
+from common import pieces
 
 ROWS = pathlib.Path(__file__).parents[2] / "docs/evidence/rows/adam.jsonl"
 SIZE, EXEMPT, STEPS = 4 * 400_000, 4 * 3200, 100
@@ -85,6 +85,9 @@ def test_rows_that_are_kept(tmp_path):
     assert "dense" in {line["method"] for line in lines}
     for line in lines:
         assert 0 < line["then"] <= line["apart"]
+    pytest.importorskip("adjustText")
+    from common import pictures
+
     pictures.draw_curves({"kept": lines, "again": lines}, tmp_path / "curves.svg")
     picture = (tmp_path / "curves.svg").read_text()
     assert picture.count("bytes that a worker sent") == 2
