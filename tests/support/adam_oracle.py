@@ -8,6 +8,7 @@ class AdamOracle(Oracle):
     """Weights, Adam's slots, and what every worker keeps."""
 
     num_moments = 1
+    refreshes = (*(2**i for i in range(10)), *range(1024, 10000, 1024))
 
     def __init__(
         self,
@@ -22,7 +23,7 @@ class AdamOracle(Oracle):
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay = weight_decay
-        self.begun = False
+        self.corrected = 0  # steps so far
         self.positions = positions  # of the step's sample, `[tensor][entry]`
         self.seen = [np.zeros(2) for _ in self.weights]
         self.slots = [self._zeros(1 + self.num_moments, w) for w in self.weights]
@@ -36,9 +37,9 @@ class AdamOracle(Oracle):
     def step(self, gradients):
         """Apply one step; `gradients[worker][tensor]`."""
         sparsity = self.sparsity(self.iteration)
-        stock = sparsity == 0 and not self.begun
         counts = [self._count(w, sparsity) for w in self.weights]
         dense = self._goes_dense(counts, sparsity)
+        stock = dense and not self.corrected
         local = [clip(g, self.num_workers, **self.clipping) for g in gradients]
         for i, (w, k) in enumerate(zip(self.weights, counts, strict=True)):
             own = [g[i] for g in local]
@@ -47,7 +48,9 @@ class AdamOracle(Oracle):
                 w -= self._by_rule(i, sum(own))
             else:
                 w -= self._by_sum(i, own, w.size if dense else k)
-        self.begun = self.begun or not stock
+        self.corrected += not stock
+        if self.corrected in self.refreshes:
+            self._refresh()
         self.iteration += 1
 
     def _by_rule(self, i, gradient):
@@ -62,10 +65,10 @@ class AdamOracle(Oracle):
         m, *moments = self.slots[i]
         for worker, gradient in zip(self.workers, gradients, strict=True):
             own = worker.moments[i]
-            if not self.begun:
+            if not self.corrected:
                 own[:] = [moment.copy() for moment in moments]
             by = self._follow(own, gradient, factor)
-            if not self.begun:
+            if not self.corrected:
                 worker.velocity[i][...] = m / self.num_workers / by
                 worker.residual[i] /= by
             given = (1 - self.momentum) * gradient / by
@@ -75,6 +78,17 @@ class AdamOracle(Oracle):
         self.seen[i] *= 0.99
         self.seen[i] += 0.01 * np.array([np.sum(sample**2), squares])
         return self._rate() * total
+
+    def _refresh(self):
+        for i, w in enumerate(self.weights):
+            for j in range(0 if self._exempt(w) else self.num_moments):
+                own = [worker.moments[i][j] for worker in self.workers]
+                common = self._common(own)
+                for moment in own:
+                    moment[...] = common
+
+    def _common(self, moments):
+        return np.mean(moments, axis=0)
 
     def _follow(self, moments, gradient, factor):
         """Let a gradient enter the moments; return what it is divided by."""
@@ -118,6 +132,9 @@ class AdamaxOracle(AdamOracle):
         now = np.sqrt(factor) * np.abs(gradient)
         size[...] = np.maximum(self.beta_2 * size, now)
         return size + self.epsilon
+
+    def _common(self, moments):
+        return np.max(moments, axis=0)
 
 
 class NadamOracle(AdamOracle):

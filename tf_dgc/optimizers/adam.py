@@ -7,13 +7,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, keras_rules, tracing
 from tf_dgc.choice import Choice, choose
-from tf_dgc.compressors import Compressor, TopK
-from tf_dgc.optimizers import adam_kinds, crossing, native_rules, sampling
+from tf_dgc.compressors import Compressor
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.optimizers import adam_kinds, crossing, native_rules, refreshing, sampling
 from tf_dgc.optimizers.adam_kinds import Kind
 from tf_dgc.optimizers.agreement import Agreement
+from tf_dgc.optimizers.beginning import Beginning
 from tf_dgc.steps import native_update
 from tf_dgc.steps.base import Inputs, Outcome
 from tf_dgc.steps.memory import Memory
@@ -26,9 +27,9 @@ class AdamCorrection:
 
     Each worker follows the second moment of its own gradient, and divides by its root
     before momentum and accumulation, which are those of momentum correction. So it is
-    updates that are exchanged, and their sum is applied as it is. The optimizer's own
-    rule updates exempt tensors, and all as long as a schedule sends everything from the
-    first step on.
+    updates that are exchanged, and their sum is applied as it is. Now and then second
+    moments become the same on all workers (`refreshing.py`). The optimizer's own rule
+    updates exempt tensors, and all until a step leaves something out.
 
     Args:
         optimizer: inner optimizer, built; its `update_step` is replaced.
@@ -42,8 +43,6 @@ class AdamCorrection:
 
     Attributes:
         kind: kind of Adam.
-        begun: variable, 1 when a step has left out entries, else 0; None unless a
-            schedule decides when.
     """
 
     def __init__(
@@ -58,53 +57,53 @@ class AdamCorrection:
         self._optimizer = optimizer
         self.kind = kind
         self._memory = memory
-        self._sparsity = compressor.sparsity if isinstance(compressor, TopK) else None
         self._agreement = agreement
         self._index_of = index_of
         self._divided = [i for i, t in enumerate(memory.tensors) if not t.exempt]
-        self.begun = _make_flag() if callable(self._sparsity) else None
+        self._beginning = None
+        if agreement is not None:
+            self._beginning = Beginning(compressor, memory, agreement)
         keras_optimizers.replace_update_step(optimizer, self.update_step)
 
     @property
     def variables(self) -> list[keras.Variable]:
         """What is remembered of no tensor of the model."""
-        found = [] if self.begun is None else [self.begun]
-        if self._agreement is None:
-            return found
+        if self._agreement is None or self._beginning is None:
+            return []
         memory = self._memory
         kept = (memory.residual, memory.velocity, *self._moments())
-        return [*found, self._agreement.seen, *(some[-1] for some in kept if some)]
+        last = [some[-1] for some in kept if some]
+        return [self._beginning.steps, self._agreement.seen, *last]
 
-    def is_stock(self) -> Choice:
-        """Return whether this step is the optimizer's own, on all tensors."""
-        if self.begun is None or not callable(self._sparsity):
-            return self._sparsity == 0
-        whole = schedules.at(self._sparsity, self._optimizer.iterations.value) <= 0
-        return tf.logical_and(whole, tf.equal(self.begun.value, 0))
-
-    def precondition(self, stock: Choice, inputs: Inputs) -> Inputs:
+    def precondition(self, inputs: Inputs) -> Inputs:
         """Return what goes into a step in which updates are exchanged, not gradients.
 
         Exempt tensors, and all in a stock step, are exchanged as they are.
 
         Args:
-            stock: result of `is_stock`.
             inputs: inputs of a step of gradients.
 
         Returns:
             The same with divisors, and with the sample as the last tensor.
         """
+        beginning = self._beginning
+        first, stock = beginning.count(inputs) if beginning else (False, True)
         if not self.kind.ahead:
             self._forget(inputs, stock)
         if self._agreement is not None:
-            inputs = self._divide(self._agreement, stock, inputs)
+            inputs = self._divide(self._agreement, first, stock, inputs)
         return adam_kinds.without_velocity(inputs) if self.kind.ahead else inputs
 
-    def _divide(self, agreement: Agreement, stock: Choice, inputs: Inputs) -> Inputs:
+    def is_stock(self) -> Choice:
+        """Return whether the step that was begun is the optimizer's own."""
+        return self._beginning.is_stock() if self._beginning else True
+
+    def _divide(
+        self, agreement: Agreement, first: Choice, stock: Choice, inputs: Inputs
+    ) -> Inputs:
         active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
         divisors = self._divisors(agreement.factors(), active)
-        if self.begun is not None:
-            first = tf.logical_and(active, tf.equal(self.begun.value, 0))
+        if first is not False:
             own = self._memory, self._slots(), divisors
             crossing.cross(first, inputs, *own, float(self._optimizer.beta_1))
         return sampling.add(agreement, inputs, self._memory, divisors, active)
@@ -154,12 +153,11 @@ class AdamCorrection:
         memory = self._memory
         return [some for some in (memory.second_moment, memory.largest_moment) if some]
 
-    def receive(self, outcome: Outcome, stock: Choice) -> Outcome:
+    def receive(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a step without its sample, which is learned from.
 
         Args:
             outcome: outcome of all tensors, the sample's last.
-            stock: result of `is_stock` before the step.
         """
         agreement = self._agreement
         if agreement is None:
@@ -176,7 +174,7 @@ class AdamCorrection:
         def apply_and_learn(rule: UpdateRule) -> tf.Tensor:
             sample = agreement.arrived
             nonfinite = choose(
-                stock,
+                self.is_stock(),
                 lambda: apply(_and_keep(rule, sample)),
                 lambda: apply(_and_keep(self._correct(rule), sample)),
             )
@@ -189,16 +187,24 @@ class AdamCorrection:
             apply=None if tracing.in_xla_context() else apply_and_learn,
         )
 
-    def count_step(self, stock: Choice) -> None:
-        """Remember after a step whether it left out entries.
+    def refresh(self, communicator: Communicator) -> int | tf.Tensor:
+        """Give all workers the same moments behind a step, if it is time.
+
+        A largest magnitude is what there is once it is larger, so that of one worker is
+        that of all; of squares, which add up, it is the mean.
 
         Args:
-            stock: result of `is_stock` before the step.
+            communicator: communicator of the optimizer.
+
+        Returns:
+            Bytes that it takes of this worker.
         """
-        if self.begun is not None:
-            before = tf.convert_to_tensor(self.begun.value)
-            ours = tf.cast(tf.logical_not(stock), before.dtype)
-            self.begun.assign(tf.maximum(before, ours))
+        if self._beginning is None:
+            return 0
+        moments = [some[i] for some in self._moments() for i in self._divided]
+        steps = tf.convert_to_tensor(self._beginning.steps.value)
+        largest = self.kind.infinity
+        return refreshing.refresh_if_due(communicator, moments, steps, largest)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Do what Keras's `update_step` does, with the sum of a step."""
@@ -244,15 +250,4 @@ def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:
         [*rule.variables, sample],
         [*rule.slots, []],
         [*rule.decays, False],
-    )
-
-
-def _make_flag() -> keras.Variable:
-    return keras.Variable(
-        initializer="zeros",
-        shape=[],
-        dtype="int32",
-        trainable=False,
-        aggregation="only_first_replica",
-        name="adam_correction_begun",
     )

@@ -26,6 +26,7 @@ class Agreement:
         seed: seed of where samples are taken.
 
     Attributes:
+        num_workers: number of workers, N.
         tensor: description of the sample of a step: a tensor that is exempt, and
             travels with the others.
         seen: variable, `[tensors, 2]`: mean squares of the sums, and sums of the
@@ -35,7 +36,7 @@ class Agreement:
 
     def __init__(self, tensors: Sequence[Tensor], num_workers: int, seed: int):
         self._sizes = [t.size for t in tensors]
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._seed = seed
         rows, dtype = len(tensors), tensors[0].dtype
         self.tensor = Tensor("agreement", (rows * (_ENTRIES + 1),), dtype, exempt=True)
@@ -50,9 +51,9 @@ class Agreement:
         """
         total, squares = tf.unstack(self.seen.local(), axis=1)
         ratio = tf.math.divide_no_nan(total, squares)
-        ratio = tf.where(squares > 0, ratio, float(self._num_workers))
-        bounded = tf.clip_by_value(ratio, 1.0, float(self._num_workers))
-        return self._num_workers * bounded
+        ratio = tf.where(squares > 0, ratio, float(self.num_workers))
+        bounded = tf.clip_by_value(ratio, 1.0, float(self.num_workers))
+        return self.num_workers * bounded
 
     def positions(self, iteration: tf.Tensor) -> tf.Tensor:
         """Return where a step's sample is taken, int32 `[tensors, entries]`."""

@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers, tracing
-from tf_dgc.choice import Choice
 from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
@@ -171,7 +170,6 @@ def collect(
     variables: list,
     took: TakeOver,
     kept: Kept,
-    stock: Choice,
 ) -> Inputs:
     """Return what goes into the step.
 
@@ -181,7 +179,6 @@ def collect(
         variables: variables of the model.
         took: settings of the inner optimizer that are applied in its place.
         kept: variables that the optimizer keeps.
-        stock: whether the step is to be the inner optimizer's own.
     """
     place = Place(
         kept.chosen.compressor,
@@ -196,7 +193,7 @@ def collect(
     )
     collected = assemble(optimizer, grads, variables, took, kept.memory, place)
     if kept.adam:
-        return kept.adam.precondition(stock, collected)
+        return kept.adam.precondition(collected)
     return collected
 
 
@@ -218,7 +215,6 @@ def collect_parts(
     variables: list,
     took: TakeOver,
     kept: Kept,
-    stock: Choice,
 ) -> list[Part]:
     """Return what goes into the parts of a step, one for each bucket that is in it.
 
@@ -233,14 +229,14 @@ def collect_parts(
     buckets = [bucket for bucket in buckets if bucket]
     whole = took.clipping["global_clipnorm"] or tracing.in_xla_context()
     if whole or len(buckets) < 2:
-        own = collect(optimizer, grads, variables, took, kept, stock)
+        own = collect(optimizer, grads, variables, took, kept)
         return [Part(range(len(variables)), own)]
     tensors = [kept.tensors[i] for i in indices]
     apart = len(shares(tensors, optimizer.num_workers)) > 1
     parts = []
     for some in buckets:
         picked = [grads[i] for i in some], [variables[i] for i in some]
-        own = collect(optimizer, *picked, took, kept, stock)
+        own = collect(optimizer, *picked, took, kept)
         parts.append(Part(some, own._replace(exempt_apart=apart)))
     return parts
 

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.choice import add_up
 from tf_dgc.distribute import divergence
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, overlapping, overwriting
@@ -36,23 +37,21 @@ def take(
     extra = overwriting.overwrite(communicator, overwritten)
     grads, variables = map(list, zip(*trained, strict=True))
     with tf.name_scope(optimizer.name):
-        stock = made.adam.is_stock() if made.adam else True
-        parts = inputs.collect_parts(optimizer, grads, variables, took, made, stock)
+        parts = inputs.collect_parts(optimizer, grads, variables, took, made)
         asks = optimizer.iterations.value, optimizer.check_every
         check = divergence.make_check(
             strategy, variables, *asks, optimizer.on_divergence
         )
         outcome, asked = overlapping.run(communicator, parts, check)
         if made.adam:
-            outcome = made.adam.receive(outcome, stock)
+            outcome = made.adam.receive(outcome)
         known = made.natively, made.rule
         nonfinite = update(optimizer.inner_optimizer, outcome, variables, *known)
-        if made.adam:
-            made.adam.count_step(stock)
+        refreshed = made.adam.refresh(communicator) if made.adam else 0
         counting.count_step(
             made.memory.counters,
             entries=outcome.entries,
-            sent_bytes=outcome.sent_bytes + asked + extra,
+            sent_bytes=add_up([outcome.sent_bytes, asked, extra, refreshed]),
             dense_bytes=counting.dense_bytes(variables) + extra,
             nonfinite=nonfinite,
         )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dgc import schedules
 from tf_dgc._internals import tracing
-from tf_dgc.choice import add_up, choose
+from tf_dgc.choice import Choice, add_up, choose
 from tf_dgc.codecs import dense, header
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.packs import num_bytes
@@ -40,6 +40,29 @@ def begin(inputs: Inputs) -> Step | None:
         native.warn_of_xla()
         return None
     return _step(inputs, inputs.compressor)
+
+
+def goes_dense(
+    compressor: TopK,
+    tensors: Sequence[Tensor],
+    iteration: tf.Tensor | None,
+    num_workers: int,
+) -> Choice:
+    """Return whether a step leaves out nothing, as it is planned.
+
+    Args:
+        compressor: method of the tensors that are not exempt.
+        tensors: descriptions of all tensors of the step.
+        iteration: number of the step, a scalar integer tensor; None if the sparsity is
+            a number.
+        num_workers: number of workers, N, each on a machine of its own.
+    """
+    sparsity = schedules.current(compressor.sparsity, iteration)
+    if type(compressor) is not TopK or tracing.in_xla_context():
+        return sparsity <= 0
+    chosen, *_ = plans.shares(tensors, num_workers)
+    coded = _coded_as(compressor, [tensors[i] for i in chosen])
+    return plans.plan(coded, sparsity, num_workers).dense
 
 
 class _Part(NamedTuple):
