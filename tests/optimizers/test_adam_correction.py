@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from adam_oracle import AdamaxOracle, AdamOracle, AmsgradOracle, NadamOracle
 from contract import round_trip
 from harness import SHAPES, Trainer, initial_weights, make_gradients
@@ -18,10 +17,14 @@ STEPS = 12
 FROM_DENSE = tf_dgc.schedules.PiecewiseConstantSparsity(
     [3, 5, 7, 8], [0.0, 0.9, 0.99, 0.0, 0.97]
 )
+COSTLY = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.25, 0.97])
+RATE = O.schedules.ExponentialDecay(0.125, 3, 0.5)
 CASES = {
     "adam": (lambda: O.Adam(0.125), {}),
     "adamw": (lambda: O.AdamW(0.125, weight_decay=0.1, beta_1=0.8, beta_2=0.9), {}),
     "no momentum": (lambda: O.Adam(0.125, beta_1=0.0, epsilon=0.5), {}),
+    "rate": (lambda: O.AdamW(RATE, weight_decay=0.1), {"sparsity": FROM_DENSE}),
+    "costly": (lambda: O.Adam(0.125), {"sparsity": COSTLY}),
     "masking": (lambda: O.Adam(0.125), {"factor_masking": True}),
     "schedule": (lambda: O.AdamW(0.125, weight_decay=0.1), {"sparsity": FROM_DENSE}),
     "clipnorm": (lambda: O.Adam(0.125, global_clipnorm=5.0), {"sparsity": FROM_DENSE}),
@@ -56,15 +59,16 @@ def make_trainer(strategy, case, dtype="float64"):
 def make_oracle(num_workers, case, dtype="float64"):
     make_inner, settings = CASES[case]
     settings = {"sparsity": 0.97, "factor_masking": False, **settings}
-    if callable(settings["sparsity"]):
-        settings["sparsity"] = lambda step: float(FROM_DENSE(step))
+    schedule = settings["sparsity"]
+    if callable(schedule):
+        settings["sparsity"] = lambda step: float(schedule(step))
     inner, weights = make_inner(), initial_weights(dtype)
     norm = inner.global_clipnorm
     kind = AmsgradOracle if getattr(inner, "amsgrad", False) else AdamOracle
     return ORACLES.get(type(inner), kind)(
         weights,
         num_workers,
-        learning_rate=0.125,
+        learning_rate=lambda step: float(RATE(step)) if case == "rate" else 0.125,
         momentum=inner.beta_1,
         beta_2=inner.beta_2,
         epsilon=inner.epsilon,
@@ -96,6 +100,8 @@ def assert_near(mine, reference):
             ("adamw", 1),
             ("schedule", 3),
             ("clipnorm", 2),
+            ("rate", 2),
+            ("costly", 3),
             ("amsgrad schedule", 2),
             ("nadam schedule", 2),
             ("nadam without momentum", 2),
@@ -123,11 +129,15 @@ def test_matches_numpy(strategies, case, num_workers):
                     assert_near(local, expected)
 
 
-def test_until_something_is_left_out_it_is_the_inner_optimizer(strategies):
-    make_inner, _ = CASES["schedule"]
-    alone = Trainer(strategies[2], make_inner, initial_weights("float32"))
-    wrapped = make_trainer(strategies[2], "schedule", "float32")
-    for gradients in make_gradients(2, 3, "float32"):
+@pytest.mark.parametrize(("case", "num_workers"), [("schedule", 2), ("costly", 3)])
+def test_until_something_is_left_out_it_is_the_inner_optimizer(
+    strategies, case, num_workers
+):
+    """Also where a schedule would leave out some, and to send everything costs less."""
+    make_inner, _ = CASES[case]
+    alone = Trainer(strategies[num_workers], make_inner, initial_weights("float32"))
+    wrapped = make_trainer(strategies[num_workers], case, "float32")
+    for gradients in make_gradients(num_workers, 3, "float32"):
         alone.step(gradients)
         wrapped.step(gradients)
     assert_near(wrapped.weights(), alone.weights())
@@ -205,22 +215,30 @@ def test_what_waits_moves_as_far_with_adams_kin(make):
     assert moved.std() < 25
 
 
-def test_rows_that_are_rare_make_no_giant_steps():
-    """The second moment of a row that was never seen is 0 until it is."""
-    table = keras.Variable(np.zeros((100, 20), "float32"))
-    optimizer = tf_dgc.DGCOptimizer(O.Adam(0.01), 0.9)
+def rare_row(seen, step):
+    """Return a gradient of one row, and in step 50 of another one too, if it is seen.
+
+    Its second moment is 0 until then.
+    """
+    rows = [step % 7, 99] if seen and step == 50 else [step % 7]
+    return np.where(np.isin(np.arange(100), rows)[:, np.newaxis], 1e-3, 0) + [0.0] * 20
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_rows_that_are_rare_make_no_giant_steps(strategies, num_workers):
+    """Where one of N alone sees it, and they agree on others, N times smaller ones."""
+    zeros = [np.zeros((100, 20), "float32")]
+    makers = lambda: tf_dgc.DGCOptimizer(O.Adam(0.01), 0.9), lambda: O.Adam(0.01)
+    table, alone = (Trainer(strategies[num_workers], make, zeros) for make in makers)
     for step in range(60):
-        rows = np.array([[step % 7], [99]] if step == 50 else [[step % 7]])
-        values = np.full((len(rows), 20), 1e-3, "float32")
-        gradient = tf.IndexedSlices(values, rows[:, 0], (100, 20))
-        optimizer.apply([gradient], [table])
-    alone = keras.Variable(np.zeros((100, 20), "float32"))
-    adam = O.Adam(0.01)
-    for step in range(60):
-        gradient = np.zeros((100, 20), "float32")
-        gradient[[step % 7, 99] if step == 50 else [step % 7]] = 1e-3
-        adam.apply([gradient], [alone])
-    assert np.abs(table.numpy()[99]).max() < 4 * np.abs(alone.numpy()[99]).max()
+        gradients = [
+            [(rare_row(worker == 0, step) / num_workers).astype("float32")]
+            for worker in range(num_workers)
+        ]
+        for trainer in (table, alone):
+            trainer.step(gradients)
+    moved, stock = (np.abs(t.weights()[0][99]).max() for t in (table, alone))
+    assert 0.9 / num_workers * stock < moved < 4 * stock
 
 
 @pytest.mark.parametrize("large", [1e30, np.inf, np.nan])
@@ -260,12 +278,19 @@ def test_goes_on_from_what_was_saved(strategies, case, taken):
 def test_another_number_of_workers_has_the_mean_of_the_second_moments(
     strategies, workers
 ):
-    pair = (make_trainer(strategies[n], "amsgrad", "float32") for n in (2, workers))
-    two, others = pair
-    for gradients in make_gradients(2, 4, "float32"):
+    """And its next step is NumPy's, from shares of what was saved."""
+    two, others = (make_trainer(strategies[n], "amsgrad") for n in (2, workers))
+    before, after = (make_oracle(n, "amsgrad") for n in (2, workers))
+    for gradients in make_gradients(2, 3):
         two.step(gradients)
+        before.step(gradients)
     others.load(two.save())
+    after.take_over(before)
     for name in ("second_moment", "largest_moment"):
         mean = np.mean(getattr(two.optimizer, name)[0].gather(), axis=0)
         for local in others.local(getattr(others.optimizer, name)):
             np.testing.assert_allclose(local[0], mean, rtol=1e-6)
+    (gradients,) = make_gradients(workers, 1, seed=3)
+    others.step(gradients)
+    after.step(gradients)
+    assert_near(others.weights(), after.weights)

@@ -18,6 +18,7 @@ INNERS = {
     "dense": lambda: SGD(0.25, momentum=0.5),
     "sparsity 0": lambda: tf_dgc.DGCOptimizer(SGD(0.25, momentum=0.5), 0.0),
     "dgc": lambda: tf_dgc.DGCOptimizer(SGD(0.25, momentum=0.5), 0.97),
+    "adam": lambda: tf_dgc.DGCOptimizer(keras.optimizers.Adam(0.25), 0.97),
     "power_sgd": lambda: tf_dgc.CompressedOptimizer(SGD(0.25), "power_sgd"),
 }
 
@@ -95,7 +96,7 @@ def test_sparsity_0_equals_the_dense_run(strategies, num_workers):
             np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("inner", ["dgc", "power_sgd"])
+@pytest.mark.parametrize("inner", ["dgc", "adam", "power_sgd"])
 def test_a_skipped_step_leaves_the_state_alone(strategies, inner):
     trainer = make_trainer(strategies[2], inner)
     compressed = find_compressed_optimizer(trainer.optimizer)
@@ -112,7 +113,7 @@ def test_a_skipped_step_leaves_the_state_alone(strategies, inner):
 
 
 def local_state(trainer, optimizer):
-    variables = [*optimizer.velocity, *optimizer.residual]
+    variables = [*optimizer.velocity, *optimizer.residual, *optimizer.second_moment]
     return [a for worker in trainer.local(variables) for a in worker]
 
 

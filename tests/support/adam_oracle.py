@@ -1,5 +1,7 @@
 """Adam correction in NumPy with N simulated workers."""
 
+import copy
+
 import numpy as np
 from oracle import Oracle, clip
 
@@ -13,13 +15,15 @@ class AdamOracle(Oracle):
     def __init__(
         self,
         *args,
+        learning_rate,
         beta_2=0.999,
         epsilon=1e-7,
         weight_decay=0.0,
         positions=None,
         **settings,
     ):
-        super().__init__(*args, **settings)
+        super().__init__(*args, learning_rate=learning_rate(0), **settings)
+        self.rate_at = learning_rate
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay = weight_decay
@@ -37,6 +41,7 @@ class AdamOracle(Oracle):
     def step(self, gradients):
         """Apply one step; `gradients[worker][tensor]`."""
         sparsity = self.sparsity(self.iteration)
+        self.learning_rate = self.rate_at(self.iteration)
         counts = [self._count(w, sparsity) for w in self.weights]
         dense = self._goes_dense(counts, sparsity)
         stock = dense and not self.corrected
@@ -52,6 +57,18 @@ class AdamOracle(Oracle):
         if self.corrected in self.refreshes:
             self._refresh()
         self.iteration += 1
+
+    def take_over(self, other):
+        """Go on where another number of workers was."""
+        for name in ("iteration", "corrected", "weights", "slots", "seen"):
+            setattr(self, name, copy.deepcopy(getattr(other, name)))
+        for i in range(len(self.weights)):
+            for worker in self.workers:
+                for name in ("velocity", "residual"):
+                    total = sum(getattr(w, name)[i] for w in other.workers)
+                    getattr(worker, name)[i][...] = total / self.num_workers
+                for j, moment in enumerate(worker.moments[i]):
+                    moment[...] = np.mean([w.moments[i][j] for w in other.workers], 0)
 
     def _by_rule(self, i, gradient):
         m, *moments = self.slots[i]
