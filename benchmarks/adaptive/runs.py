@@ -24,7 +24,7 @@ from adaptive.micro import MicroTopK, WindowAdam
 from adaptive.waiting import WaitingAdam
 
 ALMOST_NONE = 1e-9
-"""Sparsity by which all is sent, and yet it is no dense step, which is stock Adam's."""
+"""Sparsity by which all is sent, and yet with an error feedback."""
 
 
 NARROW = {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"}
@@ -85,7 +85,7 @@ def _one_bit(dense_steps, whole=False, kind=onebit.FrozenAdam):
         dense = dense_steps(steps)
         rule = kind(dense, **_settings(inner))
         method = onebit.OneBitMomentum(dense, inner.beta_1, whole)
-        return tf_dgc.CompressedOptimizer(rule, method)
+        return tf_dgc.CompressedOptimizer(rule, method, adam_correction=False)
 
     return make
 
@@ -107,14 +107,18 @@ def _momentum_ef21(sparsity):
 
 def _micro(sparsity):
     return lambda inner, steps: tf_dgc.CompressedOptimizer(
-        WindowAdam(**_settings(inner)), MicroTopK(schedule(sparsity, steps))
+        WindowAdam(**_settings(inner)),
+        MicroTopK(schedule(sparsity, steps)),
+        adam_correction=False,
     )
 
 
 def _waiting(sparsity, independent):
     def make(inner, steps):
         rule = WaitingAdam(independent, **_settings(inner))
-        return tf_dgc.DGCOptimizer(rule, schedule(sparsity, steps))
+        return tf_dgc.DGCOptimizer(
+            rule, schedule(sparsity, steps), adam_correction=False
+        )
 
     return make
 
@@ -143,7 +147,8 @@ def _in_first(share):
 
 RUNS = {
     "dense": Run(lambda inner, _: inner),
-    "corrected whole": Run(_dgc(ALMOST_NONE), "corrected whole"),
+    # A dense step of DGC would be stock AdamW's.
+    "corrected whole": Run(_by("bfloat16", error_feedback=True), "corrected whole"),
     "dgc 99 %": Run(_dgc(0.99), "corrected whole"),
     "dgc 99 % masking": Run(_dgc(0.99, factor_masking=True), "corrected whole"),
     "dgc 99 % uncorrected": Run(_dgc(0.99, adam_correction=False)),

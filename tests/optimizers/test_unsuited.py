@@ -1,6 +1,7 @@
 """A warning of rules that train badly behind what waits, and of no others."""
 
 import keras
+import numpy as np
 import pytest
 
 import tf_dgc
@@ -21,14 +22,16 @@ UNSUITED = [
             not hasattr(O, "ScheduleFreeAdamW"), reason="This Keras has none"
         ),
     ),
+    "NovoGrad",
 ]
 SUITED = ["SGD", "Adam", "AdamW", "Adamax", "Nadam"]
 
 
 @pytest.mark.parametrize("name", UNSUITED)
 def test_names_optimizer_method_and_what_to_use(name):
+    kind = tf_dgc.NovoGrad if name == "NovoGrad" else getattr(O, name)
     with pytest.warns(UserWarning) as found:
-        tf_dgc.DGCOptimizer(getattr(O, name)(0.01), 0.99)
+        tf_dgc.DGCOptimizer(kind(0.01), 0.99)
     (text,) = [str(warning.message) for warning in found]
     for part in (f"`{name}`", "TopK(", "Use `Adam`", "uniform_8bit", "adam_correction"):
         assert part in text
@@ -54,6 +57,40 @@ class InStep(O.RMSprop):
         self.assign_sub(variable, gradient * learning_rate)
 
 
+class InAdam(O.AdamW):
+    """A rule of which nothing is known but what it began as."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(2 * gradient, variable, learning_rate)
+
+
+class Defaults(O.AdamW):
+    """An AdamW with other defaults."""
+
+    def __init__(self, learning_rate=0.1, **settings):
+        super().__init__(learning_rate, **settings)
+
+
+def test_says_what_an_adam_overrides():
+    with pytest.warns(UserWarning, match="overrides `update_step`, so its rule is"):
+        optimizer = tf_dgc.DGCOptimizer(InAdam(0.01), 0.99)
+    optimizer.build([keras.Variable([[0.0] * 40] * 40)])
+    assert optimizer.second_moment == []
+
+
+@pytest.mark.parametrize(("sparsity", "too_little"), [(0.0, 1.0), (0.9, 10**0.5)])
+def test_a_sparse_sum_has_a_norm_that_is_too_large(sparsity, too_little):
+    """An entry of `NovoGrad` that comes every T steps moves T**0.5 times too little."""
+    variable = keras.Variable(np.zeros((100, 100), "float32"))
+    inner = tf_dgc.NovoGrad(0.01, beta_1=0.0, beta_2=0.0)
+    optimizer = tf_dgc.DGCOptimizer(inner, sparsity, adam_correction=False)
+    gradient = np.random.default_rng(0).normal(size=variable.shape).astype("float32")
+    for _ in range(300):
+        optimizer.apply([gradient], [variable])
+    along = np.vdot(-variable.numpy(), gradient) / np.linalg.norm(gradient)
+    np.testing.assert_allclose(along, 3.0 / too_little, rtol=0.35)
+
+
 # Warnings are errors.
 
 
@@ -62,8 +99,8 @@ def test_does_not_warn_of_what_is_linear_or_corrected(name):
     tf_dgc.DGCOptimizer(getattr(O, name)(0.01), 0.99)
 
 
-def test_does_not_warn_of_layers_norms():
-    tf_dgc.DGCOptimizer(tf_dgc.NovoGrad(0.01), 0.99)
+def test_does_not_warn_of_an_adam_that_is_made_otherwise():
+    tf_dgc.DGCOptimizer(Defaults(0.01), 0.99)
 
 
 @pytest.mark.parametrize("method", ["uniform_8bit", "bfloat16", "qsgd", "none"])

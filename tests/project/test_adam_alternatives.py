@@ -80,7 +80,7 @@ def test_one_bit_adam(strategies, dense_steps, whole):
     def make():
         rule = onebit.FrozenAdam(dense_steps, learning_rate=RATE, weight_decay=DECAY)
         method = onebit.OneBitMomentum(dense_steps, whole=whole)
-        return tf_dgc.CompressedOptimizer(rule, method)
+        return tf_dgc.CompressedOptimizer(rule, method, adam_correction=False)
 
     trainer = Trainer(strategies[2], make, weights)
     reference = OneBitAdam(initial_weights("float64", SHAPES), 2, dense_steps, whole)

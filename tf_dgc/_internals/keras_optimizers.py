@@ -64,14 +64,24 @@ def behaves_as(
     subclass or on the object, but for how it is made, how gradients are summed, and
     what functions of `_internals` replace.
     """
-    if not isinstance(optimizer, kind):
-        return False
+    return isinstance(optimizer, kind) and not overridden(optimizer, kind)
+
+
+def overridden(
+    optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
+) -> list[str]:
+    """Return the names of what is replaced of `kind`, as `behaves_as` has it.
+
+    Args:
+        optimizer: optimizer of that kind.
+        kind: class, or one that it is derived from.
+    """
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
     of_object = methods_of_instance(optimizer) - _REPLACED_HERE
     replaced = of_object.union(*map(vars, subclasses))
     consists_of = {*dir(kind), *inspect.signature(kind).parameters}
     changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
-    return not changed
+    return sorted(changed)
 
 
 def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:

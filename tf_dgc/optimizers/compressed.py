@@ -49,7 +49,8 @@ class CompressedOptimizer(OptimizerWrapper):
         error_feedback: whether to keep what is not sent in `residual` and add it to the
             next gradient. None for the method's own choice.
         momentum_correction: whether to accumulate the local velocity of an `SGD`
-            instead of the gradient (Lin et al., section 3.2); needs error feedback.
+            instead of the gradient (Lin et al., section 3.2); needs error feedback. An
+            Adam goes by `adam_correction` alone.
         factor_masking: whether to clear that velocity where entries were sent (section
             3.3), with methods that send some entries and not others. None: that of an
             `SGD`, not that of an Adam, which loses more by it than it wins. A `Nadam`

@@ -42,7 +42,9 @@ class DGCOptimizer(CompressedOptimizer):
         sparsity: share of entries NOT sent, in [0, 1); or a schedule of the iteration
             such as `tf_dgc.schedules.WarmupSparsity`.
         momentum_correction: whether to accumulate the local velocity instead of the
-            gradient (section 3.2 of the paper). If False, momentum stays after the sum.
+            gradient (section 3.2 of the paper). If False, momentum of an `SGD` stays
+            after the sum; that of an Adam is part of `adam_correction`, whatever this
+            is.
         factor_masking: whether to clear the velocity where entries were sent (section
             3.3); None: that of an `SGD`, not that of an Adam. Entries that are sent in
             every few steps, as in a warm-up, lose most of their momentum by it.

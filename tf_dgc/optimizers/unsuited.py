@@ -4,8 +4,10 @@ import warnings
 
 import keras
 
-from tf_dgc._internals.keras_optimizers import behaves_as
+from tf_dgc._internals.keras_optimizers import behaves_as, overridden
 from tf_dgc.compressors import Compressor, Uniform8Bit
+from tf_dgc.optimizers import adam_kinds
+from tf_dgc.optimizers.novograd import NovoGrad
 
 # Why, of those whose rule is applied to the sum and is not linear in it. The one place
 # for it; `benchmarks/inner.py` has the figures.
@@ -13,6 +15,10 @@ _SQUARES = (
     "divides by the root of a mean of squares, and of an entry that comes every T "
     "steps it remembers the square of all that waited, so that the variable moves "
     "T**0.5 times too little"
+)
+_NORMS = (
+    "divides by a norm of each tensor, and that of a sum that has one in T entries, of "
+    "all that waited, is T**0.5 times too large"
 )
 _SIGNS = (
     "moves by signs, which are those of zeros, and of momentum that fades, wherever "
@@ -30,9 +36,11 @@ _REASONS = {
     "Ftrl": _SQUARES,
     "Lamb": _SQUARES,
     "ScheduleFreeAdamW": _SQUARES,
+    "NovoGrad": _NORMS,
     "Lion": _SIGNS,
     "Muon": _WHOLE,
 }
+_CORRECTED = ("AdamW", "Adam", "Adamax", "Nadam")
 
 
 def reason(inner: keras.optimizers.Optimizer) -> str | None:
@@ -41,10 +49,27 @@ def reason(inner: keras.optimizers.Optimizer) -> str | None:
     Args:
         inner: any Keras optimizer.
     """
+    own = {"NovoGrad": NovoGrad}
     for name, why in _REASONS.items():
-        kind = getattr(keras.optimizers, name, None)  # an older Keras lacks some
+        # An older Keras lacks some.
+        kind = own.get(name) or getattr(keras.optimizers, name, None)
         if kind is not None and behaves_as(inner, kind):
             return why
+    return _reason_of_adams(inner)
+
+
+def _reason_of_adams(inner: keras.optimizers.Optimizer) -> str | None:
+    """Return why what is derived from an Adam is not corrected; None if it is."""
+    if adam_kinds.find(inner) is not None:
+        return None
+    for name in _CORRECTED:
+        kind = getattr(keras.optimizers, name)
+        if isinstance(inner, kind):
+            names = ", ".join(f"`{n}`" for n in overridden(inner, kind))
+            return (
+                f"it overrides {names}, so its rule is applied to the sum, where that "
+                f"of `{name}` {_SQUARES}"
+            )
     return None
 
 

@@ -112,8 +112,10 @@ def check_adam_correction(
         raise ValueError(
             f"With {exchange!r} the workers of a machine add up their gradients before "
             "they compress, so none knows the second moment of its own, which "
-            "`adam_correction` divides by. Use `adam_correction=False`, another inner "
-            "optimizer, or another `exchange`. Received: adam_correction=True"
+            "`adam_correction` divides by. Use `SGD` with momentum, or another "
+            "`exchange`. (`adam_correction=False` applies the rule to the sum, and an "
+            "entry that comes every T steps moves T**0.5 times too little.) Received: "
+            "adam_correction=True"
         )
 
 
