@@ -79,29 +79,45 @@ def test_is_what_numpy_has(strategies, inner):
 
 
 @pytest.mark.parametrize(
-    ("inner", "calls"),
-    rows([("adam", 1), ("adamax", 1), ("nadam", 1), ("adam", 2)], [("adam", 1)]),
+    ("inner", "calls", "steps"),
+    rows(
+        [("adam", 1, 300), ("adamax", 1, 900), ("nadam", 1, 300), ("adam", 2, 300)],
+        [("adam", 1, 300)],
+    ),
 )
-def test_reaches_the_optimum_of_unequal_workers(strategies, inner, calls):
+def test_reaches_the_optimum_of_unequal_workers(strategies, inner, calls, steps):
     """Losses are (w - 1)**2 / 2 and 9 (w + 1)**2 / 2, halved, so the best is -0.8.
 
     Divided by roots of their own, updates cancel at 0.
     """
-    rng = np.random.default_rng(0)
     more = {"gradient_accumulation_steps": calls} if calls > 1 else {}
-    trainer = Trainer(
-        strategies[2],
-        lambda: MAKE["dgc"](INNER[inner](**more)),
-        [np.zeros((32, 40), "float32")],
-        traced=True,
+    means = train_unequal(
+        strategies[2], lambda: MAKE["dgc"](INNER[inner](**more)), steps * calls
     )
-    seen = []
-    for _ in range(300 * calls):
+    assert abs(np.mean(means[-100:]) + 0.8) < 0.08
+
+
+@pytest.mark.slow
+def test_what_is_left_of_the_difference_where_refreshes_are_rare(strategies):
+    """A moment forgets 1 - 1 / e of what all had in common in 1,000 steps."""
+    means = train_unequal(
+        strategies[2], lambda: tf_dgc.DGCOptimizer(O.Adam(0.005), 0.9), 3 * 1024
+    )
+    assert -0.75 < np.mean(means[1024:]) < -0.68
+
+
+def train_unequal(strategy, make, steps):
+    """Return the mean weight before each step."""
+    rng = np.random.default_rng(0)
+    weights = [np.zeros((32, 40), "float32")]
+    trainer = Trainer(strategy, make, weights, traced=True)
+    means = []
+    for _ in range(steps):
         (w,) = trainer.weights()
         noise = rng.normal(size=(2, *w.shape)).astype("float32")
         trainer.step([[(w - 1 + noise[0]) / 2], [9 * (w + 1 + noise[1]) / 2]])
-        seen.append(w.mean())
-    assert abs(np.mean(seen[-100:]) + 0.8) < 0.08
+        means.append(w.mean())
+    return means
 
 
 @pytest.mark.parametrize(
