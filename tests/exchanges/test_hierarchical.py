@@ -428,8 +428,6 @@ def test_adam_is_not_corrected():
         lambda **s: tf_dgc.DGCOptimizer("adam", exchange="hierarchical", **s),
         lambda **s: tf_dgc.CompressedOptimizer("adam", exchange="hierarchical", **s),
     ):
-        with pytest.raises(
-            ValueError, match="Use `SGD` with momentum, or another"
-        ):
+        with pytest.raises(ValueError, match="Use `SGD` with momentum, or another"):
             make()
         make(adam_correction=False)
