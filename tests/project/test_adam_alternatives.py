@@ -101,7 +101,9 @@ def test_entries_without_a_second_moment_stay(strategies, kind):
 
     def make():
         rule = kind([0, 1], learning_rate=RATE, weight_decay=0.0)
-        return tf_dgc.CompressedOptimizer(rule, onebit.OneBitMomentum([0, 1]))
+        return tf_dgc.CompressedOptimizer(
+            rule, onebit.OneBitMomentum([0, 1]), adam_correction=False
+        )
 
     before = initial_weights("float64", SHAPES)
     trainer = Trainer(strategies[2], make, before)

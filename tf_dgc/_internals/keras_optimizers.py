@@ -70,18 +70,12 @@ def behaves_as(
 def overridden(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> list[str]:
-    """Return the names of what is replaced of `kind`, as `behaves_as` has it.
-
-    Args:
-        optimizer: optimizer of that kind.
-        kind: class, or one that it is derived from.
-    """
+    """Return the names of what is replaced of its `kind`, as `behaves_as` has it."""
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
     of_object = methods_of_instance(optimizer) - _REPLACED_HERE
     replaced = of_object.union(*map(vars, subclasses))
     consists_of = {*dir(kind), *inspect.signature(kind).parameters}
-    changed = replaced & consists_of - _HOW_IT_IS_MADE - {"_all_reduce_sum_gradients"}
-    return sorted(changed)
+    return sorted(replaced & consists_of - _MAY_DIFFER)
 
 
 def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -93,7 +87,8 @@ def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:
     )
 
 
-_HOW_IT_IS_MADE = {
+_MAY_DIFFER = {
+    "_all_reduce_sum_gradients",
     *("__init__", "get_config", "from_config", "__doc__", "__module__"),
     *("__annotations__", "__firstlineno__", "__static_attributes__"),
 }
