@@ -10,6 +10,7 @@ from selection import in_turn, rows
 
 import tf_dgc
 from tf_dgc.compressors import tie_offsets
+from tf_dgc.optimizers import waiting
 from tf_dgc.optimizers.agreement import draw_positions
 
 O = keras.optimizers  # noqa: E741
@@ -17,6 +18,7 @@ STEPS = 12
 FROM_DENSE = tf_dgc.schedules.PiecewiseConstantSparsity(
     [3, 5, 7, 8], [0.0, 0.9, 0.99, 0.0, 0.97]
 )
+TO_SOME = tf_dgc.schedules.PiecewiseConstantSparsity([4, 6], [0.0, 0.9, 0.75])
 COSTLY = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.25, 0.97])
 RATE = O.schedules.ExponentialDecay(0.125, 3, 0.5)
 CASES = {
@@ -25,7 +27,9 @@ CASES = {
     "no momentum": (lambda: O.Adam(0.125, beta_1=0.0, epsilon=0.5), {}),
     "rate": (lambda: O.AdamW(RATE, weight_decay=0.1), {"sparsity": FROM_DENSE}),
     "costly": (lambda: O.Adam(0.125), {"sparsity": COSTLY}),
-    "masking": (lambda: O.Adam(0.125), {"factor_masking": True}),
+    "masking": (lambda: O.Adam(0.125), {"factor_masking": True, "sparsity": 0.75}),
+    "momentum": (lambda: O.AdamW(0.125, weight_decay=0.1), {"sparsity": 0.8}),
+    "momentum schedule": (lambda: O.Adam(0.125), {"sparsity": TO_SOME}),
     "schedule": (lambda: O.AdamW(0.125, weight_decay=0.1), {"sparsity": FROM_DENSE}),
     "clipnorm": (lambda: O.Adam(0.125, global_clipnorm=5.0), {"sparsity": FROM_DENSE}),
     "bfloat16": (lambda: O.Adam(0.125), {"value_dtype": "bfloat16"}),
@@ -62,6 +66,7 @@ def make_oracle(num_workers, case, dtype="float64"):
     schedule = settings["sparsity"]
     if callable(schedule):
         settings["sparsity"] = lambda step: float(schedule(step))
+    share = schedule if not callable(schedule) else float(schedule(10**9))
     inner, weights = make_inner(), initial_weights(dtype)
     norm = inner.global_clipnorm
     kind = AmsgradOracle if getattr(inner, "amsgrad", False) else AdamOracle
@@ -69,7 +74,8 @@ def make_oracle(num_workers, case, dtype="float64"):
         weights,
         num_workers,
         learning_rate=lambda step: float(RATE(step)) if case == "rate" else 0.125,
-        momentum=inner.beta_1,
+        beta_1=inner.beta_1,
+        wait=share / (1 - share),
         beta_2=inner.beta_2,
         epsilon=inner.epsilon,
         weight_decay=inner.weight_decay or 0.0,
@@ -102,6 +108,9 @@ def assert_near(mine, reference):
             ("clipnorm", 2),
             ("rate", 2),
             ("costly", 3),
+            ("masking", 2),
+            ("momentum", 2),
+            ("momentum schedule", 3),
             ("amsgrad schedule", 2),
             ("nadam schedule", 2),
             ("nadam without momentum", 2),
@@ -294,3 +303,23 @@ def test_another_number_of_workers_has_the_mean_of_the_second_moments(
     others.step(gradients)
     after.step(gradients)
     assert_near(others.weights(), after.weights)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "wait", "left"),
+    [
+        (tf_dgc.compressors.TopK(0.5), 1, 8 / 9),
+        (tf_dgc.compressors.TopK(0.75), 3, 6 / 7),
+        (tf_dgc.compressors.TopK(0.9), 9, 0),
+        (tf_dgc.compressors.TopK(tf_dgc.schedules.WarmupSparsity(100)), 999, 0),
+        (tf_dgc.compressors.ChunkedTopK(8, 2), 3, 6 / 7),
+        (tf_dgc.compressors.EFSignSGD(), 0, 0.9),
+    ],
+)
+def test_waiting_takes_the_place_of_momentum(compressor, wait, left):
+    assert compressor.wait == pytest.approx(wait)
+    assert waiting.momentum_beside(0.9, wait) == pytest.approx(left)
+    optimizer = tf_dgc.CompressedOptimizer(O.Adam(), compressor)
+    optimizer.build([keras.Variable(np.zeros((40, 50), "float32"))])
+    assert bool(optimizer.velocity) == bool(left)
+    assert waiting.momentum_beside(0.0, wait) == 0

@@ -43,7 +43,7 @@ def test_what_is_remembered_of_it_is_taken_over(strategies, inner, path, monkeyp
     """And stays what it is until there is a gradient again."""
     if path == "composed":
         monkeypatch.setattr(native, "is_live", lambda variables: False)
-    trainer = make_trainer(strategies[2], inner, 0.9)
+    trainer = make_trainer(strategies[2], inner, 0.5)  # waits, and has a momentum
     steps = make_gradients(2, DENSE + 2, "float32")
     for gradients in steps[:DENSE] + [without_first(g) for g in steps[DENSE:]]:
         trainer.step(gradients)

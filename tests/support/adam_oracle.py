@@ -16,13 +16,21 @@ class AdamOracle(Oracle):
         self,
         *args,
         learning_rate,
+        beta_1,
+        wait,
         beta_2=0.999,
         epsilon=1e-7,
         weight_decay=0.0,
         positions=None,
         **settings,
     ):
-        super().__init__(*args, learning_rate=learning_rate(0), **settings)
+        super().__init__(
+            *args,
+            learning_rate=learning_rate(0),
+            momentum=self._beside(beta_1, wait),
+            **settings,
+        )
+        self.beta_1 = beta_1
         self.rate_at = learning_rate
         self.beta_2 = beta_2
         self.epsilon = epsilon
@@ -33,6 +41,12 @@ class AdamOracle(Oracle):
         self.slots = [self._zeros(1 + self.num_moments, w) for w in self.weights]
         for worker in self.workers:
             worker.moments = [self._zeros(self.num_moments, w) for w in self.weights]
+
+    @staticmethod
+    def _beside(beta_1, wait):
+        """Return the momentum by which all is late by beta_1 / (1 - beta_1) steps."""
+        late = max(beta_1 / (1 - beta_1) - wait, 0)
+        return late / (late + 1)
 
     @staticmethod
     def _zeros(number, like):
@@ -72,8 +86,9 @@ class AdamOracle(Oracle):
 
     def _by_rule(self, i, gradient):
         m, *moments = self.slots[i]
-        m += (1 - self.momentum) * (gradient - m)
-        return self._rate() * m / self._follow(moments, gradient, 1.0)
+        m += (1 - self.beta_1) * (gradient - m)
+        rate = self._rate(self.beta_1)
+        return rate * m / self._follow(moments, gradient, 1.0)
 
     def _by_sum(self, i, gradients, k):
         total, sample, squares = 0.0, 0.0, 0.0
@@ -86,7 +101,10 @@ class AdamOracle(Oracle):
                 own[:] = [moment.copy() for moment in moments]
             by = self._follow(own, gradient, factor)
             if not self.corrected:
-                worker.velocity[i][...] = m / self.num_workers / by
+                share = m / self.num_workers
+                worker.velocity[i][...] = share / by
+                owed = [b / (1 - b) for b in (self.beta_1, self.momentum)]
+                worker.residual[i] += (owed[0] - owed[1]) * share
                 worker.residual[i] /= by
             given = (1 - self.momentum) * gradient / by
             total += self._accumulate(worker, i, given, k)
@@ -94,7 +112,7 @@ class AdamOracle(Oracle):
             squares += np.sum(given.flat[at] ** 2)
         self.seen[i] *= 0.99
         self.seen[i] += 0.01 * np.array([np.sum(sample**2), squares])
-        return self._rate() * total
+        return self._rate(self.momentum) * total
 
     def _refresh(self):
         for i, w in enumerate(self.weights):
@@ -122,8 +140,8 @@ class AdamOracle(Oracle):
         agree = total / squares if squares else self.num_workers
         return self.num_workers * np.clip(agree, 1, self.num_workers)
 
-    def _rate(self):
-        return self.learning_rate / (1 - self.momentum ** (self.iteration + 1))
+    def _rate(self, momentum):
+        return self.learning_rate / (1 - momentum ** (self.iteration + 1))
 
     def _root(self, moment):
         known = 1 - self.beta_2 ** (self.iteration + 1)
@@ -157,11 +175,15 @@ class AdamaxOracle(AdamOracle):
 class NadamOracle(AdamOracle):
     """Looks ahead of its momentum, less so at first, before it accumulates."""
 
+    @staticmethod
+    def _beside(beta_1, wait):
+        return beta_1
+
     def _by_rule(self, i, gradient):
         m, *moments = self.slots[i]
         m += (1 - self.momentum) * (gradient - m)
         ahead = self._ahead(m, gradient)
-        return self._rate() * ahead / self._follow(moments, gradient, 1.0)
+        return self.learning_rate * ahead / self._follow(moments, gradient, 1.0)
 
     def _accumulate(self, worker, i, divided, k):
         velocity = worker.velocity[i]
@@ -182,7 +204,7 @@ class NadamOracle(AdamOracle):
         of_gradient = (1 - momenta[-2]) / (1 - products[-2])
         return of_momentum * momentum + of_gradient * gradient
 
-    def _rate(self):
+    def _rate(self, momentum):
         return self.learning_rate
 
     def _root(self, moment):

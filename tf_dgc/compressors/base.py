@@ -17,8 +17,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.draws import Draw
+
+LATE = 2**31 - 1
+"""An iteration at which schedules say what they come to."""
 
 
 class StateSpec(NamedTuple):
@@ -164,6 +168,17 @@ class Compressor(abc.ABC):
     def common_state(self) -> dict[str, StateSpec]:
         """Return what `together` methods are to remember of all tensors at once."""
         return {}
+
+    @property
+    def wait(self) -> float:
+        """Steps that an entry waits for on average until it is sent.
+
+        Of a schedule, what it comes to; 0 for what sends something of all entries.
+        """
+        with tf.init_scope():
+            late = tf.constant(LATE, tf.int64)
+            sparsity = float(schedules.current(getattr(self, "sparsity", 0.0), late))
+        return sparsity / (1.0 - sparsity)
 
     @abc.abstractmethod
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:

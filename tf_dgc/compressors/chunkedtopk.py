@@ -142,6 +142,11 @@ class ChunkedTopK(Compressor):
                 found.append(tf.reshape(at, [-1]))
         return tf.concat(found, axis=0)
 
+    @property
+    def wait(self) -> float:
+        """Steps that an entry waits for on average until it is sent."""
+        return self.chunk / self.per_chunk - 1.0
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {

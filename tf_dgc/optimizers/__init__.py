@@ -51,5 +51,6 @@ __all__ = [
     "unsuited",
     "updating",
     "validation",
+    "waiting",
     "wrapper",
 ]

@@ -34,6 +34,7 @@ class AdamCorrection:
     Args:
         optimizer: inner optimizer, built; its `update_step` is replaced.
         kind: kind of Adam that it is.
+        momentum: coefficient of the momentum before what waits.
         memory: state that this worker keeps of all tensors, in the order of the
             variables; behind them of the sample of `agreement`.
         compressor: method of the tensors that are not exempt.
@@ -49,6 +50,7 @@ class AdamCorrection:
         self,
         optimizer: Any,
         kind: Kind,
+        momentum: float,
         memory: Memory,
         compressor: Compressor,
         agreement: Agreement | None,
@@ -56,6 +58,7 @@ class AdamCorrection:
     ):
         self._optimizer = optimizer
         self.kind = kind
+        self._momentum = momentum
         self._memory = memory
         self._agreement = agreement
         self._index_of = index_of
@@ -105,7 +108,8 @@ class AdamCorrection:
         divisors = self._divisors(agreement.factors(), active)
         if first is not False:
             own = self._memory, self._slots(), divisors
-            crossing.cross(first, inputs, *own, float(self._optimizer.beta_1))
+            betas = float(self._optimizer.beta_1), self._momentum
+            crossing.cross(first, inputs, *own, *betas)
         return sampling.add(agreement, inputs, self._memory, divisors, active)
 
     def _slots(self) -> dict[int, list[keras.Variable]]:
@@ -135,7 +139,8 @@ class AdamCorrection:
     def _divisors(self, factors: tf.Tensor, active: Choice) -> dict[int, Divisor]:
         """Return the divisor of each tensor that has one, by its place."""
         optimizer, kind, memory = self._optimizer, self.kind, self._memory
-        numbers = adam_kinds.make_numbers(kind, optimizer, factors, active)
+        asks = kind, optimizer, self._momentum
+        numbers = adam_kinds.make_numbers(*asks, factors, active)
         ahead = adam_kinds.look_ahead(optimizer) if kind.ahead else None
         return {
             i: Divisor(
@@ -239,7 +244,7 @@ class AdamCorrection:
 
     def _known(self) -> tf.Tensor:
         """Return the share of a momentum there is: velocities began at zero."""
-        return adam_kinds.known_momentum(self.kind, self._optimizer)
+        return adam_kinds.known(self.kind, self._optimizer, self._momentum)
 
 
 def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:

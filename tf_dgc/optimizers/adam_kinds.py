@@ -62,17 +62,18 @@ def find(optimizer: Any) -> Kind | None:
 
 
 def make_numbers(
-    kind: Kind, optimizer: Any, factors: tf.Tensor, active: Choice
+    kind: Kind, optimizer: Any, momentum: float, factors: tf.Tensor, active: Choice
 ) -> tf.Tensor:
     """Return the numbers of divisors in this step, float64 `[tensors, 5]`.
 
     Args:
         kind: kind of Adam.
         optimizer: inner optimizer, built.
+        momentum: coefficient of the momentum before what waits.
         factors: factors as for `preconditioning.make_numbers`.
         active: whether gradients are divided in this step.
     """
-    betas = float(optimizer.beta_1), float(optimizer.beta_2)
+    betas = momentum, float(optimizer.beta_2)
     epsilon, step = optimizer.epsilon, _step(optimizer)
     if kind.infinity:
         own = *betas, epsilon, active
@@ -82,16 +83,17 @@ def make_numbers(
     return preconditioning.make_numbers(factors, step, *betas, epsilon, active)
 
 
-def known_momentum(kind: Kind, optimizer: Any) -> tf.Tensor:
+def known(kind: Kind, optimizer: Any, momentum: float) -> tf.Tensor:
     """Return the share of a sum of updates that there is, scalar float64.
 
     Args:
         kind: kind of Adam.
         optimizer: inner optimizer, built.
+        momentum: coefficient of the momentum before what waits.
     """
     if kind.ahead:  # what is accumulated is corrected already
         return tf.ones([], tf.float64)
-    return 1.0 - _power(float(optimizer.beta_1), _step(optimizer))
+    return 1.0 - _power(momentum, _step(optimizer))
 
 
 def look_ahead(optimizer: Any) -> LookAhead:

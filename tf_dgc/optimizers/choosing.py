@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc.cluster import meeting, workers
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK
+from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK, base
 from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
@@ -19,7 +19,6 @@ from tf_dgc.optimizers import probing
 from tf_dgc.steps import plan as plans
 
 _SUMS_ANOTHER_DTYPE = (Float16, ScaleCom)  # first, than that of tensors sent whole
-_LATE = 2**31 - 1  # an iteration at which schedules say what they come to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +162,7 @@ def _of_top_k(
 ) -> list[Asked]:
     sparsity = compressor.sparsity
     if callable(sparsity):
-        sparsity = float(schedules.at(sparsity, tf.constant(_LATE, tf.int64)))
+        sparsity = float(schedules.at(sparsity, tf.constant(base.LATE, tf.int64)))
     asked = []
     for places in plans.shares(tensors, num_workers):
         layout = [

@@ -127,9 +127,8 @@ class CompressedOptimizer(OptimizerWrapper):
         strategy = prepare(tf.distribute.get_strategy())
         inner = takeover.get_inner(inner)
         validation.check_one_momentum(compressor, inner)
-        rule, took = takeover.take_over(
-            inner, bool(momentum_correction), bool(adam_correction) and feedback
-        )
+        corrects = bool(momentum_correction), bool(adam_correction) and feedback
+        rule, took = takeover.take_over(inner, *corrects, compressor.wait)
         validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
         warn_of_rule(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)

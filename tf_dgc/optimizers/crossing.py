@@ -25,12 +25,14 @@ def cross(
     slots: Mapping[int, Sequence[keras.Variable]],
     divisors: Mapping[int, Divisor],
     beta_1: float,
+    momentum: float,
 ) -> None:
     """Take over from the optimizer, before the step, if it is the first one.
 
     The second moment becomes Adam's; the velocity this worker's share of Adam's
     momentum, and the residual what it was, both divided as the step's gradient is, or
-    would be if it was not missing.
+    would be if it was not missing. What the momentum still owes, and would not give
+    with the smaller coefficient from now on, is added to the residual.
 
     Args:
         first: whether it is, scalar bool.
@@ -39,23 +41,24 @@ def cross(
         slots: Adam's momentum and second moment of each tensor with a divisor, by its
             place; behind them what else it remembers, the largest second moment so far.
         divisors: divisor of each tensor that has one, by its place.
-        beta_1: share of the momentum before, in each.
+        beta_1: coefficient of Adam's momentum.
+        momentum: coefficient of the momentum from now on.
     """
+    owed = beta_1 / (1 - beta_1) - momentum / (1 - momentum)
 
     def take_over() -> tf.Tensor:
         gradients, _ = prepare(inputs.tensors, inputs.gradients, inputs.scales)
         given = dict(zip(inputs.indices, gradients, strict=True))
         for i, by in divisors.items():
             dtype = memory.tensors[i].dtype
-            momentum, *moments = (_flat(slot, dtype) for slot in slots[i])
+            total, *moments = (_flat(slot, dtype) for slot in slots[i])
             # Keras's own overflow, and what is infinite would stay.
-            momentum = _finite(momentum, 0.0)
+            share = _finite(total, 0.0) / inputs.num_workers
             now = _take_moments(by, given.get(i), moments)
             kept = memory.residual[i]
-            _divide(kept, _flat(kept, dtype), now, by, beta_1)
+            _divide(kept, _flat(kept, dtype) + owed * share, now, by, momentum)
             if memory.velocity:
-                share = momentum / inputs.num_workers
-                _divide(memory.velocity[i], share, now, by, beta_1)
+                _divide(memory.velocity[i], share, now, by, momentum)
         return tf.constant(True)
 
     tf.cond(first, take_over, lambda: tf.constant(True))
@@ -80,10 +83,10 @@ def _take_moments(
 
 
 def _divide(
-    kept: Any, values: tf.Tensor, now: tf.Tensor, by: Divisor, beta_1: float
+    kept: Any, values: tf.Tensor, now: tf.Tensor, by: Divisor, momentum: float
 ) -> None:
     rescaled = preconditioning.rescale(values, now, by.numbers, by.infinity)
-    divided = rescaled * (1 / (1 - beta_1))
+    divided = rescaled * (1 / (1 - momentum))
     largest = now.dtype.max  # what overflows would never leave again
     within = tf.clip_by_value(divided, -largest, largest)
     kept.assign(tf.reshape(within, kept.shape))

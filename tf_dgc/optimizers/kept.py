@@ -133,6 +133,7 @@ def make(
         correction = adam.AdamCorrection(
             optimizer.inner_optimizer,
             took.adam,
+            took.momentum,
             memory,
             optimizer.compressor,
             agreement,

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.optimizers import adam_kinds, settings
+from tf_dgc.optimizers import adam_kinds, settings, waiting
 from tf_dgc.optimizers.adam_kinds import Kind
 from tf_dgc.optimizers.settings import CLIPPING
 from tf_dgc.optimizers.wrapper import OptimizerWrapper
@@ -24,17 +24,17 @@ class TakeOver:
             inner optimizer had, or that the user has set since; `get_config` gives them
             back.
         adam: kind of Adam that what is divided by is taken over from too; else None.
-        beta_1: coefficient of its momentum then, else 0.
+        adam_momentum: coefficient of the momentum that is left of its own then, else 0.
     """
 
     taken: dict[str, Any]
     adam: Kind | None = None
-    beta_1: float = 0.0
+    adam_momentum: float = 0.0
 
     @property
     def momentum(self) -> float:
         """Coefficient of the momentum correction; 0 for error feedback only."""
-        return self.taken.get("momentum", self.beta_1)
+        return self.taken.get("momentum", self.adam_momentum)
 
     @property
     def keeps_velocity(self) -> bool:
@@ -130,6 +130,7 @@ def take_over(
     inner: keras.optimizers.Optimizer,
     momentum_correction: bool,
     adam_correction: bool = False,
+    wait: float = 0.0,
 ) -> tuple[keras.optimizers.Optimizer, TakeOver]:
     """Copy `inner` without the settings that DGC applies itself.
 
@@ -143,6 +144,8 @@ def take_over(
         inner: the user's optimizer; it is not changed.
         momentum_correction: whether to take the momentum of an SGD.
         adam_correction: whether to take momentum and second moment of an Adam.
+        wait: steps that an entry waits for on average, which take the place of an
+            Adam's momentum (`waiting.py`), but for that which a Nadam looks ahead of.
 
     Returns:
         The copy, which applies the update, and what was taken.
@@ -162,7 +165,10 @@ def take_over(
     rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
     _check_nothing_lost(inner, rule)
     kind = adam_kinds.find(inner) if adam_correction else None
-    return rule, TakeOver(taken, kind, float(inner.beta_1) if kind else 0.0)
+    momentum = float(inner.beta_1) if kind else 0.0
+    if kind and not kind.ahead:
+        momentum = waiting.momentum_beside(momentum, wait)
+    return rule, TakeOver(taken, kind, momentum)
 
 
 def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
