@@ -128,7 +128,7 @@ class CompressedOptimizer(OptimizerWrapper):
         inner = takeover.get_inner(inner)
         validation.check_one_momentum(compressor, inner)
         corrects = bool(momentum_correction), bool(adam_correction) and feedback
-        rule, took = takeover.take_over(inner, *corrects, compressor.wait)
+        rule, took = takeover.take_over(inner, *corrects, compressor)
         validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
         warn_of_rule(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.compressors import Compressor
 from tf_dgc.optimizers import adam_kinds, settings, waiting
 from tf_dgc.optimizers.adam_kinds import Kind
 from tf_dgc.optimizers.settings import CLIPPING
@@ -130,7 +131,7 @@ def take_over(
     inner: keras.optimizers.Optimizer,
     momentum_correction: bool,
     adam_correction: bool = False,
-    wait: float = 0.0,
+    compressor: Compressor | None = None,
 ) -> tuple[keras.optimizers.Optimizer, TakeOver]:
     """Copy `inner` without the settings that DGC applies itself.
 
@@ -144,8 +145,8 @@ def take_over(
         inner: the user's optimizer; it is not changed.
         momentum_correction: whether to take the momentum of an SGD.
         adam_correction: whether to take momentum and second moment of an Adam.
-        wait: steps that an entry waits for on average, which take the place of an
-            Adam's momentum (`waiting.py`), but for that which a Nadam looks ahead of.
+        compressor: method by which entries wait, which takes the place of an Adam's
+            momentum (`waiting.py`), but for that which a Nadam looks ahead of.
 
     Returns:
         The copy, which applies the update, and what was taken.
@@ -166,8 +167,8 @@ def take_over(
     _check_nothing_lost(inner, rule)
     kind = adam_kinds.find(inner) if adam_correction else None
     momentum = float(inner.beta_1) if kind else 0.0
-    if kind and not kind.ahead:
-        momentum = waiting.momentum_beside(momentum, wait)
+    if kind and not kind.ahead and compressor:
+        momentum = waiting.momentum_beside(momentum, compressor.wait)
     return rule, TakeOver(taken, kind, momentum)
 
 
