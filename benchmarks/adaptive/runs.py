@@ -54,6 +54,11 @@ def schedule(sparsity, steps):
     return tf_dgc.schedules.WarmupSparsity(steps // 5, sparsity, stages)
 
 
+def _without_momentum(inner, _):
+    inner.beta_1 = 0.0
+    return inner
+
+
 def _dgc(sparsity, **settings):
     return lambda inner, steps: tf_dgc.DGCOptimizer(
         inner, schedule(sparsity, steps), **settings
@@ -147,6 +152,7 @@ def _in_first(share):
 
 RUNS = {
     "dense": Run(lambda inner, _: inner),
+    "dense without momentum": Run(_without_momentum),
     # A dense step of DGC would be stock AdamW's.
     "corrected whole": Run(_by("bfloat16", error_feedback=True), "corrected whole"),
     "dgc 99 %": Run(_dgc(0.99), "corrected whole"),
