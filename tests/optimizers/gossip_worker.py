@@ -38,7 +38,9 @@ class Watched(keras.callbacks.Callback):
 
 
 def weights(model):
-    return [w.tolist() for w in model.get_weights()]
+    """Return this worker's own."""
+    local = STRATEGY.experimental_local_results
+    return [local(v._value)[0].numpy().tolist() for v in model.weights]
 
 
 def train(directory, name, graph, **settings):

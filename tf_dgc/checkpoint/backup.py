@@ -204,7 +204,7 @@ class Backups:
         with (
             saving.replacing(here / part) as unfinished,
             parts.writing(unfinished, name) as writer,
-            agreed.weights(model, "get"),  # with nobody asked
+            agreed.weights(model, "part"),  # with nobody asked
         ):
             for key, variable in own_variables(model).items():
                 copies = self._strategy.experimental_local_results(variable.value)

@@ -28,7 +28,8 @@ def weights(model: keras.Model, what: str) -> Iterator[None]:
 
     Args:
         model: Keras model, of which the optimizers are asked that are its attributes.
-        what: name of the use: "test", "predict", "save" or "get"; and "train", for
+        what: name of the use: "test", "predict", "save" or "get"; "part", of which
+            every worker saves its own, for what each has at hand; and "train", for
             which nothing is changed.
 
     Raises:
@@ -38,7 +39,7 @@ def weights(model: keras.Model, what: str) -> Iterator[None]:
         for optimizer in _asked(model):
             if what == "train":
                 optimizer.refuse_while_shown("train")
-            else:
+            elif what != "part" or optimizer.anchor:
                 stack.enter_context(optimizer.agreed(_use(what)))
         yield
 
