@@ -34,14 +34,22 @@ def expect_all_to_name(cluster, victim, since, limit, record, fault):
     return ended.texts
 
 
+def expect_all_to_notice(
+    tmp_path, record, number, victim, num_workers, of="", **settings
+):
+    """Send a signal to one worker while all train; return what the others said."""
+    settings = {**QUICK, **settings}
+    with Cluster("none", tmp_path, on_loopback(num_workers), **settings) as cluster:
+        cluster.wait_for_steps()
+        since = cluster.signal(victim, number)
+        fault = f"{number.name} to worker {victim}{of}"
+        return expect_all_to_name(cluster, victim, since, LIMIT, record, fault)
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_signals(tmp_path, record, number, victim):
-    with Cluster("none", tmp_path, on_loopback(3), **QUICK) as cluster:
-        cluster.wait_for_steps()
-        since = cluster.signal(victim, number)
-        fault = f"{number.name} to worker {victim}"
-        expect_all_to_name(cluster, victim, since, LIMIT, record, fault)
+    expect_all_to_notice(tmp_path, record, number, victim, 3)
 
 
 @pytest.mark.parametrize(
@@ -51,27 +59,18 @@ def test_signals(tmp_path, record, number, victim):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_in_the_rounds_of_an_exchange(tmp_path, record, number, exchange):
     """Those that wait for others, who wait for the victim, are not blamed."""
-    settings = {**QUICK, "FAULT_EXCHANGE": exchange}
-    with Cluster("none", tmp_path, on_loopback(4), **settings) as cluster:
-        cluster.wait_for_steps()
-        since = cluster.signal(3, number)
-        fault = f"{number.name} to worker 3 of a {exchange}"
-        texts = expect_all_to_name(cluster, 3, since, LIMIT, record, fault)
-        for text in texts:
-            assert not re.search(r"waited \d+ s.*for data from", text), text
+    of, settings = f" of a {exchange}", {"FAULT_EXCHANGE": exchange}
+    texts = expect_all_to_notice(tmp_path, record, number, 3, 4, of, **settings)
+    for text in texts:
+        assert not re.search(r"waited \d+ s.*for data from", text), text
 
 
 @pytest.mark.parametrize("kind", ["local", "gossip"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_between_consensus_points(tmp_path, record, number, kind):
     """Those that wait for neighbours of the victim are told of the victim as well."""
-    settings = {**QUICK, "FAULT_OPTIMIZER": kind}
-    with Cluster("none", tmp_path, on_loopback(4), **settings) as cluster:
-        cluster.wait_for_steps()
-        since = cluster.signal(3, number)
-        what = "local steps" if kind == "local" else "a ring that gossips"
-        fault = f"{number.name} to worker 3 of {what}"
-        expect_all_to_name(cluster, 3, since, LIMIT, record, fault)
+    of = " of local steps" if kind == "local" else " of a ring that gossips"
+    expect_all_to_notice(tmp_path, record, number, 3, 4, of, FAULT_OPTIMIZER=kind)
 
 
 # What the victim does to itself, and what the others are told about it.

@@ -21,8 +21,17 @@ from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.draws import Draw
 
-LATE = 2**31 - 1
-"""An iteration at which schedules say what they come to."""
+_LATE = 2**31 - 1  # an iteration at which schedules say what they come to
+
+
+def final(sparsity: float | Callable[[tf.Tensor], tf.Tensor]) -> float:
+    """Return a sparsity, of a schedule what it comes to.
+
+    Args:
+        sparsity: number in [0, 1), or a schedule.
+    """
+    with tf.init_scope():
+        return float(schedules.current(sparsity, tf.constant(_LATE, tf.int64)))
 
 
 class StateSpec(NamedTuple):
@@ -175,9 +184,7 @@ class Compressor(abc.ABC):
 
         Of a schedule, what it comes to; 0 for what sends something of all entries.
         """
-        with tf.init_scope():
-            late = tf.constant(LATE, tf.int64)
-            sparsity = float(schedules.current(getattr(self, "sparsity", 0.0), late))
+        sparsity = final(getattr(self, "sparsity", 0.0))
         return sparsity / (1.0 - sparsity)
 
     @abc.abstractmethod

@@ -60,13 +60,23 @@ NONFINITE = _FIELDS.index("nonfinite")
 
 def make_counters() -> keras.Variable:
     """Return the variable that holds `CompressionStats`, equal on all workers."""
+    return make_count("compression_counters", [len(_FIELDS)])
+
+
+def make_count(name: str, shape: Sequence[int] = ()) -> keras.Variable:
+    """Return a variable of counts, int64, that are equal on all workers, and 0.
+
+    Args:
+        name: name of the variable.
+        shape: shape of the variable; one number by default.
+    """
     return keras.Variable(
         initializer="zeros",
-        shape=[len(_FIELDS)],
+        shape=shape,
         dtype="int64",
         trainable=False,
         aggregation="only_first_replica",
-        name="compression_counters",
+        name=name,
     )
 
 

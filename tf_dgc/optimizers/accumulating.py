@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_dgc._internals import averages, keras_optimizers, learning_rates
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.metrics import counting
 from tf_dgc.optimizers import conditions
 
 
@@ -51,14 +52,7 @@ class Accumulation:
             PerWorkerVariable(t.shape, t.dtype.name, f"{i}_accumulated")
             for i, t in enumerate(tensors)
         ]
-        self.calls = keras.Variable(
-            initializer="zeros",
-            shape=[],
-            dtype="int64",
-            trainable=False,
-            aggregation="only_first_replica",
-            name="accumulated_calls",
-        )
+        self.calls = counting.make_count("accumulated_calls")
 
     @property
     def variables(self) -> list[keras.Variable]:

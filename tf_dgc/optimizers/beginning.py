@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-import keras
 import tensorflow as tf
 
 from tf_dgc.choice import Choice
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.metrics import counting
 from tf_dgc.optimizers.agreement import Agreement
 from tf_dgc.steps import fused
 from tf_dgc.steps.base import Inputs
@@ -32,14 +32,7 @@ class Beginning:
     def __init__(self, compressor: Compressor, memory: Memory, agreement: Agreement):
         self._compressor = compressor if isinstance(compressor, TopK) else None
         self._agreement = agreement
-        self.steps = keras.Variable(
-            initializer="zeros",
-            shape=[],
-            dtype="int64",
-            trainable=False,
-            aggregation="only_first_replica",
-            name="adam_corrected_steps",
-        )
+        self.steps = counting.make_count("adam_corrected_steps")
         self._may_be_stock = self._may_be_dense(memory)
 
     def count(self, inputs: Inputs) -> tuple[Choice, Choice]:

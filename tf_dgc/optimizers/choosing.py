@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc.cluster import meeting, workers
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK, base
@@ -160,9 +159,7 @@ def what_is_asked(
 def _of_top_k(
     compressor: TopK, tensors: Sequence[Tensor], num_workers: int
 ) -> list[Asked]:
-    sparsity = compressor.sparsity
-    if callable(sparsity):
-        sparsity = float(schedules.at(sparsity, tf.constant(base.LATE, tf.int64)))
+    sparsity = base.final(compressor.sparsity)
     asked = []
     for places in plans.shares(tensors, num_workers):
         layout = [
