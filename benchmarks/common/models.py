@@ -6,7 +6,7 @@ import numpy as np
 from common.peers import PERCEPTRONS
 
 LARGE = (1024, 6592, 10)
-BATCH_SIZES = {"resnet50": 8, "large": 4, "images": 512}
+BATCH_SIZES = {"resnet50": 8, "large": 4, "images": 1024}
 
 
 def mlp():
