@@ -32,10 +32,11 @@ def _today(inner, spent, task):
     return tf_dgc.DGCOptimizer(inner, schedule)
 
 
-def _dgc(shape, types=None, **options):
+def _dgc(shape, types=None, sgd=None, **options):
     types = types or {}
 
     def make(inner, spent, task):
+        inner = _sgd(task, spent.steps, **sgd) if sgd else inner
         schedule = spent.fit(shape, **types)
         return tf_dgc.DGCOptimizer(inner, schedule, **types, **options)
 
@@ -63,13 +64,6 @@ def _sgd(task, steps, rate=1.0, momentum=0.9, warm_up=0.0):
         **first if begin else {},
     )
     return keras.optimizers.SGD(decay, momentum, global_clipnorm=task.clipnorm)
-
-
-def _other_rate(**settings):
-    narrow = _dgc(budget.constant, NARROW, factor_masking=False)
-    return lambda inner, spent, task: narrow(
-        _sgd(task, spent.steps, **settings), spent, task
-    )
 
 
 def _rate_inside(inner, spent, task):
@@ -100,6 +94,15 @@ _FLUSHES = {
     "at the end": [1.0],
     "at 0.5, 0.7, 0.9": [0.5, 0.7, 0.9],
 }
+_GAINS = [  # momentum of 0.9 multiplies the rate by 10
+    ("masked, half rate", True, {"rate": 0.5}),
+    ("unmasked, half rate", False, {"rate": 0.5}),
+    ("unmasked, quarter rate", False, {"rate": 0.25}),
+    *(
+        (f"without momentum, {rate:g} x rate", False, {"rate": rate, "momentum": 0.0})
+        for rate in (2.5, 5.0, 10.0)
+    ),
+]
 _CORRECTED = {"momentum_correction": True, "factor_masking": False}
 _FALLING = budget.staged((0.2, 4), (0.5, 1.5), (1, 0.75))
 _RISING = budget.staged((0.5, 0.5), (0.8, 1), (1, 3))
@@ -121,7 +124,10 @@ RUNS = {
         _dgc(budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW), "all arrives"
     ),
     "rate inside mxint8": Run(_rate_inside, "old gradients at their own rate"),
-    "rate warm-up mxint8": Run(_other_rate(warm_up=0.1), "learning-rate warm-up"),
+    "rate warm-up mxint8": Run(
+        _dgc(budget.constant, NARROW, {"warm_up": 0.1}, factor_masking=False),
+        "learning-rate warm-up",
+    ),
     "unmasked mxint8": Run(
         _dgc(budget.constant, NARROW, factor_masking=False), "momentum of what is sent"
     ),
@@ -134,6 +140,13 @@ RUNS = {
     "dgc unmasked": Run(
         _dgc(budget.warm_up, factor_masking=False), "today's, but for the masking"
     ),
+    **{
+        f"dgc {name}": Run(
+            _dgc(budget.warm_up, sgd=sgd, factor_masking=masked),
+            "waiting and momentum delay, and the gain of both may be too much",
+        )
+        for name, masked, sgd in _GAINS
+    },
     "unmasked mxfp4": Run(
         _dgc(budget.constant, NARROWER, factor_masking=False), "narrow values"
     ),
