@@ -34,7 +34,7 @@ from absl import app, flags
 from common import method_settings, pieces, progress, reporting, tasks, training
 from common.inner_optimizers import INNER
 
-from tf_dgc.optimizers import unsuited
+from tf_dgc.adaptive import unsuited
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _OPTIMIZERS = flags.DEFINE_list("optimizers", [], "Names of them; empty for all.")

@@ -20,18 +20,18 @@ from tf_dgc.advice.advising import Advice, advise
 from tf_dgc.distribute.cross_device import CompressedCrossDeviceOps
 from tf_dgc.distribute.preparation import prepare
 from tf_dgc.distribute.startup import multi_worker_strategy
-from tf_dgc.metrics.counting import CompressionStats
-from tf_dgc.optimizers.compressed import CompressedOptimizer
-from tf_dgc.optimizers.delayed_nesterov import DelayedNesterov
-from tf_dgc.optimizers.dgc import DGCOptimizer
-from tf_dgc.optimizers.horizon import dgc_for_steps
-from tf_dgc.optimizers.local import LocalOptimizer
-from tf_dgc.optimizers.novograd import NovoGrad
-from tf_dgc.optimizers.presets import (
+from tf_dgc.inner.delayed_nesterov import DelayedNesterov
+from tf_dgc.inner.novograd import NovoGrad
+from tf_dgc.local.optimizer import LocalOptimizer
+from tf_dgc.local.presets import (
     diloco,
     local_sgd,
     post_local_sgd,
     sparse_loco,
 )
+from tf_dgc.metrics.counting import CompressionStats
+from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.dgc import DGCOptimizer
+from tf_dgc.optimizers.horizon import dgc_for_steps
 from tf_dgc.server.optimizer import ServerOptimizer
 from tf_dgc.training.statistics import average_statistics

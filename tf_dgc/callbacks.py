@@ -9,9 +9,9 @@ import keras
 
 from tf_dgc.checkpoint.resuming import BackupAndRestore, ModelCheckpoint
 from tf_dgc.cluster import meeting
+from tf_dgc.local.optimizer import LocalOptimizer
 from tf_dgc.optimizers import hints
 from tf_dgc.optimizers.compressed import CompressedOptimizer
-from tf_dgc.optimizers.local import LocalOptimizer
 from tf_dgc.reports.recording import Recorder
 
 __all__ = [

@@ -23,7 +23,7 @@ import tensorflow as tf
 from common.replies import reply, take_standard_output
 
 import tf_dgc
-from tf_dgc.optimizers.updating import update
+from tf_dgc.inner.updating import update
 from tf_dgc.steps.base import Outcome
 
 _SIDE = 256  # of matrices whose products a backward pass consists of

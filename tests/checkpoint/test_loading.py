@@ -12,7 +12,7 @@ import pytest
 
 import tf_dgc
 from tf_dgc.cluster import meeting
-from tf_dgc.optimizers import loading
+from tf_dgc.inner import loading
 
 X = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
 Y = X[:, :6]

@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.optimizers import sizes
-from tf_dgc.reports import record
+from tf_dgc.reports import record, sizes
 
 X, Y = np.ones((32, 40), "float32"), np.ones((32, 60), "float32")
 

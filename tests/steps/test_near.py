@@ -8,7 +8,7 @@ from selection import rows
 from tf_dgc import compressors
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.exchanges import Gossip, Place
-from tf_dgc.optimizers import neighbours
+from tf_dgc.local import neighbours
 from tf_dgc.steps.memory import initial_value
 from tf_dgc.steps.near import Coder
 from tf_dgc.testing.communicator import run_all

@@ -13,8 +13,8 @@ from tf_dgc.advice.predicting import Prediction
 from tf_dgc.arguments import check_whole
 from tf_dgc.cluster import tf_config
 from tf_dgc.exchanges import Links
+from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.optimizers import probing
-from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.reports import of_advice
 
 

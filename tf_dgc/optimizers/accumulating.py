@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_dgc._internals import averages, keras_optimizers, learning_rates
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.inner import conditions
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import conditions
 
 
 class Accumulation:

@@ -9,8 +9,8 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
 from tf_dgc.exchanges import Asked, Links, overlap
 from tf_dgc.exchanges.overlap import Transfer
+from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers.choosing import Chosen, what_is_asked
-from tf_dgc.optimizers.takeover import TakeOver
 
 # Where nothing is measured, as of the replicas of one process: links of 1 Gbit/s.
 _ASSUMED = Links(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 8e-10)

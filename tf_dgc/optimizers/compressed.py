@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import compressors
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.adaptive.unsuited import warn_of_rule
 from tf_dgc.cluster import tf_config
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
@@ -16,13 +17,13 @@ from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
+from tf_dgc.inner import takeover
+from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import bucketing, inputs, kept, stepping, takeover, validation
+from tf_dgc.optimizers import bucketing, inputs, kept, stepping, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.unsuited import warn_of_rule
-from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.steps.memory import State
 
 

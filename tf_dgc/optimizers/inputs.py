@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.compressors import Compressor
+from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
-from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.steps.base import Inputs
 from tf_dgc.steps.memory import Memory

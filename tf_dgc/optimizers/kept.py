@@ -9,17 +9,18 @@ import tensorflow as tf
 
 from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.adaptive import adam
+from tf_dgc.adaptive.agreement import make_agreement
 from tf_dgc.cluster import meeting
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import NoCompression
 from tf_dgc.exchanges import Exchange
-from tf_dgc.optimizers import adam, bucketing, overwriting, tensors, validation
+from tf_dgc.inner.taken import TakeOver
+from tf_dgc.inner.updating import have_operations
+from tf_dgc.optimizers import bucketing, overwriting, tensors, validation
 from tf_dgc.optimizers.accumulating import Accumulation
-from tf_dgc.optimizers.agreement import make_agreement
 from tf_dgc.optimizers.choosing import Chosen, choose
 from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.optimizers.updating import have_operations
 from tf_dgc.steps.memory import Memory, make_memory
 
 

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from tf_dgc.choice import add_up
 from tf_dgc.distribute import divergence
+from tf_dgc.inner.taken import TakeOver
+from tf_dgc.inner.updating import update
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, overlapping, overwriting
 from tf_dgc.optimizers.kept import Kept
-from tf_dgc.optimizers.takeover import TakeOver
-from tf_dgc.optimizers.updating import update
 
 
 def take(

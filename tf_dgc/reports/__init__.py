@@ -1,7 +1,7 @@
 """Reports: pages of HTML about a run, or about advice.
 
 A run is a record that `CompressionMonitor` wrote, or a directory of TensorBoard's.
-Pictures need matplotlib. May import `optimizers` and what that may.
+Pictures need matplotlib. May import `local` and what that may.
 """
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "pictures",
     "record",
     "recording",
+    "sizes",
 ]

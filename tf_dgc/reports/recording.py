@@ -9,10 +9,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import _versions
-from tf_dgc.optimizers import sizes, tensors
+from tf_dgc.local.optimizer import LocalOptimizer
+from tf_dgc.optimizers import tensors
 from tf_dgc.optimizers.compressed import CompressedOptimizer
-from tf_dgc.optimizers.local import LocalOptimizer
-from tf_dgc.reports import record
+from tf_dgc.reports import record, sizes
 from tf_dgc.reports.record import Epoch, Run, Variable
 
 

@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.choice import add_up
+from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import inputs
 from tf_dgc.optimizers.inputs import Place
-from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.server import handing, pulls, rows
 from tf_dgc.server.connection import Connection
 from tf_dgc.server.messages import Kind, Status

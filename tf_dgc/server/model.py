@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.compressors import Compressor
-from tf_dgc.optimizers import native_rules, tensors, updating
+from tf_dgc.inner import native_rules, updating
+from tf_dgc.optimizers import tensors
 from tf_dgc.server import handing, pulls
 from tf_dgc.server.copies import Copies
 from tf_dgc.server.corrections import STRENGTH, ByRate, Compensation

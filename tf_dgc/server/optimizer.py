@@ -11,11 +11,12 @@ from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.inner import takeover
+from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, takeover
+from tf_dgc.optimizers import inputs
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.configuration import take_apart
-from tf_dgc.optimizers.wrapper import OptimizerWrapper
 from tf_dgc.server import process, tabular, validation
 from tf_dgc.server.worker import Worker, remember
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.choice import add_up
 from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.inner.taken import TakeOver
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, tensors
 from tf_dgc.optimizers import validation as common
-from tf_dgc.optimizers.takeover import TakeOver
 from tf_dgc.server import joining, tabular, validation
 from tf_dgc.server.links import Link, Pushed
 from tf_dgc.server.messages import gist

@@ -1,6 +1,6 @@
 """Steps: one worker's way from gradients to what is sent, and from replies to sums.
 
-May import everything below `optimizers` but knows nothing of Keras optimizers.
+May import everything below `inner` but knows nothing of Keras optimizers.
 """
 
 __all__ = [

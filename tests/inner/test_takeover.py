@@ -1,0 +1,133 @@
+"""What an inner optimizer does in a step is done, whatever part of it is its own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc.inner import native_rules
+
+O = keras.optimizers  # noqa: E741
+
+
+class InApply(O.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([g - tf.reduce_mean(g) for g in grads], trainable_variables)
+
+
+class InApplyGradients(O.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(g + 1.0, v) for g, v in grads_and_vars])
+
+
+class InUpdateStep(O.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(tf.sign(gradient), variable, learning_rate)
+
+
+class InAssign(O.SGD):
+    def assign_sub(self, variable, value):
+        super().assign_sub(variable, 2.0 * value)
+
+
+class InWeightDecay(O.SGD):
+    def _apply_weight_decay(self, variables):
+        for v in variables:
+            v.assign(0.5 * v)
+
+
+class InClipping(O.SGD):
+    def _clip_gradients(self, grads):
+        return [tf.clip_by_value(g, -0.1, 0.1) for g in grads]
+
+
+class InMixin:
+    @property
+    def learning_rate(self):
+        return 3.0 * super().learning_rate
+
+
+class ByMixin(InMixin, O.SGD):
+    pass
+
+
+class InSetting(O.SGD):
+    @property
+    def weight_decay(self):
+        return 0.5
+
+    @weight_decay.setter
+    def weight_decay(self, value):
+        pass
+
+
+OVERRIDING = [
+    InApply,
+    InApplyGradients,
+    InUpdateStep,
+    InAssign,
+    InWeightDecay,
+    InClipping,
+    ByMixin,
+    InSetting,
+]
+
+
+@keras.saving.register_keras_serializable("tests")
+class Defaults(O.SGD):
+    """Another constructor, another config, a method more; the same step."""
+
+    def __init__(self, learning_rate=0.5, momentum=0.9, **settings):
+        super().__init__(learning_rate, momentum, **settings)
+
+    def describe(self):
+        return "defaults"
+
+
+def weights_after(make, steps=3):
+    shapes = [(40, 50), (50,)]
+    trainer = Trainer(
+        tf.distribute.get_strategy(), make, initial_weights("float32", shapes)
+    )
+    for gradients in make_gradients(1, steps, "float32", shapes):
+        trainer.step(gradients)
+    return trainer.weights()
+
+
+@pytest.mark.parametrize("kind", OVERRIDING)
+def test_a_subclass_does_its_own_step(kind):
+    """At sparsity 0, and where nothing is left out by a schedule."""
+    expected = weights_after(lambda: kind(0.1))
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([], [0.0])
+    for sparsity in (0, schedule):
+        found = weights_after(lambda s=sparsity: tf_dgc.DGCOptimizer(kind(0.1), s))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OVERRIDING)
+def test_a_subclass_with_a_step_of_its_own_keeps_its_momentum(kind):
+    optimizer = tf_dgc.DGCOptimizer(kind(0.1, momentum=0.9))
+    assert optimizer.inner_optimizer.momentum == 0.9
+    assert native_rules.find(kind(0.1), []) is None
+
+
+def test_a_subclass_that_changes_no_step_is_an_sgd():
+    optimizer = tf_dgc.DGCOptimizer(Defaults())
+    assert optimizer.inner_optimizer.momentum == 0.0
+    assert native_rules.find(optimizer.inner_optimizer, []).descends
+
+
+def test_clipping_of_its_own_is_left_to_the_subclass():
+    optimizer = tf_dgc.DGCOptimizer(InClipping(0.1, clipnorm=1.0))
+    assert optimizer.inner_optimizer.clipnorm == 1.0
+    assert optimizer.get_config()["inner"]["config"]["clipnorm"] == 1.0
+
+
+def test_a_method_replaced_on_the_object_is_refused():
+    inner = O.SGD(0.1)
+    inner.update_step = lambda *arguments: None
+    with pytest.raises(ValueError, match="update_step was replaced"):
+        tf_dgc.DGCOptimizer(inner, 0)

@@ -1,0 +1,14 @@
+"""Adaptive optimizers: the correction of an Adam, and who else is none.
+
+May import `inner`, and rooms from `steps` down.
+"""
+
+__all__ = [
+    "adam",
+    "agreement",
+    "beginning",
+    "crossing",
+    "refreshing",
+    "sampling",
+    "unsuited",
+]

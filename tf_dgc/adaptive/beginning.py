@@ -1,0 +1,68 @@
+"""From which step on an Adam is corrected: the first that leaves something out."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_dgc.adaptive.agreement import Agreement
+from tf_dgc.choice import Choice
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.metrics import counting
+from tf_dgc.steps import fused
+from tf_dgc.steps.base import Inputs
+from tf_dgc.steps.memory import Memory
+
+
+class Beginning:
+    """Counts corrected steps, alike on all workers.
+
+    Until then steps are *stock*: everything is sent, and the optimizer's own rule is
+    applied to the sum.
+
+    Args:
+        compressor: method of the tensors that are not exempt.
+        memory: memory of all tensors, the sample's last.
+        agreement: agreement of those that are not exempt.
+
+    Attributes:
+        steps: variable, number of corrected steps.
+    """
+
+    def __init__(self, compressor: Compressor, memory: Memory, agreement: Agreement):
+        self._compressor = compressor if isinstance(compressor, TopK) else None
+        self._agreement = agreement
+        self.steps = counting.make_count("adam_corrected_steps")
+        self._may_be_stock = self._may_be_dense(memory)
+
+    def count(self, inputs: Inputs) -> tuple[Choice, Choice]:
+        """Count a step; return whether it is the first corrected one, or a stock one.
+
+        Args:
+            inputs: inputs of the step, without the sample.
+        """
+        if not self._may_be_stock:
+            self.steps.assign_add(1)
+            return False, False
+        none = tf.equal(self.steps.value, 0)
+        layout = [*inputs.tensors, self._agreement.tensor]
+        stock = tf.logical_and(self._goes_dense(layout, inputs.iteration), none)
+        corrected = tf.logical_not(stock)
+        self.steps.assign_add(tf.cast(corrected, tf.int64))
+        return tf.logical_and(corrected, none), stock
+
+    def is_stock(self) -> Choice:
+        """Return whether the step that was counted last is a stock one."""
+        return self._may_be_stock and tf.equal(self.steps.value, 0)
+
+    def _may_be_dense(self, memory: Memory) -> Choice:
+        scheduled = self._compressor and callable(self._compressor.sparsity)
+        return scheduled or self._goes_dense(memory.tensors, None)
+
+    def _goes_dense(
+        self, tensors: Sequence[Tensor], iteration: tf.Tensor | None
+    ) -> Choice:
+        if self._compressor is None:
+            return False
+        number = self._agreement.num_workers
+        return fused.goes_dense(self._compressor, tensors, iteration, number)

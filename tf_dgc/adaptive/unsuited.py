@@ -1,0 +1,107 @@
+"""Which optimizers' rules train badly behind what is sent rarely or coarsely."""
+
+import warnings
+
+import keras
+
+from tf_dgc._internals.keras_optimizers import behaves_as, overridden
+from tf_dgc.compressors import Compressor, Uniform8Bit
+from tf_dgc.inner import adam_kinds
+from tf_dgc.inner.novograd import NovoGrad
+
+# Why, of those whose rule is applied to the sum and is not linear in it. The one place
+# for it; `benchmarks/inner.py` has the figures.
+_SQUARES = (
+    "divides by the root of a mean of squares, and of an entry that comes every T "
+    "steps it remembers the square of all that waited, so that the variable moves "
+    "T**0.5 times too little"
+)
+_NORMS = (
+    "divides by a norm of each tensor, and that of a sum that has one in T entries, of "
+    "all that waited, is T**0.5 times too large"
+)
+_SIGNS = (
+    "moves by signs, which are those of zeros, and of momentum that fades, wherever "
+    "nothing arrives"
+)
+_WHOLE = (
+    "makes singular values of a momentum equal, and where most entries are left out "
+    "they are not those of the gradient"
+)
+_REASONS = {
+    "RMSprop": _SQUARES,
+    "Adagrad": _SQUARES,
+    "Adadelta": _SQUARES,
+    "Adafactor": _SQUARES,
+    "Ftrl": _SQUARES,
+    "Lamb": _SQUARES,
+    "ScheduleFreeAdamW": _SQUARES,
+    "NovoGrad": _NORMS,
+    "Lion": _SIGNS,
+    "Muon": _WHOLE,
+}
+_CORRECTED = ("AdamW", "Adam", "Adamax", "Nadam")
+
+
+def reason(inner: keras.optimizers.Optimizer) -> str | None:
+    """Return why a rule suits no sum of what waited; None if it does, or is not known.
+
+    Args:
+        inner: any Keras optimizer.
+    """
+    own = {"NovoGrad": NovoGrad}
+    for name, why in _REASONS.items():
+        # An older Keras lacks some.
+        kind = own.get(name) or getattr(keras.optimizers, name, None)
+        if kind is not None and behaves_as(inner, kind):
+            return why
+    return _reason_of_adams(inner)
+
+
+def _reason_of_adams(inner: keras.optimizers.Optimizer) -> str | None:
+    """Return why what is derived from an Adam is not corrected; None if it is."""
+    if adam_kinds.find(inner) is not None:
+        return None
+    for name in _CORRECTED:
+        kind = getattr(keras.optimizers, name)
+        if isinstance(inner, kind):
+            names = ", ".join(f"`{n}`" for n in overridden(inner, kind))
+            return (
+                f"it overrides {names}, so its rule is applied to the sum, where that "
+                f"of `{name}` {_SQUARES}"
+            )
+    return None
+
+
+def warn_of_rule(
+    inner: keras.optimizers.Optimizer,
+    compressor: Compressor,
+    feedback: bool,
+    wanted: bool,
+) -> None:
+    """Warn of a rule that trains badly behind a method, and say what to use.
+
+    Args:
+        inner: optimizer that applies the sums.
+        compressor: method.
+        feedback: whether what is not sent is kept back.
+        wanted: whether the user asked for it, by `adam_correction=False`.
+    """
+    if wanted or not feedback or _sends_nearly_all(compressor):
+        return
+    name, why = type(inner).__name__, reason(inner)
+    if why is not None:
+        warnings.warn(
+            f"`{name}` trains badly behind {compressor!r}: {why}. Use `Adam`, `AdamW`, "
+            "`Nadam` or `Adamax`, which divide before the exchange, or `SGD` with "
+            "momentum; or, with this optimizer, a method that sends nearly everything "
+            'in every step, such as "uniform_8bit". To train so anyway, pass '
+            "`adam_correction=False`.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _sends_nearly_all(compressor: Compressor) -> bool:
+    """Whether what is kept back of an entry is small beside it."""
+    return compressor.error_feedback == "optional" or type(compressor) is Uniform8Bit

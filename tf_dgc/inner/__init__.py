@@ -1,0 +1,19 @@
+"""The inner optimizer: what the user gives, what is taken over from it, how it updates.
+
+May import rooms from `steps` down.
+"""
+
+__all__ = [
+    "adam_kinds",
+    "conditions",
+    "delayed_nesterov",
+    "loading",
+    "native_rules",
+    "novograd",
+    "settings",
+    "taken",
+    "takeover",
+    "updating",
+    "waiting",
+    "wrapper",
+]

@@ -1,0 +1,158 @@
+"""Take over: which settings of the inner optimizer DGC applies in its place."""
+
+import copy
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.compressors import Compressor
+from tf_dgc.inner import adam_kinds, settings, waiting
+from tf_dgc.inner.settings import CLIPPING
+from tf_dgc.inner.taken import TakeOver
+from tf_dgc.inner.wrapper import OptimizerWrapper
+
+_OF_EVERY_CALL = ("loss_scale_factor", "gradient_accumulation_steps")
+
+
+def get_inner(
+    inner: Any, steps_alone: bool = False, what: str = "inner"
+) -> keras.optimizers.Optimizer:
+    """Return the optimizer that Keras takes for `inner`, if it can be wrapped.
+
+    Args:
+        inner: an optimizer, or its name or config, as for `keras.optimizers.get`.
+        steps_alone: whether a step of it is to meet nobody.
+        what: name of the argument that it was passed as.
+
+    Raises:
+        ValueError: for anything else, and for optimizers that cannot be wrapped.
+    """
+    if isinstance(inner, str | dict):
+        try:
+            inner = keras.optimizers.get(copy.deepcopy(inner))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"`{what}` is not the name or config of an optimizer that Keras knows. "
+                f"Pass the optimizer itself. Received: {what}={inner!r}"
+            ) from error
+    check_inner(inner, steps_alone, what)
+    return inner
+
+
+def check_inner(inner: Any, steps_alone: bool = False, what: str = "inner") -> None:
+    """Raise `ValueError` unless it is an unbuilt Keras optimizer to be wrapped."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"`{what}` must be a Keras optimizer, for example "
+            "`keras.optimizers.SGD(0.1, momentum=0.9)`. "
+            f"Received: {what}={inner!r} (of type {type(inner)})"
+        )
+    if isinstance(inner, OptimizerWrapper):
+        raise ValueError(
+            f"`{what}` is itself a {type(inner).__name__}, and what is compressed once "
+            "cannot be compressed again. Pass its own inner optimizer. "
+            f"Received: {what}={inner!r}"
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Loss scaling goes outside: use "
+            "`LossScaleOptimizer(DGCOptimizer(inner))`, not "
+            "`DGCOptimizer(LossScaleOptimizer(inner))`. "
+            f"Received: {what}={inner!r}"
+        )
+    if isinstance(inner, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise ValueError(
+            "`MultiOptimizer` cannot be wrapped: momentum, clipping and learning rate "
+            "would have to be taken over from each of its optimizers. Pass one "
+            "optimizer for all variables or, in a training loop of your own, use one "
+            f"`DGCOptimizer` for each part of the model. Received: {what}={inner!r}"
+        )
+    if inner.built:
+        raise ValueError(
+            f"`{what}` is already built, so its state would be lost. Pass a new "
+            "optimizer with the same settings, for example "
+            "`type(inner).from_config(inner.get_config())`. "
+            f"Received: {what}={inner!r} with {len(inner.variables)} variables"
+        )
+    settings.check(settings.of(inner), steps_alone, is_outer=what == "outer")
+    momentum = getattr(inner, "momentum", 0.0)
+    if not 0 <= momentum < 1:
+        raise ValueError(
+            f"The momentum of the {what} optimizer must be in [0, 1), else the "
+            f"velocity grows without bound. Received: momentum={momentum}"
+        )
+
+
+def take_over(
+    inner: keras.optimizers.Optimizer,
+    momentum_correction: bool,
+    adam_correction: bool = False,
+    compressor: Compressor | None = None,
+) -> tuple[keras.optimizers.Optimizer, TakeOver]:
+    """Copy `inner` without the settings that DGC applies itself.
+
+    Momentum moves into the local correction, never into both; only the step of
+    `keras.optimizers.SGD` allows it, so a subclass that overrides any part of a step
+    keeps its momentum. Clipping and loss scaling act on the local gradient, before the
+    residual; a class that clips in a way of its own does that to the sum. Gradients of
+    several calls are accumulated before all of that.
+
+    Args:
+        inner: the user's optimizer; it is not changed.
+        momentum_correction: whether to take the momentum of an SGD.
+        adam_correction: whether to take momentum and second moment of an Adam.
+        compressor: method by which entries wait, which takes the place of an Adam's
+            momentum (`waiting.py`), but for that which a Nadam looks ahead of.
+
+    Returns:
+        The copy, which applies the update, and what was taken.
+
+    Raises:
+        ValueError: for methods replaced on the object, which a copy would not have.
+    """
+    config = keras_optimizers.settings_of(inner)
+    changes: dict[str, Any] = dict.fromkeys(_OF_EVERY_CALL)
+    if not keras_optimizers.clips_by_itself(inner):
+        changes.update(dict.fromkeys(CLIPPING))
+    if momentum_correction and _applies_as_sgd(inner) and inner.momentum:
+        changes.update(momentum=0.0, nesterov=False)
+    # A class may leave settings out of its config.
+    taken = {name: config.get(name, getattr(inner, name)) for name in changes}
+    stated = {name: value for name, value in changes.items() if name in config}
+    rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
+    _check_nothing_lost(inner, rule)
+    kind = adam_kinds.find(inner) if adam_correction else None
+    momentum = float(inner.beta_1) if kind else 0.0
+    if kind and not kind.ahead and compressor:
+        momentum = waiting.momentum_beside(momentum, compressor.wait)
+    return rule, TakeOver(taken, kind, momentum)
+
+
+def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return a copy of `inner` that keeps all settings.
+
+    Raises:
+        ValueError: for methods replaced on the object, which a copy would not have.
+    """
+    rule = keras_optimizers.copy_optimizer(inner, keras_optimizers.settings_of(inner))
+    _check_nothing_lost(inner, rule)
+    return rule
+
+
+def _check_nothing_lost(inner: Any, rule: Any) -> None:
+    """Raise `ValueError` for methods of the object `inner` that its copy lacks."""
+    replaced = keras_optimizers.methods_of_instance
+    lost = replaced(inner) - replaced(rule)
+    if lost:
+        raise ValueError(
+            "`inner` is copied by its config, and the copy would not have the methods "
+            "that were replaced on the object. Override them in a subclass instead. "
+            f"Received: inner={inner!r}, in which {', '.join(sorted(lost))} was "
+            "replaced"
+        )
+
+
+def _applies_as_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a whole step is `SGD`'s own: nothing of it is overridden."""
+    return keras_optimizers.behaves_as(optimizer, keras.optimizers.SGD)

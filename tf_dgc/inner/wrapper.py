@@ -1,0 +1,289 @@
+"""What Keras asks of an optimizer that wraps another one."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc._internals import checkpoints, keras_optimizers, trainer
+from tf_dgc.checkpoint import keras_saving, parts
+from tf_dgc.cluster import meeting
+from tf_dgc.distribute.copies import Copies
+from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
+from tf_dgc.inner import loading, settings
+from tf_dgc.inner.taken import TakeOver
+
+
+class OptimizerWrapper(checkpoints.CheckpointSeam):
+    """A `keras.optimizers.Optimizer` whose update is applied by an inner one.
+
+    Learning rate, iterations and all settings that Keras optimizers have in common
+    belong to the inner optimizer, or were taken over from it; the wrapper shows them as
+    its own. Setting one acts, as in Keras, on steps that are traced from then on: do it
+    before `fit`, or compile the model again.
+
+    Args:
+        inner_optimizer: optimizer that applies the update to gradients that are already
+            summed over the workers. It is changed not to sum them again.
+        took: the settings of the inner optimizer that are applied in its place.
+        name: name of the optimizer.
+        strategy: strategy under which the optimizer was created, prepared.
+    """
+
+    saved_by_all_workers = True  # each has a part
+    steps_alone = False  # whether a step of the inner optimizer meets nobody
+
+    weight_decay = settings.shared("weight_decay")
+    clipnorm = settings.shared("clipnorm")
+    global_clipnorm = settings.shared("global_clipnorm")
+    clipvalue = settings.shared("clipvalue")
+    use_ema = settings.shared("use_ema")
+    ema_momentum = settings.shared("ema_momentum")
+    ema_overwrite_frequency = settings.shared("ema_overwrite_frequency")
+    loss_scale_factor = settings.shared("loss_scale_factor")
+    gradient_accumulation_steps = settings.shared("gradient_accumulation_steps")
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        took: TakeOver,
+        name: str,
+        strategy: tf.distribute.Strategy,
+    ):
+        super().__init__(learning_rate=lambda: inner_optimizer.learning_rate, name=name)
+        keras_optimizers.make_scalars_readable(inner_optimizer)
+        keras_optimizers.share_iterations(self, inner_optimizer)
+        keras_optimizers.replace_all_reduce(inner_optimizer, list)
+        self._took = took
+        self._strategy = strategy
+        self._trains_nothing = False
+        self.inner_optimizer = inner_optimizer
+
+    def read_setting(self, name: str) -> Any:
+        """Return one of `settings.NAMES`, as the user gave or set it."""
+        if name in self._took.taken:
+            return self._took.taken[name]
+        return getattr(self.inner_optimizer, name)
+
+    def change_setting(self, name: str, value: Any) -> None:
+        """Set one of `settings.NAMES`.
+
+        Raises:
+            ValueError: for a value that is refused when an optimizer is made, and for
+                `use_ema` and accumulation of an optimizer that is built.
+        """
+        settings.check({**settings.of(self), name: value}, self.steps_alone)
+        if name == "gradient_accumulation_steps" and self.built:
+            raise ValueError(
+                "`gradient_accumulation_steps` cannot be changed any more: what is "
+                "accumulated is made when the optimizer is built. Pass it to the inner "
+                f"optimizer. Received: gradient_accumulation_steps={value!r}"
+            )
+        if name == "use_ema" and self.built and bool(value) != bool(self.use_ema):
+            raise ValueError(
+                "`use_ema` cannot be changed any more: the averages are made when the "
+                "optimizer is built. Pass it to the inner optimizer, for example "
+                f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
+            )
+        if name in self._took.taken:
+            self._took.taken[name] = value
+        else:
+            setattr(self.inner_optimizer, name, value)
+
+    @property
+    def differing_variables(self) -> list[keras.Variable]:
+        """Variables, of the model too, of which each worker has a value of its own.
+
+        Beside those that are a `PerWorkerVariable`.
+        """
+        return []
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The optimizer's variables, those of the inner optimizer included.
+
+        None while a part of a backup is written or read: `LossScaleOptimizer` would
+        add up those of all workers, beside what this optimizer saves itself.
+        """
+        if parts.being_written() or parts.being_read():
+            return []
+        own = keras_optimizers.own_variables(self)
+        known = {id(v) for v in own}
+        return own + [v for v in self.inner_optimizer.variables if id(v) not in known]
+
+    @property
+    def iterations(self) -> Any:
+        """Steps of the inner optimizer; where it accumulates, Keras's quotient."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate, which belongs to the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        # `SwapEMAWeights` looks no deeper than the optimizer within a loss scale.
+        return self.inner_optimizer._model_variables_moving_average
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
+        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return settings.describe(type(self), own, *self._wrapped())
+
+    def _wrapped(self) -> list[str]:
+        """Return what the wrapped optimizers are, as they are to be shown."""
+        inner = keras_optimizers.settings_of(self.inner_optimizer)
+        inner.update(self._took.taken)
+        return [settings.describe(type(self.inner_optimizer), inner)]
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Let the inner optimizer set final values (moving averages)."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Set all of `variables`; call it on every worker.
+
+        Args:
+            weights: one value for each, for example `[v.numpy() for v in variables]`.
+                Of state that differs between workers it is the sum, of which every
+                worker gets an equal share.
+
+        Raises:
+            ValueError: before the optimizer is built, and for other numbers or shapes.
+        """
+        shapes = [tuple(v.shape) for v in self.variables]
+        if not self.built or [np.shape(w) for w in weights] != shapes:
+            raise ValueError(
+                "`set_weights` needs a built optimizer and one value for each of its "
+                f"`variables`, in their order. Received: {len(weights)} values of "
+                f"shapes {[np.shape(w) for w in weights]}; built={self.built}, with "
+                f"{len(shapes)} variables of shapes {shapes}"
+            )
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        """Return what makes a copy: of the settings, as in Keras not of the state."""
+        if self.built:
+            warnings.warn(
+                f"A copy of this {type(self).__name__} has its settings, and begins "
+                "without its state.",
+                stacklevel=2,
+            )
+        made_of = keras.saving.serialize_keras_object(self)
+        return keras.saving.deserialize_keras_object, (made_of,)
+
+    # --- saving ---------------------------------------------------------------------
+
+    def in_checkpoint(self) -> None:
+        """Let a checkpoint be complete on all workers when it is on one."""
+        keras_saving.end_checkpoint_together(self._strategy)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the state of all workers; call it on every worker.
+
+        In a backup, this worker's own goes to its part, and nobody else is asked. Keras
+        saves the inner optimizer beside it.
+
+        Raises:
+            ValueError: on all workers, if two of them write to the same file.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        part = parts.being_written()
+        if part is None:
+            keras_saving.end_together(self._strategy)
+        loading.mark(store)
+        for i, variable in enumerate(self._saved_variables()):
+            if not isinstance(variable, PerWorkerVariable | Copies):
+                store[str(i)] = variable.numpy()
+            elif part is None:
+                store[str(i)] = variable.gather()
+            else:
+                store[str(i)] = part.put(variable.gather(local=True))
+
+    def _saved_variables(self) -> list[Any]:
+        """Return the optimizer's own variables, and the copies of what differs."""
+        differing = self.differing_variables
+        apart = {id(v) for v in differing}
+        own = keras_optimizers.own_variables(self)
+        copies = [self._copies_of(v) for v in differing]
+        return [*(v for v in own if id(v) not in apart), *copies]
+
+    def _copies_of(self, variable: keras.Variable) -> Copies:
+        return Copies(self._strategy, variable.value)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state; call it on every worker, with the same file or a copy of it.
+
+        Another number of workers than saved it divides it: see `elastic.share`. The
+        state of another package's optimizer is left out, with a warning, as by Keras.
+
+        Raises:
+            ValueError: if it was saved with other settings (for example without
+                momentum correction), or this optimizer is not yet built, because what
+                was not sent would be lost; and on all workers, if they load different
+                files.
+            RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+        """
+        own = self._saved_variables()
+        if self.built and loading.is_of_an_unbuilt_one(store):
+            own = own[:1]
+        about = type(self).__name__, self.built, not self._trains_nothing
+        if not loading.is_to_be_loaded(*about, store, len(own)):
+            return
+        part = parts.being_read()
+        for i, variable in enumerate(own):
+            values = loading.read(store, str(i))
+            if part is not None and isinstance(variable, PerWorkerVariable | Copies):
+                values = part.take(values)
+            if isinstance(variable, Copies):
+                self.restore_copies(variable, values)
+            elif isinstance(variable, PerWorkerVariable):
+                variable.scatter(values)
+            else:
+                variable.assign(values)
+        if part is not None:
+            return  # all know that it is the same backup
+        checksums = (loading.checksum(store, name) for name in loading.names(store))
+        meeting.agree(
+            self._strategy,
+            lambda: {"checksum of the saved state": list(checksums)},
+            SAME_CHECKPOINT,
+        )
+
+    def is_loaded_without(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether Keras makes this of a file, for a model of which nothing is trained.
+
+        Then it is not built, and what was saved of its state is not loaded.
+        """
+        self._trains_nothing = not variables and trainer.is_made_of_a_config()
+        return self._trains_nothing
+
+    def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
+        """Restore what each worker has of one of `differing_variables`.
+
+        Args:
+            copies: copies of it.
+            values: values of all workers that saved, `[N, ...]`.
+        """
+        copies.scatter(values, "mean")
+
+    def inner_config(self) -> dict[str, Any]:
+        """Return the config of what the user passed as `inner`."""
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        stated = inner["config"].keys()
+        inner["config"].update(
+            {name: value for name, value in self._took.taken.items() if name in stated}
+        )
+        return inner

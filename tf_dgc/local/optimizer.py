@@ -1,0 +1,293 @@
+"""Local steps, and an exchange of how far they led every so many."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import compressors, schedules
+from tf_dgc._internals import ages, keras_optimizers
+from tf_dgc.cluster import tf_config
+from tf_dgc.compressors import Compressor
+from tf_dgc.distribute import divergence
+from tf_dgc.distribute.background import Background
+from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.distribute.preparation import prepare, zeros_expected
+from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.exchanges import Exchange, Gossip
+from tf_dgc.inner import settings, takeover
+from tf_dgc.inner.taken import TakeOver
+from tf_dgc.local import delaying, moving, neighbours
+from tf_dgc.local.averaging import Averaging
+from tf_dgc.local.delaying import Delaying
+from tf_dgc.local.differing import DifferingOptimizer
+from tf_dgc.local.gossiping import Gossiping
+from tf_dgc.local.rounds import Rounds
+from tf_dgc.local.shown import Shown
+from tf_dgc.metrics import counting
+from tf_dgc.optimizers import inputs, kept, validation
+from tf_dgc.optimizers.configuration import collect_local_config, take_apart
+from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.steps.memory import State
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc")
+class LocalOptimizer(DifferingOptimizer):
+    """Lets every worker take several steps of its own before they exchange.
+
+    In a round each worker takes `period` steps of the inner optimizer, by its own
+    gradients and with a state of its own, and contacts nobody. Then the workers
+    exchange how far they moved from the anchor, the weights with which all began,
+    compressed by any method with its error feedback. The mean, as a gradient, is
+    applied to the anchor by the outer optimizer, and all go on from what comes of it.
+
+    >>> adam = keras.optimizers.AdamW(4e-4)
+    >>> nesterov = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    >>> optimizer = tf_dgc.LocalOptimizer(adam, period=100, outer=nesterov)
+
+    `local_sgd`, `post_local_sgd`, `diloco` and `sparse_loco` are this with their
+    papers' settings. Rounds are counted by calls: a worker whose gradient is not
+    finite leaves out its own step, and comes to the exchange with the others; one whose
+    weights or inner state are not, takes the weights of the others and goes on with an
+    inner state like a new one (`resets`). With loss
+    scaling (`LossScaleOptimizer(LocalOptimizer(...))`) each has a scale of its own.
+
+    Args:
+        inner: a `keras.optimizers.Optimizer` for the steps of one worker, not yet
+            built; it is copied. Or its name or config. Learning rate and iterations of
+            this optimizer are its own; it may clip, and accumulate gradients.
+        period: number of local steps from one exchange to the next, 1 or more; or a
+            schedule: a function of the number of the step that a round begins with, for
+            example `tf_dgc.schedules.PiecewiseConstantPeriod`.
+        outer: a `keras.optimizers.Optimizer` that applies the mean, likewise; None for
+            `SGD(1.0)`, by which the anchor becomes the mean of the workers' weights.
+        compressor: a `tf_dgc.compressors.Compressor`, or the name of a method, for how
+            far workers moved; the default sends all of it.
+        error_feedback: whether to keep what is not sent in `residual` and add it to
+            what is to be sent next. None for the method's own choice.
+        min_compress_size: number of entries below which tensors, and those of rank
+            below 2, are sent whole and without loss.
+        seed: seed of all random choices of the method.
+        name: name of the optimizer.
+        check_every: number of rounds from one in which the workers compare checksums of
+            their anchors to the next; the first is one. None for never.
+        on_divergence: reaction on all workers if they differ: "raise" or "warn".
+        exchange: way of sums and gathers, or its name; or `tf_dgc.exchanges.Gossip`,
+            by which a worker exchanges with its neighbours only, without `outer`.
+        track_drift: whether to measure `drift` as a round ends, which takes one more
+            collective, of 4 kB.
+        delay: number of steps after a round in which its mean is formed in the
+            background, at most a period; 0 to wait for it. See `Delaying`.
+        parts: number of parts of the model that take turns: each is exchanged every
+            `period` steps, one of them every `period / parts`. With a delay only.
+
+    Attributes:
+        inner_optimizer: copy of `inner` that takes local steps.
+        outer_optimizer: copy of `outer` that is applied in an exchange.
+        anchor: variables, one per model variable, equal on all workers: the weights
+            that the round began with; empty with `Gossip`.
+        public: variables, one per model variable and worker, flat: what neighbours know
+            of this worker's weights; empty but for `Gossip` that compresses. Of a graph
+            that changes `[phases, n]`.
+        residual: variables, one per model variable and worker, moved and not yet sent;
+            empty without error feedback.
+        compressor_state: variables of the method's own state by name, for each model
+            variable; behind them that of all at once, if there is one.
+        communicator: object that runs exchanges.
+
+    Raises:
+        ValueError: for settings that do not go together; at build time as
+            `CompressedOptimizer`, and for variables that are not each replica's own.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | str | dict,
+        period: int | Callable,
+        *,
+        outer: keras.optimizers.Optimizer | str | dict | None = None,
+        compressor: Compressor | str = "none",
+        error_feedback: bool | None = None,
+        min_compress_size: int = 1024,
+        seed: int = 0,
+        name: str = "local_optimizer",
+        check_every: int | None = 1000,
+        on_divergence: str = "raise",
+        exchange: Exchange | str = "ring",
+        track_drift: bool = False,
+        delay: int = 0,
+        parts: int = 1,
+    ):
+        period = schedules.get_period(period)
+        compressor = compressors.get(compressor)
+        asks = delay, parts, period, compressor, exchange, outer
+        delay, parts = delaying.check(*asks)
+        feedback = validation.uses_error_feedback(compressor, error_feedback)
+        validation.check_min_compress_size(min_compress_size)
+        ways = validation.get_exchange(exchange, compressor, feedback, near=True)
+        divergence.check_settings(check_every, on_divergence)
+        strategy = prepare(tf.distribute.get_strategy())
+        number = strategy.num_replicas_in_sync
+        neighbours.check(ways, compressor, error_feedback, outer, number)
+        rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
+        keras_optimizers.step_alone(rule)
+        ages.count_age(rule)
+        keras_optimizers.leave_out_of_files(rule)
+        outer = keras.optimizers.SGD(1.0) if outer is None else outer
+        outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
+        validation.check_one_momentum(compressor, outer_rule, "outer")
+        keras_optimizers.make_scalars_readable(outer_rule)
+        keras_optimizers.replace_all_reduce(outer_rule, list)
+        super().__init__(rule, TakeOver({}), name, strategy)
+        self.outer_optimizer = outer_rule
+        self.period = period
+        self.compressor = compressor
+        self.error_feedback = error_feedback
+        self.min_compress_size = int(min_compress_size)
+        self.seed = int(seed)
+        self.check_every = check_every and int(check_every)
+        self.on_divergence = on_divergence
+        self.exchange = exchange  # by name, if it was given so
+        self.delay, self.parts = delay, parts
+        self.background = Background(strategy) if delay else None
+        hook = self.background.hook if self.background else None
+        self.communicator = Communicator(strategy, ways, hook)
+        self.anchor: list[SharedVariable] = []
+        self.public: list[PerWorkerVariable] = []
+        self.residual: list[PerWorkerVariable] = []
+        self.compressor_state: list[State] = []
+        self.exempt_dtype: str | None = None
+        self.track_staleness = self.overlap = False
+        self.track_drift = bool(track_drift)
+        self._keeps_residual = feedback and not ways.is_near
+        self._kept: kept.Kept | None = None
+        self._counters: keras.Variable | None = None
+
+    # --- before the first step ------------------------------------------------------
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the state; all workers compare what they were given.
+
+        Args:
+            variables: model's trainable variables.
+
+        Raises:
+            ValueError, RuntimeError: see the class and `CompressedOptimizer.build`.
+        """
+        if self.built or self.is_loaded_without(variables):
+            return
+        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        validation.check_variables(self._strategy, variables)
+        validation.check_own_copies(variables)
+        validation.check_strategy(self._strategy, "build")
+        natively = kept.meet(self, variables, self._strategy)
+        with zeros_expected(self._strategy), keras_optimizers.tracked():
+            self._create(variables, natively)
+
+    def _create(self, variables: list[keras.Variable], natively: bool) -> None:
+        self.inner_optimizer.build(variables)
+        self.outer_optimizer.build(variables)
+        keras_optimizers.remember_variables(self, variables)
+        asks = Exclusions(), self._keeps_residual, self._took, natively
+        made = self._kept = kept.make(self, variables, *asks, self._strategy)
+        # Keras saves what is an attribute of the optimizer.
+        self._counters = made.memory.counters
+        self.residual = list(made.memory.residual)
+        self.compressor_state = made.of_method
+        kind = Gossiping if made.chosen.exchange.is_near else Averaging
+        ending = self._ending = (Delaying if self.delay else kind)(
+            self, made, variables
+        )
+        self.anchor = ending.anchor
+        if isinstance(ending, Gossiping) and ending.known:
+            known = ending.known
+            self.public, self._pull = known.public, known.pull
+            self.compressor_state = known.states
+        if isinstance(ending, Delaying):
+            self._moved, self._received = ending.moved, ending.received
+        self._drift = self._ending.drift and self._ending.drift.variable
+        self._shown = Shown(self._strategy, variables)
+        self._rounds = Rounds(delaying.period_of(self), self._strategy)
+        self._progress = self._rounds.variable
+
+    # --- in every step --------------------------------------------------------------
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Take one local step, and exchange if the round ends; in replica context.
+
+        Args:
+            grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
+                already divided by the number of workers (Keras scales the loss).
+            trainable_variables: the variables; the optimizer is built for those of the
+                first call.
+
+        Raises:
+            ValueError: outside the replica context of the optimizer's strategy, and
+                for variables the optimizer was not built with.
+        """
+        validation.check_strategy(self._strategy, "apply")
+        validation.check_in_replica()
+        grads, variables = inputs.match(self, grads, trainable_variables)
+        made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
+        with tf.name_scope(self.name):
+            ends, ending = rounds.ends(), cast(Averaging, self._ending)
+            ending.begin(rounds)
+            asks = grads, variables, self.num_workers, made.natively
+            rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
+            if isinstance(ending, Delaying):
+                ending.receive(rounds, ends)
+            rounds.end(ends, lambda: ending.end(rounds))
+
+    # --- what users read ------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Replicas in sync."""
+        return self.communicator.num_workers
+
+    @property
+    def stats(self) -> counting.CompressionStats:
+        """What was sent so far and in the last exchange, per worker; steps are rounds.
+
+        A gradient that is not finite is counted by `skipped`; `nonfinite` counts
+        workers whose weights were not, and that were left out of an exchange.
+        """
+        return counting.read(self._counters, kept.name_of(self._kept, self.exchange))
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The optimizer's variables, those of inner and outer optimizer included."""
+        own = super().variables
+        return [*own, *self.outer_optimizer.variables] if own else []
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Let the outer optimizer set final values (moving averages)."""
+        self.outer_optimizer.finalize_variable_values(var_list)
+        if self.outer_optimizer.use_ema:  # of the anchor, so that all have the same
+            self.weights_were_set()
+
+    def _wrapped(self) -> list[str]:
+        if isinstance(self.exchange, Gossip):
+            return super()._wrapped()
+        outer = keras_optimizers.settings_of(self.outer_optimizer)
+        rule = settings.describe(type(self.outer_optimizer), outer)
+        return [*super()._wrapped(), f"outer={rule}"]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate.
+
+        Raises:
+            ValueError: as `save_own_variables`, if a file of HDF5 is being written.
+        """
+        self.in_hdf5()
+        return collect_local_config(self, self.inner_config())
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "LocalOptimizer":
+        """Build an optimizer from `get_config`'s dictionary."""
+        arguments, _ = take_apart(config, custom_objects)
+        with tf_config.loading():
+            return cls(**arguments)
