@@ -8,6 +8,7 @@ Which stands for what:
   total ratio is above 25. It stands for that, and for 1 bit.
 - `dgc 99.9 %` sends less than a 300th after the warm-up, exempt tensors apart, and so
   does `dgc 99.2 % mxfp4`.
+- `dgc for steps` is what `dgc_for_steps` makes for a run of that length.
 - `1-bit adam` is its paper's recipe. A fifth of the steps is dense, by which the total
   ratio stays below 5; `1-bit adam short` is dense in a hundredth, to be compared at
   equal bytes.
@@ -160,6 +161,7 @@ RUNS = {
     "dgc 99 % uncorrected": Run(_dgc(0.99, adam_correction=False)),
     "dgc 89 % mxfp4": Run(_constant(0.89, **NARROW), "corrected whole", "mxint8"),
     "dgc 99.2 % mxfp4": Run(_dgc(0.992, **NARROW), "corrected whole", "mxint8"),
+    "dgc for steps": Run(tf_dgc.dgc_for_steps, "corrected whole", "mxint8"),
     "dgc 99.9 %": Run(_dgc(0.999), "corrected whole"),
     "dgc 99.9 % uncorrected": Run(_dgc(0.999, adam_correction=False)),
     **_methods(),
