@@ -156,7 +156,7 @@ class Traced:
 
 
 def _decode(rule, outcome, *others):
-    """Have the sums computed, in place of `optimizers.updating.update`."""
+    """Have the sums computed, in place of `inner.updating.update`."""
     del rule, others
     sums, nonfinite = outcome.decode()
     with tf.control_dependencies(list(sums)):

@@ -1,4 +1,4 @@
-"""Adaptive optimizers: the correction of an Adam, and who else is none.
+"""Adaptive optimizers: the correction of an Adam, and what is not corrected.
 
 May import `inner`, and rooms from `steps` down.
 """

@@ -1,7 +1,7 @@
 """Advice: what a step would take by each method, before the first run.
 
 Times a model here, and predicts by the model of `exchange="auto"`. May import
-`optimizers` and what that may.
+`reports` and what that may.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Launch: one process per worker on this machine, what they print, and their end.
+"""Launch: one process per worker, here or by ssh, what they print, and their end.
 
 Loads no TensorFlow, and imports nothing of the package.
 """

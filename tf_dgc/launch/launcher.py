@@ -1,4 +1,4 @@
-"""Start one process per worker on this machine, and end all of them."""
+"""Start one process per worker, here or by ssh, and end all of them."""
 
 import contextlib
 import functools

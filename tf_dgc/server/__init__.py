@@ -1,6 +1,6 @@
 """Server: a process that keeps the model and the optimizer, and who pushes to it.
 
-May import every room but `launch`, `cli`, `testing` and `callbacks`.
+May import `local` and what that may.
 """
 
 __all__ = [
