@@ -2,7 +2,7 @@
 
 A method is in it by being registered; `contract.VARIANTS` has more settings of some.
 What takes long runs always with one setting of every method, and with all in
-`pytest -m slow`. What only one method does is in `tests/methods`.
+`pytest -m slow`. What only one method does is in `tests/compressors/methods`.
 """
 
 import functools

@@ -42,6 +42,33 @@ def test_links_of_the_docs_lead_somewhere():
     assert missing == []
 
 
+def test_tests_that_docs_name_are_there():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    files = [*(ROOT / "tests").rglob("test_*.py")]
+    named = {n for p in pages for n in re.findall(r"\btest_\w+", p.read_text())}
+    known = {n for f in files for n in re.findall(r"def (test_\w+)", f.read_text())}
+    assert len(named) > 50
+    assert named - known - {f.stem for f in files} == {"test_on_batch"}  # of Keras
+
+
+def test_environment_variables_have_one_table():
+    """Those of the package, and of its building."""
+    files = [*(ROOT / "tf_dgc").rglob("*.py"), *(ROOT / "custom_ops").glob("*.py")]
+    files += [*(ROOT / "custom_ops" / "cpu").glob("*.cc")]
+    read = {
+        name
+        for file in files
+        for name in re.findall(r'"(TF_DGC_[A-Z_]+)"', file.read_text(encoding="utf-8"))
+    }
+    assert len(read) > 10
+    assert {*re.findall(r"^\| `(TF_DGC_\w+)` \| .* \|", section(), re.M)} == read
+
+
+def section():
+    _, _, rest = text("docs/using.md").partition("\n## Environment variables\n")
+    return rest.partition("\n## ")[0]
+
+
 def leads(page, target):
     name, _, anchor = target.partition("#")
     file = page.parent / name if name else page
