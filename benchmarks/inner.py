@@ -8,11 +8,15 @@ most is left out for a while, or is rounded. Rates decay by a cosine, but for th
 ScheduleFreeAdamW; nothing else is set.
 
 All rates are the best ones by a seed that does not count. An optimizer by itself has
-that of a third, once and three times its usual one, and of others beyond where it is
-the last of them, marked where it still is. A method then has that of `--factors` times
-it: so no method loses by a rate that suits the dense run alone (`ef_sign_sgd`, for one,
-needs 0.3 times it with SGD), and the table says which it took. `--factors=1` asks
-instead what becomes of a rate that is kept.
+that of a third, once and three times its usual one, and a method then that of
+`--factors` times it: so no method loses by a rate that suits the dense run alone
+(`ef_sign_sgd`, for one, needs 0.3 times it with SGD). Either has others beyond where it
+is the last of them. The table says which rate a method took, and marks what is at the
+edge still. `--factors=1`, with a file of its own, asks instead what becomes of a rate
+that is kept.
+
+The table has the mean over seeds of an optimizer by itself, and of how far a method is
+from the dense run of the same seed, both with their standard deviation.
 
 An optimizer that a method refuses has a row that says why. A row is appended to
 `--json` when a run ends, so the same command goes on where it was killed, and does only
@@ -23,7 +27,6 @@ a.jsonl,b.jsonl` reports files together, without training.
 import functools
 import os
 import pathlib
-import statistics
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -31,6 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from absl import app, flags
+from adaptive.inner_results import SEED_OF_RATES, refusals, summaries
 from common import method_settings, pieces, progress, reporting, tasks, training
 from common.inner_optimizers import INNER
 
@@ -55,10 +59,8 @@ _MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 FACTORS = (1 / 3, 1, 3)
 """Learning rates of the optimizer by itself, in units of its usual one."""
 MORE = 2
-"""How often to go on beyond them."""
+"""How often to go on beyond rates, of an optimizer by itself and with methods."""
 
-SEED_OF_RATES = 100
-"""Seed of the runs by which the rate is chosen, no run that counts."""
 KEYS = ["task", "optimizer", "method", "rate", "steps", "workers", "seed"]
 
 METHODS = {
@@ -69,8 +71,7 @@ METHODS = {
 COLUMNS = [
     ("optimizer", "optimizer", ""),
     ("rate", "rate", ".2g"),
-    ("edge", "at the edge", ""),
-    ("dense", "dense", ".4f"),
+    ("dense", "dense", ""),
     *((name, name, "") for name in METHODS),
 ]
 
@@ -94,21 +95,21 @@ class Comparison:
     def run(self, methods):
         """Choose rates, and run the optimizer by itself and with methods."""
         usual = INNER[self._name][1]
-        best = self._best_rate("dense", [f * usual for f in FACTORS], MORE)
+        best = self._best_rate("dense", [f * usual for f in FACTORS])
         self._runs("dense", best, range(_SEEDS.value))
         factors = list(map(float, _FACTORS.value))
         for method in progress.track(methods, "methods", str):
             rate, refused = best, self._refusal(method)
             if refused is None and factors != [1.0]:
-                rate = self._best_rate(method, [f * best for f in factors], 0)
+                rate = self._best_rate(method, [f * best for f in factors])
             self._runs(method, rate, range(_SEEDS.value), refused)
 
-    def _best_rate(self, method, rates, more):
+    def _best_rate(self, method, rates):
         sign = -1 if self._task.higher_is_better else 1
         return pieces.best_rate(
             rates,
             lambda r: sign * self._runs(method, r, [SEED_OF_RATES])[0]["value"],
-            more,
+            MORE,
         )
 
     def _refusal(self, method):
@@ -171,50 +172,6 @@ def train():
     return done.rows
 
 
-def summaries(rows):
-    """Return a row per optimizer: means over seeds, and how far methods are off."""
-    found, tried = {}, {}
-    for row in rows:
-        name, method = row["optimizer"], row["method"]
-        if row["seed"] != SEED_OF_RATES:
-            of_method = found.setdefault(name, {}).setdefault(method, {})
-            of_method.setdefault(row["rate"], []).append(row)
-        elif method == "dense":
-            tried.setdefault(name, set()).add(row["rate"])
-    return [_summary(by_method, tried.get(n, ())) for n, by_method in found.items()]
-
-
-def _summary(by_method, tried):
-    # Where there are several rates, that of most seeds, and of those the last one.
-    chosen = {
-        method: max(reversed(by_rate.values()), key=len)
-        for method, by_rate in by_method.items()
-    }
-    first = chosen.pop("dense")
-    dense = statistics.mean(row["value"] for row in first)
-    edge = pieces.edge(first[0]["rate"], tried)
-    line = {**first[0], "dense": dense, "edge": edge, "refusals": {}}
-    for method, group in chosen.items():
-        if why := group[0].get("refused"):
-            line["refusals"].setdefault(why, []).append(method)
-            line[method] = "refused"
-            continue
-        off = statistics.mean(row["value"] for row in group) - dense
-        line[method] = f"{off:+.4f}"
-        if (factor := group[0]["rate"] / first[0]["rate"]) != 1:
-            line[method] += f" (rate x {factor:.2g})"
-    return line
-
-
-def _refusals(lines):
-    """Return what is said of optimizers that methods refuse."""
-    return [
-        f"{line['optimizer']} is refused by {', '.join(methods)}: {why}"
-        for line in lines
-        for why, methods in line["refusals"].items()
-    ]
-
-
 def _setting(row):
     return tuple(row[name] for name in ("task", "metric", "steps", "workers"))
 
@@ -226,7 +183,8 @@ def main(_):
     rows = pieces.read(paths) if paths else train()
     tables = []
     for setting in dict.fromkeys(map(_setting, rows)):
-        shown = summaries(row for row in rows if _setting(row) == setting)
+        better = tasks.TASKS[setting[0]].higher_is_better
+        shown = summaries([r for r in rows if _setting(r) == setting], better)
         if not shown:  # only rates have been tried
             continue
         task, metric, steps, workers = setting
@@ -234,7 +192,7 @@ def main(_):
         title += "by itself, and what methods add"
         reporting.report(shown, COLUMNS, title, origin={})
         tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
-        notes = _refusals(shown)
+        notes = refusals(shown)
         for note in notes:
             print(note)
         tables += [reporting.setting(shown, {}), *notes]

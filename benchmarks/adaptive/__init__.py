@@ -1,1 +1,1 @@
-"""What `adam.py` trains, and what Adam correction is compared with."""
+"""What `adam.py` and `horizons.py` train, and what they and `inner.py` report."""

@@ -162,6 +162,17 @@ def best_rate(rates, value_of, more=2):
     return best
 
 
+def chosen(values):
+    """Return the rate that a search found, or None.
+
+    Args:
+        values: those of its runs by rate, of which less is better; not finite, or
+            None, where it does not train.
+    """
+    finite = {r: v for r, v in values.items() if v is not None and math.isfinite(v)}
+    return min(sorted(finite), key=finite.get, default=None)
+
+
 def edge(rate, tried):
     """Return "yes" if a rate is the least or the largest of those tried, else None.
 

@@ -73,6 +73,12 @@ def test_a_rate_that_does_not_train_is_not_the_best():
     assert pieces.best_rate([1, 2], lambda r: r, more=0) == 1
 
 
+def test_the_rate_that_a_search_found():
+    """The smaller one of equal ones, and never one that does not train."""
+    assert pieces.chosen({4: 1.0, 2: 1.0, 1: math.nan, 8: None}) == 2
+    assert pieces.chosen({1: math.inf}) is pieces.chosen({}) is None
+
+
 def test_rates_at_the_edge_are_marked():
     found = {rate: pieces.edge(rate, {1, 2, 4}) for rate in (1, 2, 4, 8)}
     assert found == {1: "yes", 2: None, 4: "yes", 8: None}
