@@ -1,9 +1,11 @@
 """What the rows of `adam.py` say: means over seeds, ratios, losses at equal bytes."""
 
+import math
 import statistics
 
 import numpy as np
 from common import pieces
+from study import intervals
 
 from adaptive import runs
 from tf_dgc.codecs import value_types
@@ -31,38 +33,47 @@ def summaries(rows, budgets=()):
         if row["seed"] != SEED_OF_RATES:
             of_run = found.setdefault((setting(row), row["method"]), {})
             of_run.setdefault(row["rate"], []).append(row)
-    # Where a rate was given too, that of most seeds, and of those the better one.
-    best = {
-        key: min(by_rate.values(), key=lambda group: (-len(group), _mean(group)))
-        for key, by_rate in found.items()
-    }
-    values = {key: _mean(group) for key, group in best.items()}
     searched = _searched(rows)
-    return [_summary(group, values, searched, budgets) for group in best.values()]
+    chosen = {key: _choice(by_rate, searched) for key, by_rate in found.items()}
+    groups = {key: group for key, (group, _) in chosen.items()}
+    return [_summary(*choice, groups, budgets) for choice in chosen.values()]
 
 
-def _summary(group, values, searched, budgets):
+def _summary(group, search, groups, budgets):
     first, losses = group[0], [row["value"] for row in group]
-    value, curve = _mean(group), _mean_curve(group)
+    curve = _mean_curve(group)
     run = runs.RUNS.get(first["method"], runs.Run(None, None))
     line = {
         **first,
         **ratios({**first, "curve": curve}, run.exempt_dtype),
-        **_search(first, searched),
+        **search,
         "curve": curve,
-        "value": value,
+        "value": statistics.mean(losses),
         "spread": (max(losses) - min(losses)) / 2,
         "minutes": statistics.mean(row["seconds"] for row in group) / 60,
         "seeds": len(group),
         "xla": {True: "yes", False: "no"}.get(first.get("jit_compile")),
     }
     for key, name in (("to_dense", "dense"), ("to_control", run.control)):
-        against = values.get((setting(first), name))
-        line[key] = None if against is None else value / against - 1
+        line |= _distance(key, group, groups.get((setting(first), name)))
     whole = first["dense_bytes_per_step"] * first["steps"]
     for ratio in budgets:
         line[budget_key(ratio)] = loss_at(curve, whole / ratio)
     return line
+
+
+def _distance(key, group, control):
+    """Return the mean difference in pairs, and half of its interval, where known."""
+    if control is None or control is group:
+        return {}
+    names = group[0]["method"], control[0]["method"]
+    difference = intervals.paired([*group, *control], *names)
+    if not difference.seeds:
+        return {}
+    found = {key: difference.mean}
+    if math.isfinite(difference.half_width):
+        found[f"{key}_half_width"] = difference.half_width
+    return found
 
 
 def budget_key(ratio):
@@ -103,39 +114,34 @@ def ratios(row, exempt_dtype="float32"):
 
 
 def _searched(rows):
-    """Return the rates that were tried, by run and by steps of the search."""
+    """Return losses by rate that were tried, by run and by steps of the search."""
     found = {}
     for row in rows:
         if row["seed"] == SEED_OF_RATES:
             by_steps = found.setdefault(_searched_by(row), {})
-            by_steps.setdefault(row["steps"], set()).add(row["rate"])
+            by_steps.setdefault(row["steps"], {})[row["rate"]] = row["value"]
     return found
 
 
-def _search(row, searched):
-    """Return after how many steps the rate was chosen, and whether it is at the edge.
+def _choice(by_rate, searched):
+    """Return runs of the rate that was searched, and how: steps, and if at the edge.
 
-    Nothing if it was given.
+    The longest search counts whose rate was run. Where rates were given, it is the runs
+    of most seeds, and of those the last, and nothing more.
     """
-    by_steps = searched.get(_searched_by(row), {})
-    fitting = [
-        steps
-        for steps, rates in by_steps.items()
-        if steps <= row["steps"] and row["rate"] in rates
-    ]
-    if not fitting:
-        return {}
-    steps = max(fitting)
-    edge = pieces.edge(row["rate"], by_steps[steps])
-    return {"searched": steps, "edge": edge}
+    last = max(reversed(by_rate.values()), key=len)
+    by_steps = searched.get(_searched_by(last[0]), {})
+    for steps in sorted(by_steps, reverse=True):
+        tried = by_steps[steps]
+        rate = pieces.chosen(tried)
+        if steps <= last[0]["steps"] and len(tried) > 1 and rate in by_rate:
+            edge = pieces.edge(rate, tried)
+            return by_rate[rate], {"searched": steps, "edge": edge}
+    return last, {}
 
 
 def _searched_by(row):
     return tuple(row[name] for name in ("task", "method", "workers", "batch"))
-
-
-def _mean(group):
-    return statistics.mean(row["value"] for row in group)
 
 
 def _mean_curve(group):

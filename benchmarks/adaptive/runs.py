@@ -8,6 +8,9 @@ Which stands for what:
   total ratio is above 25. It stands for that, and for 1 bit.
 - `dgc 99.9 %` sends less than a 300th after the warm-up, exempt tensors apart, and so
   does `dgc 99.2 % mxfp4`.
+- `dense rate warm-up` and `dgc 89 % mxfp4 rate warm-up` begin with a twentieth of the
+  steps in which the learning rate rises, and are to be compared with each other: else
+  dense training, which begins at the full rate, may only lack that.
 - `dgc for steps` is what `dgc_for_steps` makes for a run of that length.
 - `1-bit adam` is its paper's recipe. A fifth of the steps is dense, by which the total
   ratio stays below 5; `1-bit adam short` is dense in a hundredth, to be compared at
@@ -15,6 +18,8 @@ Which stands for what:
 """
 
 from typing import NamedTuple
+
+import keras
 
 import tf_dgc
 from adaptive import onebit
@@ -58,6 +63,20 @@ def schedule(sparsity, steps):
 def _without_momentum(inner, _):
     inner.beta_1 = 0.0
     return inner
+
+
+def _warmed(make):
+    """Return a run whose rate rises first, by equal steps, and decays afterwards."""
+
+    def with_warm_up(inner, steps):
+        rate, begin = inner._learning_rate.initial_learning_rate, max(1, steps // 20)
+        warmed = keras.optimizers.schedules.CosineDecay(
+            rate / begin, steps - begin, warmup_target=rate, warmup_steps=begin
+        )
+        settings = {**_settings(inner), "learning_rate": warmed}
+        return make(type(inner)(**settings), steps)
+
+    return with_warm_up
 
 
 def _dgc(sparsity, **settings):
@@ -151,8 +170,13 @@ def _in_first(share):
     return lambda steps: onebit.first_steps(max(1, steps // share))
 
 
+def _dense(inner, _):
+    return inner
+
+
 RUNS = {
-    "dense": Run(lambda inner, _: inner),
+    "dense": Run(_dense),
+    "dense rate warm-up": Run(_warmed(_dense), "dense rate warm-up"),
     "dense without momentum": Run(_without_momentum),
     # A dense step of DGC would be stock AdamW's.
     "corrected whole": Run(_by("bfloat16", error_feedback=True), "corrected whole"),
@@ -160,6 +184,9 @@ RUNS = {
     "dgc 99 % masking": Run(_dgc(0.99, factor_masking=True), "corrected whole"),
     "dgc 99 % uncorrected": Run(_dgc(0.99, adam_correction=False)),
     "dgc 89 % mxfp4": Run(_constant(0.89, **NARROW), "corrected whole", "mxint8"),
+    "dgc 89 % mxfp4 rate warm-up": Run(
+        _warmed(_constant(0.89, **NARROW)), "dense rate warm-up", "mxint8"
+    ),
     "dgc 99.2 % mxfp4": Run(_dgc(0.992, **NARROW), "corrected whole", "mxint8"),
     "dgc for steps": Run(tf_dgc.dgc_for_steps, "corrected whole", "mxint8"),
     "dgc 99.9 %": Run(_dgc(0.999), "corrected whole"),

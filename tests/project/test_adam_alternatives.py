@@ -202,36 +202,3 @@ def test_local_adam(strategies):
         reference.step(gradients)
         for mine, expected in zip(trainer.weights(), reference.weights[0], strict=True):
             np.testing.assert_allclose(mine, expected, atol=1e-5)
-
-
-def test_every_run_can_be_made(strategies):
-    """With a schedule, which stays one, and a control that is a run."""
-    decay = keras.optimizers.schedules.CosineDecay(RATE, 50)
-    for name, run in runs.RUNS.items():
-        assert run.control in runs.RUNS
-        assert "," not in name  # of --runs, which is a list
-        with strategies[2].scope():
-            made = run.make(keras.optimizers.AdamW(decay, weight_decay=DECAY), 50)
-        inner = getattr(made, "inner_optimizer", made)
-        rate = inner.get_config()["learning_rate"]
-        assert rate["config"]["initial_learning_rate"] == RATE, name
-        assert inner.weight_decay == DECAY
-        coded = getattr(made, "exempt_dtype", None) or "float32"
-        assert run.exempt_dtype == coded
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", runs.RUNS)
-def test_every_run_takes_steps(strategies, name):
-    start = initial_weights("float32", SHAPES)
-    decay = keras.optimizers.schedules.CosineDecay(RATE, 50)
-    trainer = Trainer(
-        strategies[2],
-        lambda: runs.RUNS[name].make(keras.optimizers.AdamW(decay), 50),
-        start,
-    )
-    for gradients in make_gradients(2, 2, "float32", SHAPES):
-        trainer.step(gradients)
-    for mine, before in zip(trainer.weights(), start, strict=True):
-        assert np.all(np.isfinite(mine))
-        assert np.any(mine != before)

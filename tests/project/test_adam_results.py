@@ -46,7 +46,24 @@ def test_losses_at_equal_bytes():
     assert dense["loss_at_25"] is None
     assert dgc["loss_at_4"] == dgc["value"] == 2.5
     assert dgc["loss_at_25"] == pytest.approx(4.5 - 40 / 50)
-    assert (dgc["to_dense"], dgc["to_control"], dgc["xla"]) == (0, None, None)
+    assert (dgc["to_dense"], dgc["to_dense_half_width"], dgc["xla"]) == (0, 0, None)
+    assert "to_control" not in dgc
+    assert "to_dense" not in dense
+
+
+def test_distances_are_of_pairs():
+    """With Student's interval, of the seeds that both have; none of a single one."""
+    values = {"dense": [2.0, 5.0, 7.0], "dgc 99 %": [2.1, 5.3], "1-bit adam": [3.0]}
+    rows = [
+        row(method=method, seed=seed, value=value)
+        for method, by_seed in values.items()
+        for seed, value in enumerate(by_seed)
+    ]
+    _, dgc, one = results.summaries(rows)
+    assert dgc["to_dense"] == pytest.approx(0.2)
+    assert dgc["to_dense_half_width"] == pytest.approx(12.7062 * 0.1, rel=1e-5)
+    assert one["to_dense"] == 1.0
+    assert "to_dense_half_width" not in one
 
 
 @pytest.mark.parametrize(
@@ -61,23 +78,46 @@ def test_exempt_tensors_count_in_their_own_type(method, exempt):
     assert line["ratio"] == pytest.approx(SIZE / (exempt + 1000))
 
 
-def test_how_the_rate_was_chosen():
-    """Of the longest search that fits, and whether it ended at the edge."""
-    searched = [
-        row(seed=100, steps=steps, rate=rate)
-        for steps, rates in ((10, (0.001, 0.004)), (50, (0.001, 0.002, 0.004)))
-        for rate in rates
+def searches(by_steps):
+    return [
+        row(seed=100, steps=steps, rate=rate, value=value)
+        for steps, values in by_steps.items()
+        for rate, value in values.items()
     ]
-    found = {}
-    for rate in (0.001, 0.002, 0.003):
-        (line,) = results.summaries([*searched, row(rate=rate)])
-        found[rate] = line.get("searched"), line.get("edge")
-    assert found == {0.001: (50, "yes"), 0.002: (50, None), 0.003: (None, None)}
+
+
+@pytest.mark.parametrize(
+    ("by_steps", "found"),
+    [
+        ({10: {0.001: 3.0, 0.004: 2.0}, 50: {0.001: 2.0, 0.002: 3.0}}, (50, "yes")),
+        ({10: {0.001: 2.0, 0.004: 3.0}, 50: {0.001: 2.0, 0.002: 1.0}}, (10, "yes")),
+        ({50: {0.001: 2.0, 0.002: 3.0, 0.0005: 3.0}}, (50, None)),
+        ({10: {0.001: 2.0, 0.002: 3.0}, 50: {0.001: 2.0}}, (10, "yes")),  # just begun
+        ({50: {0.001: 2.0, 0.002: 1.0}}, (None, None)),  # so it was given
+        ({200: {0.001: 2.0, 0.002: 3.0}}, (None, None)),
+    ],
+)
+def test_how_the_rate_was_chosen(by_steps, found):
+    """By the longest search that chose it, and whether it ended at the edge."""
+    (line,) = results.summaries([*searches(by_steps), row(rate=0.001)])
+    assert (line.get("searched"), line.get("edge")) == found
+
+
+def test_the_rate_that_was_searched_is_taken():
+    """Whatever other rates reach with seeds that count."""
+    search = searches({STEPS: {0.001: 2.0, 0.002: 1.0, 0.004: 3.0}})
+    given = [row(rate=rate, value=rate) for rate in (0.001, 0.002, 0.004)]
+    more = row(rate=0.004, seed=1)
+    for counted in ([*given, more], [more, *given[::-1]]):
+        (line,) = results.summaries([*search, *counted])
+        assert (line["rate"], line["value"]) == (0.002, 0.002)
+        (line,) = results.summaries(counted)
+        assert (line["rate"], line["seeds"]) == (0.004, 2)
 
 
 def test_names_of_earlier_days_have_no_control():
     (line,) = results.summaries([row(method="0/1 adam", jit_compile=True)])
-    assert (line["to_control"], line["xla"]) == (None, "yes")
+    assert (line.get("to_control"), line["xla"]) == (None, "yes")
 
 
 def test_rows_that_are_kept(tmp_path):
