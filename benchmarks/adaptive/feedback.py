@@ -15,7 +15,8 @@ class MomentumEF21(EF21):
 
     Fatkhullin et al., "Momentum provably improves error feedback!", NeurIPS 2023,
     algorithm 1 (EF21-SGDM): `v_i = (1 - eta) v_i + eta grad_i`, and EF21 of v_i. The
-    inner optimizer has no momentum, and `1 / eta` times the rate of one that has.
+    inner optimizer has no momentum, and `1 / eta` times the rate of one that has. So
+    tensors that are exempt, which no method sees, are trained without any momentum.
 
     Args:
         sparsity: share of entries not sent, as of `TopK`.

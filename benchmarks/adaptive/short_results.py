@@ -1,0 +1,92 @@
+"""What the rows of `horizons.py` say: means over seeds, and distances to dense."""
+
+import math
+
+import numpy as np
+from study import intervals
+
+from adaptive import short
+
+COLUMNS = [
+    ("method", "method", ""),
+    ("value", "reached", ".4f"),
+    ("spread", "+-", ".4f"),
+    ("difference", "to dense", "+.4f"),
+    ("half_width", "95 %", ".4f"),
+    ("bytes_per_step", "bytes/step", ",.0f"),
+    ("gap", "gap", ".2f"),
+]
+
+
+def tables(rows):
+    """Return a title, lines and columns for each setting; no column that is empty.
+
+    Args:
+        rows: of `horizons.py`.
+    """
+    return [_table(group) for group in _grouped(rows, _setting)]
+
+
+def _table(rows):
+    lines, (task, steps, workers) = summaries(rows), _setting(rows[0])
+    title = f"{task}: {lines[0]['metric']} after {steps} steps, {workers} workers, "
+    title += f"seeds: {', '.join(map(str, sorted({s['seeds'] for s in lines})))}"
+    columns = [
+        column for column in COLUMNS if any(s[column[0]] is not None for s in lines)
+    ]
+    return title, lines, columns
+
+
+def summaries(rows):
+    """Return a row per run: means over seeds, their deviation, and pairs with dense.
+
+    Args:
+        rows: of `horizons.py`, of one setting.
+    """
+    groups = _grouped(rows, lambda row: row["method"])
+    return [_summary(group, rows) for group in sorted(groups, key=_place)]
+
+
+def _place(group):
+    """Return the place among all runs, or behind them, of names of earlier days."""
+    order, name = list(short.RUNS), group[0]["method"]
+    return order.index(name) if name in order else len(order)
+
+
+def _summary(group, rows):
+    method, values = group[0]["method"], [row["value"] for row in group]
+    return {
+        **group[0],
+        "value": np.mean(values),
+        "spread": np.std(values, ddof=1) if len(values) > 1 else None,
+        "bytes_per_step": np.mean([row["bytes_per_step"] for row in group]),
+        "seeds": len(group),
+        **dict.fromkeys(("difference", "half_width", "gap")),
+        **({} if method == "dense" else _to_dense(group, rows)),
+    }
+
+
+def _to_dense(group, rows):
+    """Return the mean difference in pairs, half of its interval, and the gap."""
+    seeds = {row["seed"] for row in group}
+    others = [row for row in rows if row["seed"] in seeds]
+    found = intervals.paired(others, group[0]["method"])
+    usual = intervals.paired(others, "dgc")
+    if not found.seeds:
+        return {}
+    return {
+        "difference": found.mean,
+        "half_width": found.half_width if math.isfinite(found.half_width) else None,
+        "gap": found.mean / usual.mean if usual.separates else None,
+    }
+
+
+def _grouped(rows, key):
+    found = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found.values()
+
+
+def _setting(row):
+    return tuple(row[name] for name in ("task", "steps", "workers"))
