@@ -23,7 +23,8 @@ bytes        of a worker's step, on the links; `less` is how many times less tha
 push, pull   bytes of a step that were handed over, without protocols
 
 Weights are copied every `--every` seconds of a run, by the server itself or by worker 0
-where there is none, and looked at when it is over. Bytes are counted as `server.py`
+where there is none, and looked at when it is over. Its time begins behind the first 3
+steps of each worker, by which functions are traced. Bytes are counted as `server.py`
 does: on loopback all that this machine sent to itself. A row is appended to `--json` as
 soon as it is there, and is not measured again; `--from_json` reports without training.
 """

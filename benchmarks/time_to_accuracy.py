@@ -1,7 +1,7 @@
 """Wall time to the dense run's accuracy, by real processes over links of a rate.
 
     sudo python benchmarks/time_to_accuracy.py --data_dir ~/tensorflow_datasets \
-        --rates 1gbit,100mbit --json rows.jsonl
+        --rates 1gbit,100mbit --seeds 0,1,2 --json rows.jsonl
 
 Worker processes in network namespaces train a task, each by its own part of the
 examples: `cifar10`, a residual network whose gradient is small for what a step computes
@@ -12,15 +12,27 @@ are `CompressedOptimizer`s with their defaults. Nothing sleeps.
 
 accuracy     at the end, of the test set
 to dense     points behind the dense run of this seed, at its end
-s to target  seconds until it first was at most `--tolerance` worse than that; `times`
-             those of the dense run by this method's
+s to target  seconds until the first look at which it was at most `--tolerance` worse
+             than that; `since`, the look before; `lasting`, from where on all looks are
+times        seconds of the dense run by this method's, with what the distance of two
+             looks leaves open. Over seeds, the geometric mean and its 95 % interval by
+             Student; none unless every run came to the target
 step         median of a step, update and exchange included
 bytes        of a worker's step, on its link, protocols included; `handed`, what the
              optimizer handed to the collectives
 
-Weights of worker 0 are copied every `--every` seconds of a run, and looked at when it
-is over. A row is appended to `--json` as soon as it is there, and is not measured
-again; `--from_json` reports without training.
+Seconds are those of all `--steps`, from the weights as they were drawn. Left out is
+what comes before: processes start, read the data, build the model, and take 3 steps on
+links without a limit, by which functions are traced and connections made; then weights,
+the optimizer's state and what is drawn are put back. All weights are copied `--looks`
+times, after equal numbers of steps and so as often with every method, which is part of
+the seconds (`copying` in the rows), and looked at when all is over. Statistics of
+normalization are averaged over workers before, as `fit` does, and all workers have to
+have the same weights.
+
+A row is appended to `--json` as soon as it is there, and is not measured again;
+`--from_json` reports without training. A method that fails has a row that says so; with
+`--retry` it is run again, and that row stays. If a dense run fails, all ends.
 """
 
 import sys
@@ -29,23 +41,48 @@ import tempfile
 from absl import app, flags
 from common import network, pieces, progress, reporting, signals
 from common.cluster import WorkerError
-from study import accuracy_runs
+from study import accuracy_runs, target_times
 from study.accuracy_runs import METHODS
 
 TASKS = ["cifar10", "digits"]
-COLUMNS = [
+_OF_RUN = [
     ("task", "task", ""),
     ("workers", "workers", "d"),
     ("rate", "rate", ""),
     ("mode", "method", ""),
+]
+_TIMES = [
+    ("times_least", "from", ".2f"),
+    ("times", "times", ".2f"),
+    ("times_most", "to", ".2f"),
+]
+COLUMNS = [
+    *_OF_RUN,
+    ("seed", "seed", "d"),
+    ("attempt", "failed tries", "d"),
+    ("failed", "failed", ""),
     ("value", "accuracy", ".4f"),
     ("to_dense", "to dense", "+.4f"),
-    ("target_seconds", "s to target", ",.0f"),
-    ("times", "times", ".2f"),
-    ("seconds", "whole run (s)", ",.0f"),
+    ("since", "since", ",.1f"),
+    ("target_seconds", "s to target", ",.1f"),
+    ("target_updates", "steps", ",d"),
+    ("lasting", "lasting", ",.1f"),
+    *_TIMES,
+    ("seconds", "whole run (s)", ",.1f"),
     ("step_ms", "step (ms)", ",.1f"),
     ("bytes", "bytes", ",d"),
     ("handed", "handed", ",d"),
+]
+SUMMARY = [
+    *_OF_RUN,
+    ("runs", "runs", "d"),
+    ("failures", "failed", "d"),
+    ("reached", "reached", "d"),
+    ("value", "accuracy", ".4f"),
+    ("to_dense", "to dense", "+.4f"),
+    ("half_width", "+-", ".4f"),
+    ("target_seconds", "s to target", ",.1f"),
+    *_TIMES,
 ]
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
@@ -56,9 +93,10 @@ _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=2
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Of weights and of what is drawn.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Of a run.", lower_bound=8)
 _WIDTH = flags.DEFINE_integer("width", 1024, "Units of a hidden layer of `digits`.", 1)
-_EVERY = flags.DEFINE_float("every", 5.0, "Seconds between two looks.", 0.01)
+_LOOKS = flags.DEFINE_integer("looks", 40, "Of a run, `--steps` at most.", 1)
 _TOLERANCE = flags.DEFINE_float("tolerance", 0.005, "Of the target.", 0.0, 1.0)
 _TIMEOUT = flags.DEFINE_float("timeout", 3600.0, "Seconds for an answer of a worker.")
+_RETRY = flags.DEFINE_bool("retry", False, "Whether to run again what has failed.")
 _JSON = flags.DEFINE_string("json", None, "A file for the rows, a line each.")
 _FROM_JSON = flags.DEFINE_list(
     "from_json", [], "Files of earlier runs, to be reported without training."
@@ -68,23 +106,29 @@ _FROM_JSON = flags.DEFINE_list(
 def main(_):
     """Measure what is not there, and report."""
     rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
-    shown = accuracy_runs.compared(rows, _TOLERANCE.value)
-    reporting.report(shown, COLUMNS, "Time to the dense run's accuracy", origin=rows[0])
+    shown = target_times.compared(rows, _TOLERANCE.value)
+    of_rows = {"origin": rows[0]}
+    reporting.report(shown, COLUMNS, "Time to the dense run's accuracy", **of_rows)
+    found = target_times.summaries(shown)
+    reporting.report(found, SUMMARY, "Over seeds", **of_rows)
+    commits = sorted({row["commit"] for row in rows})
+    print(f"Commits: {', '.join(commits)}")
 
 
 def train():
     """Run what is not done, and return all rows of the file."""
-    if unknown := sorted(set(_TASKS.value) - set(TASKS)):
-        raise app.UsageError(f"--tasks has {', '.join(TASKS)}. Received: {unknown}")
+    _check()
     signals.end_orderly()
-    done = pieces.Pieces(_JSON.value, accuracy_runs.KEYS, reporting.provenance())
+    origin = reporting.provenance()
+    done = pieces.Pieces(_JSON.value, accuracy_runs.KEYS, origin)
     with tempfile.TemporaryDirectory() as folder:
         try:
             accuracy_runs.prepare(_TASKS.value, _DATA_DIR.value, folder)
-            for key in progress.track(_keys(), "runs", _named):
-                asks = key, folder, _EVERY.value, _TIMEOUT.value
+            for key in progress.track(_keys(origin, done.rows), "runs", _named):
+                asks = key, folder, _TIMEOUT.value
                 row = done.row(key, lambda _, a=asks: accuracy_runs.measure(*a))
-                said = {name: row[name] for name in ("value", "seconds", "bytes")}
+                told = ("value", "seconds", "bytes", "error")
+                said = {name: row[name] for name in told if name in row}
                 print(said, file=sys.stderr, flush=True)
         except (PermissionError, network.NetworkError, WorkerError) as error:
             sys.exit(f"time_to_accuracy.py: {error}")
@@ -93,10 +137,20 @@ def train():
     return done.rows
 
 
-def _keys():
+def _check():
+    if unknown := sorted(set(_TASKS.value) - set(TASKS)):
+        raise app.UsageError(f"--tasks has {', '.join(TASKS)}. Received: {unknown}")
+    try:
+        accuracy_runs.check(_METHODS.value, _LOOKS.value, _STEPS.value)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
+
+
+def _keys(origin, rows):
+    shared = {"workers": _WORKERS.value, "steps": _STEPS.value, "looks": _LOOKS.value}
     return accuracy_runs.keys(
         *(_TASKS.value, _RATES.value, _METHODS.value, list(map(int, _SEEDS.value))),
-        *(_WORKERS.value, _STEPS.value, _WIDTH.value),
+        *(_WIDTH.value, {**origin, **shared}, rows, _RETRY.value),
     )
 
 

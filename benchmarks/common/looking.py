@@ -1,27 +1,26 @@
 """A worker that trains to an end, of which one looks how good its weights were."""
 
 from common import served
-from common.snapshots import Snapshots
 
 
 class Worker(served.Worker):
     """A worker that trains by its part of the examples.
 
     "run" goes on until the optimizer has had so many updates; "curve" is answered by
-    the accuracy of the weights at equal times, by the worker that looks.
+    the accuracy of the weights on the way, by the worker that looks.
 
     Args:
-        settings: of `served.Worker`, and `updates` and `every`.
+        settings: of `served.Worker`, and `updates`.
         task: what is trained: `model` and `draws`, and `evaluate` for the curve.
         draw_by: seed of what is drawn, and examples of a step.
         make_optimizer: function of the settings that returns the optimizer.
-        looks: whether it is this one that looks.
+        snapshots: where copies of weights are kept; None if it is another one that
+            looks.
     """
 
-    def __init__(self, settings, task, draw_by, make_optimizer, looks):
-        self._task, self._looks = task, looks
+    def __init__(self, settings, task, draw_by, make_optimizer, snapshots):
+        self._task, self._snapshots = task, snapshots
         self._updates = settings["updates"]
-        self._snapshots = Snapshots(settings["every"])
         super().__init__(
             settings, task.model, make_optimizer, lambda model: task.draws(*draw_by)
         )
@@ -35,7 +34,7 @@ class Worker(served.Worker):
         return super().answer(request)
 
     def _look(self, seconds, updates):
-        if self._looks:
+        if self._snapshots:
             self._snapshots.take_if_due(self.model.get_weights, seconds, updates)
 
     def _counted(self):
@@ -47,7 +46,7 @@ class Worker(served.Worker):
         }
 
     def _curve(self, seconds):
-        if not self._looks:
+        if not self._snapshots:
             return {}
         last = self.model.get_weights(), seconds, self._updates
         return {"curve": self._snapshots.curve(self._task, *last)}

@@ -1,10 +1,12 @@
-"""Weights as they were at equal times of a run, which are evaluated when it is over."""
+"""Weights as they were on the way of a run, which are evaluated when it is over."""
+
+import time
 
 from common import tasks
 
 
 class Snapshots:
-    """Copies of weights; evaluating them costs the run no time.
+    """Copies of weights at equal times; evaluating them costs the run no time.
 
     Args:
         every: seconds from one to the next.
@@ -35,11 +37,45 @@ class Snapshots:
             seconds: that the run took.
             updates: of the optimizer by then.
         """
-        model = task.model()
-        predict = tasks.predictor(model)
         taken = [each for each in self._taken if each[0] < seconds]
-        found = []
-        for at, done, values in [*taken, (seconds, updates, weights)]:
-            model.set_weights(values)
-            found.append((round(at, 3), done, task.evaluate(predict)))
-        return found
+        return evaluated(task, [*taken, (seconds, updates, weights)])
+
+
+class Looks:
+    """Copies of weights at equal numbers of updates, before the first one too.
+
+    Args:
+        number: of copies behind a first one, at update 0.
+        updates: at which the last one is taken; `number` at least.
+
+    Attributes:
+        taken: (seconds, updates, weights) of each.
+        copying: seconds that copying has taken.
+    """
+
+    def __init__(self, number, updates):
+        self._due = {round(updates * i / number) for i in range(number + 1)}
+        self.taken, self.copying = [], 0.0
+
+    def take_if_due(self, weights, seconds, updates):
+        """Keep the weights, if they are to be; see `Snapshots`."""
+        if updates in self._due:
+            start = time.perf_counter()
+            self.taken.append((seconds, updates, weights()))
+            self.copying += time.perf_counter() - start
+
+
+def evaluated(task, taken):
+    """Return [(seconds, updates, accuracy)] of [(seconds, updates, weights)].
+
+    Args:
+        task: task that says how good a model is.
+        taken: weights, and when they were those of the model.
+    """
+    model = task.model()
+    predict = tasks.predictor(model)
+    found = []
+    for at, done, values in taken:
+        model.set_weights(values)
+        found.append((round(at, 3), done, task.evaluate(predict)))
+    return found

@@ -2,28 +2,26 @@
 
     PYTHONPATH=benchmarks python benchmarks/workers/accuracy_worker.py SETTINGS
 
-"run" goes on until the optimizer has had so many updates, by new examples in each step;
-and "curve" is answered by worker 0 with the accuracy of its weights at equal times.
+"warm" takes first steps and undoes them; "run" goes on until the optimizer has had so
+many updates, by new examples in each step; and "curve" is answered by the accuracy of
+weights on the way, each worker by that of some of them.
 """
 
 import json
 import sys
 
-from common import looking, served
+from common import served
 from study.timed_tasks import TASKS
+from study.timed_worker import Worker
 
 import tf_dgc
 
 
 def make_worker(settings):
-    """Return a worker, of which the first looks."""
-    rank, number = settings["rank"], len(settings["speeds"])
-    asks = settings["folder"], settings["width"], (rank, number)
-    task = TASKS[settings["task"]](*asks)
-    by = settings["seed"], task.recipe.batch_size
-    return looking.Worker(
-        settings, task, by, lambda _: _optimizer(settings, task.recipe), rank == 0
-    )
+    """Return a worker of the task."""
+    part = settings["rank"], len(settings["speeds"])
+    task = TASKS[settings["task"]](settings["folder"], settings["width"], part)
+    return Worker(settings, task, lambda _: _optimizer(settings, task.recipe))
 
 
 def _optimizer(settings, recipe):

@@ -66,7 +66,8 @@ def make_worker(settings):
     task = Digits(settings["folder"], settings["width"], (rank, number))
     by = [settings["seed"], rank], settings["batch_size"]
     looks = rank == 0 and settings["mode"] not in served.SERVED
-    return looking.Worker(settings, task, by, optimizer, looks)
+    snapshots = Snapshots(settings["every"]) if looks else None
+    return looking.Worker(settings, task, by, optimizer, snapshots)
 
 
 def optimizer(settings):

@@ -1,14 +1,18 @@
 """What `benchmarks/time_to_accuracy.py` makes of its runs, and a short one of each."""
 
-import json
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import programs
 import pytest
-from common import tasks
-from study import accuracy_runs, timed_tasks
+import tensorflow as tf
+from common import pieces, snapshots, tasks
+from common.cluster import WorkerError
+from study import accuracy_runs, recipes, target_times, timed_tasks, timed_worker
+
+import tf_dgc
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 
@@ -23,6 +27,7 @@ def read(name, data_dir, split):
     images[np.arange(len(numbers)), numbers % 10] = 255
     return images, numbers % 10
 """
+SHARED = {"workers": 2, "steps": 100, "looks": 2, "processor": "a", "cpus": 2}
 PROGRAM = f"""{READ}
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
@@ -35,27 +40,237 @@ app.run(time_to_accuracy.main)
 """
 
 
+def keys(methods=("dgc",), given=None, **more):
+    shared = {**SHARED, **(given or {})}
+    return accuracy_runs.keys(["digits"], ["1gbit"], methods, [0], 8, shared, **more)
+
+
 def a_row(method, curve, **given):
-    (key,) = accuracy_runs.keys(["digits"], ["1gbit"], [method], [0], 2, 100, 8)
-    return {**key, "curve": curve, "value": curve[-1][2], **given}
+    (key,) = keys([method])
+    value = curve[-1][2] if curve else None
+    return {**key, "curve": curve, "value": value, **given}
 
 
 def test_times_to_the_target_of_the_dense_run():
-    dense = a_row("dense", [(0.0, 0, 0.1), (8.0, 50, 0.964), (12.0, 100, 0.969)])
-    fast = a_row("dgc", [(1.0, 50, 0.963), (3.0, 90, 0.965), (4.0, 100, 0.96)])
+    dense = a_row(
+        "dense", [(0.0, 0, 0.97), (6.0, 40, 0.9), (8.0, 50, 0.964), (12.0, 100, 0.969)]
+    )
+    fast = a_row("dgc", [(0.0, 0, 0.1), (1.0, 50, 0.965), (4.0, 100, 0.96)])
+    steady = a_row("qsgd", [(1.0, 40, 0.1), (2.0, 50, 0.965), (4.0, 100, 0.97)])
     never = a_row("float16", [(5.0, 100, 0.9639)])
     other = a_row("dgc", [(4.0, 100, 0.97)], rate="100mbit")
-    found = accuracy_runs.compared([fast, never, dense, other], 0.005)
-    assert [row.get("target_seconds") for row in found] == [3.0, None, 8.0, None]
-    assert [row.get("times") for row in found] == [8 / 3, None, 1.0, None]
+    elsewhere = a_row("dgc", [(4.0, 100, 0.97)], processor="b")
+    failed = a_row("power_sgd", [], error="no")
+    rows = [fast, steady, never, dense, other, elsewhere, failed]
+    found = target_times.compared(rows, 0.005)
+
+    def shown(name):
+        return [row.get(name) for row in found]
+
+    alone = 3 * [None]
+    assert shown("target_seconds") == [1.0, 2.0, None, 8.0, *alone]
+    assert shown("target_updates") == [50, 50, None, 50, *alone]
+    assert shown("lasting") == [None, 2.0, None, 8.0, *alone]
+    assert shown("times") == [8.0, 4.0, None, 1.0, *alone]
+    # Dense came to it between 6 and 8 seconds, the others from 0 and 1 second on.
+    assert shown("times_least") == [6.0, 3.0, None, 0.75, *alone]
+    assert shown("times_most") == [None, 8.0, None, 8 / 6, *alone]
+    assert shown("failed") == 6 * [None] + ["yes"]
     differences = [row.get("to_dense", np.nan) for row in found]
-    np.testing.assert_allclose(differences, [-0.009, -0.0051, 0, np.nan], atol=1e-9)
+    wanted = [-0.009, 0.001, -0.0051, 0, *3 * [np.nan]]
+    np.testing.assert_allclose(differences, wanted, atol=1e-9)
+
+
+def summary(*runs):
+    """Return the summary of runs by seed, of which dense takes 8 seconds each."""
+    rows = []
+    for seed, curve in enumerate(runs):
+        rows.append(a_row("dense", [(8.0, 100, 0.97)], seed=seed))
+        rows.append(a_row("dgc", curve, seed=seed))
+    rows.append(a_row("dgc", [(1.0, 100, 0.9)], seed=len(runs)))  # not a pair
+    return target_times.summaries(target_times.compared(rows, 0.005))
+
+
+def test_summaries_over_seeds():
+    dense, found = summary([(2.0, 100, 0.97)], [(8.0, 100, 0.966)])
+    assert (dense["runs"], dense["reached"], dense.get("times")) == (2, 2, None)
+    assert (found["runs"], found["failures"], found["reached"]) == (2, 0, 2)
+    assert found["to_dense"] == pytest.approx(-0.002)
+    assert found["half_width"] == pytest.approx(12.7062 * 0.002, rel=1e-4)
+    assert found["target_seconds"] == 5.0
+    ends = found["times_least"], found["times"], found["times_most"]
+    wide = 12.7062 * np.log(2)  # Student's t of two pairs, of which one is 2 from here
+    np.testing.assert_allclose(np.log(ends), np.log(2) + wide * np.arange(-1, 2), 1e-4)
+
+
+def test_what_fails_or_is_late_is_not_left_out_of_means():
+    good = [(2.0, 100, 0.97)]
+    _, failed = summary(good, [])
+    assert (failed["runs"], failed["failures"], failed["reached"]) == (2, 1, 1)
+    assert not failed.keys() & {"value", "to_dense", "target_seconds", "times"}
+    _, late = summary(good, [(2.0, 100, 0.9)])
+    assert (late["runs"], late["failures"], late["reached"]) == (2, 0, 1)
+    assert late["value"] == pytest.approx(0.935)
+    assert not late.keys() & {"target_seconds", "times"}
+
+
+def test_one_seed_has_no_interval():
+    _, found = summary([(2.0, 100, 0.97)])
+    assert (found["times"], found["half_width"]) == (4.0, None)
+    assert "times_least" not in found
 
 
 def test_the_width_is_of_one_task_alone():
-    found = accuracy_runs.keys(["cifar10", "digits"], ["1gbit"], ["dgc"], [0], 2, 9, 64)
+    asked = ["cifar10", "digits"], ["1gbit"], ["dgc"], [0], 64, SHARED
+    found = accuracy_runs.keys(*asked)
     assert [key["width"] for key in found] == [None, 64]
-    assert {tuple(key) for key in found} == {tuple(accuracy_runs.KEYS)}
+    assert {frozenset(key) for key in found} == {frozenset(accuracy_runs.KEYS)}
+
+
+def test_what_cannot_be_run_is_refused_at_once():
+    accuracy_runs.check([*accuracy_runs.METHODS, "qsgd"], 8, 8)
+    with pytest.raises(ValueError, match="nothing"):
+        accuracy_runs.check(["dgc", "nothing"], 8, 8)
+    with pytest.raises(ValueError, match="looks=9 and steps=8"):
+        accuracy_runs.check(["dgc"], 9, 8)
+
+
+@pytest.mark.parametrize("other", [{"looks": 3}, {"processor": "b"}, {"cpus": 4}])
+def test_other_settings_are_other_runs(other):
+    (key,), (another,) = keys(), keys(given=other)
+    done = pieces.Pieces(None, accuracy_runs.KEYS, {})
+    done.row(key, lambda _: {"value": 1})
+    assert done.row(another, lambda _: {"value": 2})["value"] == 2
+
+
+def test_what_failed_is_a_row_and_tried_again_if_asked_for(tmp_path, monkeypatch):
+    def fail(*_):
+        raise WorkerError("Worker 0 ended")
+
+    monkeypatch.setattr(accuracy_runs, "_measure", fail)
+    path = tmp_path / "rows.jsonl"
+    done = pieces.Pieces(path, accuracy_runs.KEYS, {})
+    for retry, attempt in ((False, 0), (False, 0), (True, 1)):
+        (key,) = keys(rows=done.rows, retry=retry)
+        row = done.row(key, lambda _, k=key: accuracy_runs.measure(k, "any", 1.0))
+        assert (row["attempt"], row["value"]) == (attempt, None)
+        assert row["error"] == "Worker 0 ended"
+    assert len(path.read_text().splitlines()) == 2
+    dense = a_row("dense", [(8.0, 100, 0.97)])
+    good = {**row, "attempt": 2, "value": 0.97, "curve": [(2.0, 100, 0.97)]}
+    assert keys(rows=[*done.rows, good], retry=True)[0]["attempt"] == 2
+    rows = [*done.rows, good, dense]
+    assert [r.get("times") for r in target_times.compared(rows, 0.0)] == [4.0, 1.0]
+
+
+def test_a_dense_run_that_fails_is_no_row(monkeypatch):
+    def fail(*_):
+        raise WorkerError("Worker 0 ended")
+
+    monkeypatch.setattr(accuracy_runs, "_measure", fail)
+    (key,) = keys(["dense"])
+    with pytest.raises(WorkerError, match="Worker 0 ended"):
+        accuracy_runs.measure(key, "any", 1.0)
+
+
+def test_workers_have_to_have_the_same_weights():
+    accuracy_runs._check({"mode": "dgc"}, 2 * [{"sums": [1.0, float("nan")]}])
+    with pytest.raises(WorkerError, match="dgc: weights differ"):
+        accuracy_runs._check({"mode": "dgc"}, [{"sums": [1.0]}, {"sums": [1.5]}])
+
+
+def test_looks_are_at_equal_numbers_of_updates():
+    looks = snapshots.Looks(4, 10)
+    for update in range(11):
+        looks.take_if_due(lambda u=update: [u], 0.5 * update, update)
+    assert looks.taken == [(u / 2, u, [u]) for u in (0, 2, 5, 8, 10)]
+
+
+class Blobs:
+    """What of 8 numbers is the largest? With normalization."""
+
+    recipe = recipes.Recipe(batch_size=16, rate=0.5)
+
+    @staticmethod
+    def model():
+        layers = keras.Input((8,)), keras.layers.Dense(32)
+        normalized = keras.layers.BatchNormalization(momentum=0.9)
+        return keras.Sequential([*layers, normalized, keras.layers.Dense(8)])
+
+    @staticmethod
+    def draws(seed, batch_size):
+        random = np.random.default_rng(seed)
+
+        def draw():
+            inputs = random.normal(size=(batch_size, 8)).astype(np.float32)
+            return inputs, inputs.argmax(axis=-1)
+
+        return draw
+
+    @staticmethod
+    def evaluate(predict):
+        inputs = np.eye(8, dtype=np.float32)
+        return float(np.mean(predict(inputs).argmax(axis=-1) == np.arange(8)))
+
+
+def optimizer(settings):
+    sgd = Blobs.recipe.sgd(settings["updates"])
+    if settings["mode"] == "dense":
+        return sgd
+    if settings["mode"] == "dgc":
+        return tf_dgc.dgc_for_steps(sgd, settings["updates"])
+    return tf_dgc.CompressedOptimizer(sgd, settings["mode"])
+
+
+@pytest.fixture
+def _alone(monkeypatch):
+    """Let workers have a strategy that needs no others, nor leaves anything behind."""
+    alone = tf.distribute.MirroredStrategy(["CPU:0"])
+    monkeypatch.setattr(tf_dgc, "multi_worker_strategy", lambda: alone)
+
+
+def a_worker(method, steps=6):
+    settings = {
+        **{"mode": method, "seed": 3, "looks": 2, "updates": steps, "step_ms": 0.0},
+        **{"speeds": [1.0], "rank": 0},
+    }
+    return timed_worker.Worker(settings, Blobs(), optimizer)
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("method", [*accuracy_runs.METHODS, "qsgd"])
+def test_warming_up_leaves_nothing_behind(method):
+    """A run is, bit for bit, the same as without, and has all of its steps."""
+    warm, cold = a_worker(method), a_worker(method)
+    assert warm.answer({"do": "warm"})["parameters"] > 0
+    assert warm.optimizer.iterations.numpy() == 0
+    for worker in (warm, cold):
+        assert len(worker.answer({"do": "run"})["times"]) == 6
+    curves = [w.answer({"do": "curve", "seconds": 1.0}) for w in (warm, cold)]
+    assert [u for _, u, _ in curves[0]["curve"]] == [0, 3, 6]
+    assert len(set(curves[0]["sums"])) == 3
+    assert curves[0]["sums"] == curves[1]["sums"]
+    assert curves[0]["push"] == curves[1]["push"]
+    for mine, other in zip(warm._variables(), cold._variables(), strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+
+
+@pytest.mark.usefixtures("_alone")
+def test_statistics_are_averaged_before_looking(monkeypatch):
+    worker = a_worker("dense")
+    worker.answer({"do": "run"})
+
+    def average(model):
+        for variable in model.non_trainable_variables:
+            variable.assign(np.full(variable.shape, 7.0))
+
+    monkeypatch.setattr(tf_dgc, "average_statistics", average)
+    found = []
+    monkeypatch.setattr(snapshots, "evaluated", lambda _, taken: found.extend(taken))
+    worker.answer({"do": "curve", "seconds": 1.0})
+    assert [updates for _, updates, _ in found] == [0, 3, 6]
+    statistics = [weights[4:6] for *_, weights in found]
+    np.testing.assert_array_equal(statistics, np.full([3, 2, 32], 7.0))
 
 
 def test_workers_draw_different_photographs(tmp_path, monkeypatch):
@@ -74,22 +289,39 @@ def test_workers_draw_different_photographs(tmp_path, monkeypatch):
     assert own.evaluate(lambda images: one_hot) == 1
 
 
+def rows_of(path, *flags):
+    """Run the program, and once more, which measures nothing; return its rows."""
+    command = [sys.executable, "-c", PROGRAM, *flags, f"--json={path}"]
+    for _ in range(2):
+        assert programs.run(command).returncode == 0
+    return pieces.read([path])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.workers
 def test_time_to_accuracy(tmp_path):
     """Easy digits are learnt, on loopback; what is there is not measured again."""
     path = tmp_path / "rows.jsonl"
     flags = ["--tasks=digits", "--rates=loopback", "--methods=dense,dgc,power_sgd"]
-    flags += ["--steps=60", "--width=64", "--every=0.2", f"--json={path}"]
-    command = [sys.executable, "-c", PROGRAM, *flags]
-    assert programs.run(command).returncode == 0
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path, *flags, "--steps=60", "--width=64", "--looks=5")
     assert [row["mode"] for row in rows] == ["dense", "dgc", "power_sgd"]
     for row in rows:
         assert row["value"] > 0.95
-        assert row["curve"] == sorted(row["curve"]) and row["curve"][-1][1] == 60
+        assert row["curve"] == sorted(row["curve"])
+        assert [updates for _, updates, _ in row["curve"]] == [0, 12, 24, 36, 48, 60]
+        assert row["curve"][0][2] == rows[0]["curve"][0][2] < 0.5
+        assert row["steps_of_each"] == [60, 60]
         assert (row["handed"] is None) == (row["mode"] == "dense")
-    assert programs.run(command).returncode == 0
-    assert len(path.read_text().splitlines()) == 3
     reported = programs.run([sys.executable, "-c", PROGRAM, f"--from_json={path}"])
     assert "s to target" in reported.stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.workers
+def test_normalization_of_two_workers(tmp_path):
+    """All look at the same weights, statistics too, or it is an error."""
+    path = tmp_path / "rows.jsonl"
+    flags = ["--tasks=cifar10", "--rates=loopback", "--methods=dense,dgc"]
+    rows = rows_of(path, *flags, "--steps=8", "--looks=2")
+    assert [row.get("error") for row in rows] == [None, None]
+    assert [len(row["curve"]) for row in rows] == [3, 3]
