@@ -23,7 +23,7 @@ def compared(rows, tolerance):
         good enough; `since`, the one before, so that it came between them; `lasting`,
         seconds from where on all looks are; and, as a share of the dense run's time by
         this one's, `times`, with `times_least` and `times_most` by what is between two
-        looks. None where a run never came to it.
+        looks; the dense run has none of these three. None where a run never came to it.
     """
     last = {accuracy_runs.run_of(row): row for row in rows}.values()
     dense = {_pair(r): r for r in last if r["mode"] == "dense"}
@@ -46,7 +46,7 @@ def _compared(row, dense, tolerance):
         **{"target_seconds": seconds, "target_updates": updates, "since": since},
         "lasting": _lasting(row["curve"], target),
     }
-    if seconds:
+    if seconds and row is not dense:
         dense_since, of_dense, _ = _reached(dense["curve"], target)
         found["times"] = of_dense / seconds
         found["times_least"] = dense_since / seconds
