@@ -56,7 +56,7 @@ def status(arguments):
     """Print what is done, in progress and to come."""
     finished = rows.read(arguments.work / "runs")
     todo = plan.pending(finished)
-    failed = sum(row["value"] is None for row in finished)
+    failed = sum(not rows.has_value(row) for row in finished)
     hours = sum(row["seconds"] or 0 for row in finished) / 3600
     print(f"done: {len(finished)}, {failed} of them failures; {hours:.1f} hours")
     print(f"to come: {len(todo)}, about {plan.minutes(todo) / 60:.1f} hours")

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 
 from study import intervals, plan
+from study.rows import has_value
 
 TASKS = {  # factor and unit of a value, and of a difference
     "cifar10": (100, "%", "points"),
@@ -30,6 +31,13 @@ class Comparison:
     rows: list
 
     @property
+    def metric(self):
+        """Name of what was measured; rows of processes that failed do not have it."""
+        from study import registry  # loads TensorFlow
+
+        return registry.TASKS[self.task].metric
+
+    @property
     def labels(self):
         """Labels of the methods, in the order of the plan; others last."""
         found = dict.fromkeys(map(plan.label_of, self.rows))
@@ -39,14 +47,18 @@ class Comparison:
     def of(self, label):
         """Return the rows of a label that ended with a value."""
         return [
-            row
-            for row in self.rows
-            if plan.label_of(row) == label and row["value"] is not None
+            row for row in self.rows if plan.label_of(row) == label and has_value(row)
         ]
 
-    def mean(self, label):
-        """Return the mean of the metric, in the task's unit; None without a row."""
-        values = [row["value"] for row in self.of(label)]
+    def mean(self, label, seeds=None):
+        """Return the mean of the metric, in the task's unit; None without a row.
+
+        Args:
+            label: label of the rows.
+            seeds: seeds of the rows; None for all.
+        """
+        found = {row["seed"]: row["value"] for row in self.of(label)}
+        values = [v for seed, v in found.items() if seeds is None or seed in seeds]
         return TASKS[self.task][0] * statistics.mean(values) if values else None
 
     def difference(self, label, other="dense"):
@@ -73,10 +85,17 @@ class Comparison:
         return (last["bytes"] - before["bytes"]) / (last["step"] - before["step"])
 
     def verdict(self, label):
-        """Return what the interval says about the plan's margin, in words."""
+        """Return what the interval says about the plan's margin, in words.
+
+        A run without a value is left out of no interval in silence: with one, of the
+        method or of its control, there is no other verdict.
+        """
         if self.task not in plan.MARGINS or label == "dense":
             return ""
         found = self.difference(label)
+        if found.failed:
+            begun = len(found.seeds) + len(found.failed)
+            return f"failed in {len(found.failed)} of {begun}"
         if len(found.seeds) < 2:
             return "no interval yet"
         margin, aim = plan.MARGINS[self.task]

@@ -6,6 +6,8 @@ import math
 import numpy as np
 from scipy import stats
 
+from study.rows import has_value
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
@@ -14,10 +16,13 @@ class Difference:
     Attributes:
         seeds: seeds of which both have ended with a value.
         values: value of the one less that of the other, in order of the seeds.
+        failed: seeds of which a run of either has ended without a value, and none with
+            one. The mean and the interval know nothing of them.
     """
 
     seeds: tuple[int, ...]
     values: tuple[float, ...]
+    failed: tuple[int, ...] = ()
 
     @property
     def mean(self):
@@ -50,17 +55,15 @@ def paired(rows, method, other="dense", label=lambda row: row["method"], scale=N
         scale: function from both values to what counts as the difference; without,
             they are subtracted.
     """
-    found = {
-        wanted: {
-            row["seed"]: row["value"]
-            for row in rows
-            if label(row) == wanted and row["value"] is not None
-        }
-        for wanted in (method, other)
-    }
+    found, failed = {}, set()
+    for wanted in (method, other):
+        own = [row for row in rows if label(row) == wanted]
+        found[wanted] = {r["seed"]: r["value"] for r in own if has_value(r)}
+        failed |= {row["seed"] for row in own} - found[wanted].keys()
     seeds = sorted(found[method].keys() & found[other].keys())
     scale = scale or (lambda mine, theirs: mine - theirs)
     return Difference(
         tuple(seeds),
         tuple(scale(found[method][seed], found[other][seed]) for seed in seeds),
+        tuple(sorted(failed)),
     )

@@ -21,12 +21,11 @@ def draw(found, path):
     for label in found.labels:
         for axis, key in zip(axes, ("step", "bytes"), strict=True):
             _line(axis, found.of(label), key, label)
-    metric = found.rows[0]["metric"]
     for axis in axes:
         axis.grid(visible=True, color="0.93")
-        if metric == "perplexity":
+        if found.metric == "perplexity":
             axis.set_yscale("log")
-    axes[0].set(xlabel="steps", ylabel=metric)
+    axes[0].set(xlabel="steps", ylabel=found.metric)
     axes[1].set(xlabel="bytes that a worker has handed over", xscale="log")
     axes[1].xaxis.set_major_formatter(EngFormatter(unit="B"))
     axes[0].legend(fontsize=8)

@@ -8,6 +8,7 @@ import markdown
 
 from study import comparison, papers, pictures, plan
 from study.plan_page import markdown as table
+from study.rows import has_value
 
 _CAVEAT = """\
 CIFAR-10 here is a rebuilt copy: 87 of the 60,000 images (86 of train, 1 of test) are
@@ -70,25 +71,43 @@ def _title(found):
 
 def _table(found):
     _, unit, unit_of_difference = comparison.TASKS[found.task]
-    metric = found.rows[0]["metric"]
-    lines = []
-    for label in found.labels:
-        sent = found.sent(label)
-        lines.append(
-            [
-                label,
-                len(found.of(label)),
-                _number(found.mean(label), ".2f"),
-                "" if label == "dense" else _interval(found.difference(label)),
-                found.verdict(label),
-                _number(sent and sent / 1e6, ",.2f"),
-                _ratio(found.sent("dense"), sent),
-                _ratio(found.sent_at_end("dense"), found.sent_at_end(label)),
-            ]
-        )
-    headings = ["method", "runs", f"{metric} {unit}".strip()]
-    headings += [f"to dense, {unit_of_difference}", "margin", "MB per worker"]
-    return table([*headings, "ratio", "ratio at the end"], lines)
+    lines = [
+        [label, *_accuracy(found, label), *_bytes(found, label)]
+        for label in found.labels
+    ]
+    headings = ["method", "runs", "failed", f"{found.metric} {unit}".strip()]
+    headings += ["pairs", "dense of these", f"to dense, {unit_of_difference}"]
+    headings += ["margin", "MB per worker", "ratio", "ratio at the end"]
+    return table(headings, lines)
+
+
+def _accuracy(found, label):
+    """Return runs, failures, the mean; and of the pairs dense's, and the difference.
+
+    Both means are over the pairs, where there are any, as the difference is.
+    """
+    difference = found.difference(label)
+    counts = len(found.of(label)), len(difference.failed)
+    if label == "dense":
+        return [*counts, _number(found.mean(label), ".2f"), "", "", "", ""]
+    seeds = difference.seeds
+    return [
+        *counts,
+        _number(found.mean(label, seeds or None), ".2f"),
+        len(seeds),
+        _number(found.mean("dense", seeds), ".2f"),
+        _interval(difference),
+        found.verdict(label),
+    ]
+
+
+def _bytes(found, label):
+    sent = found.sent(label)
+    return [
+        _number(sent and sent / 1e6, ",.2f"),
+        _ratio(found.sent("dense"), sent),
+        _ratio(found.sent_at_end("dense"), found.sent_at_end(label)),
+    ]
 
 
 def _ablation(found):
@@ -100,6 +119,8 @@ def _ablation(found):
     for before, label in itertools.pairwise(labels):
         step = found.difference(label, before)
         verdict = "yes" if step.separates else "no"
+        if step.failed:
+            verdict = f"failed in {len(step.failed)}"
         lines.append([label, before, len(step.seeds), _interval(step), verdict])
     headings = ["with", "after", "pairs", "difference, points", "separate"]
     return table(headings, lines)
@@ -115,14 +136,15 @@ def _against_papers(found):
         else:
             continue
         (dense, dgc), model = theirs
-        mine = [_number(c.mean(label), ".2f") for label in plan.PAIR]
-        ours = [*mine, _interval(c.difference("dgc"))]
+        difference = c.difference("dgc")
+        mine = [_number(c.mean(each, difference.seeds), ".2f") for each in plan.PAIR]
+        ours = [*mine, len(difference.seeds), _interval(difference)]
         counted = f"{papers.ratio(_shapes(c)):,.0f}"
         lines.append([_title(c), dense, dgc, model, *ours, counted])
     if not lines:
         return ""
     headings = ["", "dense there", "DGC there", "what", "dense here", "DGC here"]
-    headings += ["difference here", "ratio as they count"]
+    headings += ["pairs", "difference here", "ratio as they count"]
     note = "The paper counts 6 bytes per entry sent, one-dimensional tensors whole, "
     note += "after warm-up. `ratio` above is of all bytes of a run, warm-up included."
     return f"## Beside Lin et al. (2018)\n\n{table(headings, lines)}\n\n{note}"
@@ -139,7 +161,7 @@ def _failures(rows):
     failed = [
         f"- `{row['command']}`: {row.get('error', 'no value')}"
         for row in rows
-        if row["value"] is None
+        if not has_value(row)
     ]
     return "## Failures\n\n" + ("\n".join(failed) or "None.")
 

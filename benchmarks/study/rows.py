@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import os
 import pathlib
 
@@ -22,6 +23,11 @@ def append(folder, row):
     path = folder / f"{row['task']}.jsonl"
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     replace(path, (before + json.dumps(row) + "\n").encode())
+
+
+def has_value(row):
+    """Return whether a run ended with a figure, and this is finite."""
+    return row["value"] is not None and math.isfinite(row["value"])
 
 
 def now():

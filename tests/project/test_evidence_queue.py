@@ -1,0 +1,103 @@
+"""What takes up the plan of `benchmarks/evidence.py`, run by run."""
+
+import fcntl
+import pathlib
+import signal
+import subprocess
+import sys
+
+import evidence
+import pytest
+from evidence_rows import row
+from study import plan, rows
+from study.queue import Queue, give_way
+from study.specs import KEYS, Spec
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+# A run that ends as its seed says: with a row, by itself, or when it is told to.
+PROGRAM = f"""
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+from study import rows
+from study.specs import Spec
+given = dict(argument[2:].split("=") for argument in sys.argv[2:])
+numbers = {{name: int(given[name]) for name in ("workers", "seed", "steps")}}
+spec = Spec(given["task"], given["method"], {{}}, **numbers)
+work = pathlib.Path(given["work"])
+opened = pathlib.Path("/proc/self/fd").iterdir()
+if str(work / "lock") not in map(os.path.realpath, opened):
+    sys.exit("others could begin as well")
+tries = work / f"tries{{spec.seed}}"
+tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+if spec.seed == 1 and len(tries.read_text()) < 3 or spec.seed == 2:
+    sys.exit("out of luck")
+if spec.seed == 4:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    os.kill(os.getppid(), signal.SIGHUP)
+    time.sleep(60)
+made = {{**vars(spec), "value": 1.0, "started": rows.now()}}
+rows.append(work / "runs", made)
+"""
+
+
+def test_the_queue(tmp_path):
+    """It tries again, says what failed and goes on, and stops when it is told to."""
+    wanted = [Spec("mnist", "dgc", {}, 4, seed, 10) for seed in range(6)]
+
+    def pending(finished):
+        done = [Spec.of(found) for found in finished]
+        return [spec for spec in wanted if spec not in done]
+
+    command = [sys.executable, "-c", PROGRAM]
+    queue = Queue(tmp_path, command, pending=pending, pause=0.0)
+    before = signal.getsignal(signal.SIGTERM)
+    assert queue.run() is False
+    assert signal.getsignal(signal.SIGTERM) == before
+    found = rows.read(tmp_path / "runs")
+    assert [r["seed"] for r in found] == [0, 1, 2, 3]
+    assert [r["value"] for r in found] == [1.0, 1.0, None, 1.0]
+    assert list(found[2]) == [*KEYS, "error"]
+    assert "out of luck" in found[2]["error"]
+    assert [len((tmp_path / f"tries{i}").read_text()) for i in range(4)] == [1, 3, 3, 1]
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RuntimeError, match="Somebody else runs in"):
+            Queue(tmp_path, command, pending=pending).run()
+
+
+def test_other_sessions_go_first():
+    """Also where `nice` counts only within a session."""
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    group = pathlib.Path(f"/proc/{child.pid}/autogroup")
+    try:
+        if not group.exists():
+            pytest.skip("this kernel does not divide processors by sessions")
+        give_way(child.pid)
+        assert group.read_text().split()[1:] == ["nice", "19"]
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_pause_status_and_collect(tmp_path, capsys):
+    def call(*arguments):
+        given = evidence._parser().parse_args([*map(str, arguments)])
+        given.call(given)
+        return capsys.readouterr().out
+
+    work, out = tmp_path / "work", tmp_path / "out"
+    specs = plan.GROUPS[0].specs()
+    call("pause", "--work", work)
+    rows.append(work / "runs", row(specs[0]))
+    rows.append(work / "runs", row(specs[1], None, error="no power"))
+    said = call("status", "--work", work)
+    assert "done: 2, 1 of them failures" in said
+    assert "paused" in said
+    call("resume", "--work", work)
+    assert "paused" not in call("status", "--work", work)
+    collect = "collect", "--work", work, "--out", out
+    assert call(*collect).startswith("2 rows are new")
+    assert call(*collect).startswith("0 rows are new")
+    assert rows.read(out) == rows.read(work / "runs")

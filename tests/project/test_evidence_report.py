@@ -1,0 +1,115 @@
+"""What `benchmarks/evidence.py` says of the rows: verdicts, and the report."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from evidence_rows import row
+from scipy import stats
+from study import comparison, intervals, papers, plan
+from study.specs import Spec
+
+
+def test_paired_differences():
+    values = {"dense": [0.1, 0.5, 0.3, None], "dgc": [0.2, 0.4, 0.5, 0.6]}
+    made = [
+        {"method": method, "seed": seed, "value": value}
+        for method, found in values.items()
+        for seed, value in enumerate(found)
+    ]
+    found = intervals.paired(made, "dgc")
+    assert found.seeds == (0, 1, 2)
+    expected = stats.ttest_rel([0.2, 0.4, 0.5], [0.1, 0.5, 0.3])
+    low, high = expected.confidence_interval(0.95)
+    assert found.mean == pytest.approx((low + high) / 2)
+    assert found.half_width == pytest.approx((high - low) / 2)
+    assert not found.separates
+    alone = intervals.paired(made[:1] + made[4:], "dgc")
+    assert alone.half_width == math.inf
+    assert not alone.separates
+    assert math.isnan(intervals.paired(made[:1], "dgc").mean)
+
+
+@pytest.mark.parametrize(
+    ("task", "dgc", "verdict"),
+    [
+        ("cifar10", [0.801, 0.8, 0.8], "within the aim, 0.2"),
+        ("cifar10", [0.797, 0.796, 0.797], "not inferior by 0.5"),
+        ("cifar10", [0.78, 0.81, 0.8], "open"),
+        ("cifar10", [0.78, 0.781, 0.78], "inferior by more than 0.5"),
+        ("cifar10", [0.8], "no interval yet"),
+        ("cifar10", [0.801, 0.8, None, 0.8, None], "failed in 2 of 5"),
+        ("cifar10", [0.801, 0.8, math.nan], "failed in 1 of 3"),
+        ("ptb", [0.8, 0.8, math.inf], "failed in 1 of 3"),
+        ("ptb", [0.8, 0.8, 0.801], "within the aim, 0.5"),
+        ("ptb", [0.82, 0.821, 0.82], "inferior by more than 1.0"),
+        ("mnist", [0.8, 0.8], ""),
+    ],
+)
+def test_verdicts(task, dgc, verdict):
+    specs = plan.Group(task, plan.PAIR, tuple(range(len(dgc)))).specs()
+    made = [row(s, 0.8 if s.method == "dense" else dgc[s.seed]) for s in specs]
+    (found,) = comparison.comparisons(made)
+    assert found.verdict("dgc") == verdict
+    assert found.verdict("dense") == ""
+
+
+def test_the_papers_ratio():
+    sizes = [(1000, 1000), (1000,)]
+    expected = 4 * 1_001_000 / (6 * 1000 + 4 * 1000)
+    assert papers.ratio(sizes) == pytest.approx(expected)
+
+
+def test_a_run_of_dense_that_failed_decides_nothing():
+    specs = plan.Group("cifar10", plan.PAIR, (0, 1, 2)).specs()
+    made = [row(s, None if (s.method, s.seed) == ("dense", 1) else 0.8) for s in specs]
+    (found,) = comparison.comparisons(made)
+    assert found.verdict("dgc") == "failed in 1 of 3"
+    assert found.difference("dgc").seeds == (0, 2)
+    assert found.mean("dgc", (0, 2)) == pytest.approx(80)
+    made.append(row(specs[2], 0.8))  # run again
+    (found,) = comparison.comparisons(made)
+    assert found.verdict("dgc") == "within the aim, 0.2"
+
+
+@pytest.mark.slow
+def test_the_report(tmp_path):
+    """It has every method, what failed, and the papers' figures."""
+    pytest.importorskip("matplotlib")
+    from study import report
+
+    random = np.random.default_rng(0)
+    groups = [
+        plan.Group("cifar10", (*plan.ALL, *plan.ABLATION, "sign_sgd"), (0, 1, 2)),
+        plan.Group("cifar10", plan.PAIR, (0,), model=plan.RESNET20),
+        plan.Group("ptb", plan.PAIR, (0, 1)),
+    ]
+    made = [row(s, random.uniform(0.8, 0.9)) for g in groups for s in g.specs()]
+    failed = Spec("cifar10", "stc", {}, 4, 0, 10_000)
+    made.append(row(failed, None, error="the loss is not finite"))
+    died = Spec("ptb", "float16", {}, 4, 0, 5_000)  # its row does not know the metric
+    made.insert(0, row(died, None, metric=None, curve=[], error="status 1"))
+    alone = Spec("ptb", "dense", {}, 4, 2, 5_000)  # of no pair
+    made.append(row(alone, 8.0))
+    report.write(made, tmp_path)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    for label in (*plan.ALL, *plan.ABLATION, "sign_sgd", "stc"):
+        assert f"| {label} |" in page
+    assert f"`{failed.command}`: the loss is not finite" in page
+    (head,) = (line for line in page.splitlines() if "perplexity" in line)
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    (dgc,) = (
+        line for line in page.split("## ptb")[1].splitlines() if "| dgc |" in line
+    )
+    cells = dict(zip(columns, dgc.strip("|").split("|"), strict=True))
+    assert int(cells["pairs"]) == 2
+    assert float(cells["dense of these"]) < 1
+    assert "| 93.75 | 93.87 |" in page
+    assert "| 72.3 | 72.24 |" in page
+    assert "## cifar10 with 3 blocks, stride 1, 4 workers" in page
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert html.count("<table>") == 5
+    for name in re.findall(r'src="(.+?)"', html):
+        assert (tmp_path / name).stat().st_size > 1000
+    assert len(list(tmp_path.iterdir())) == 5
