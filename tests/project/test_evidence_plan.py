@@ -73,6 +73,34 @@ def test_seeds_are_added_until_the_interval_is_narrow():
     assert plan.pending(narrow) == []
 
 
+def test_a_seed_that_failed_is_followed_by_the_next():
+    values = {0: 0.00, 1: 0.02, 2: -0.02, 3: 0.02}
+    planned = [spec for group in plan.GROUPS for spec in group.specs()]
+    failed = plan.Group("cifar10", ("dgc",), (4,)).specs()
+    done = [
+        row(spec, 0.8 + (values.get(spec.seed, 0.0) if spec.method == "dgc" else 0))
+        if spec not in failed
+        else row(spec, None)
+        for spec in planned
+    ]
+    asked = []
+    while todo := plan.pending(done):
+        asked.append(todo[0].seed)
+        done.append(row(todo[0], None if todo[0].seed == 5 else 0.8))
+    assert asked == [seed for seed in range(5, 10) for _ in plan.PAIR]
+
+
+def test_added_seeds_come_before_eight_workers():
+    planned = [spec for group in plan.GROUPS for spec in group.specs()]
+    done = [
+        row(spec, 0.8 + (0.02 * (spec.seed % 2) if spec.method == "dgc" else 0))
+        for spec in planned
+        if spec.workers == 4 and not spec.settings.get("model")
+    ]
+    asked = [(spec.workers, spec.seed) for spec in plan.pending(done)]
+    assert asked[:3] == [(4, 5), (4, 5), (8, 0)]
+
+
 def test_order_of_the_data():
     from study import tasks
 
