@@ -8,14 +8,18 @@ failure or in any other way, it goes on from there with the same bits when `run`
 called again. Finished runs are rows of JSON in `WORK/runs`.
 
     python benchmarks/evidence.py pause --work ~/evidence    # until `resume`
+    python benchmarks/evidence.py retry KEY --work ~/evidence
     python benchmarks/evidence.py status --work ~/evidence
     python benchmarks/evidence.py collect --work ~/evidence  # into docs/evidence/runs
     python benchmarks/evidence.py report                     # of docs/evidence/runs
 
-`pause` makes a file `WORK/PAUSE`, at which a run stops between two steps. `one` is a
-single run, as every row's `command` has it. Data sets are in `--data`, `$TF_DGC_DATA`
-or `../shared`: `tensorflow_datasets` with CIFAR-10, MNIST and tiny Shakespeare, and
-`datasets/ptb` with `ptb.{train,valid,test}.txt`.
+`pause` makes a file `WORK/PAUSE`, at which a run stops between two steps. `retry` runs
+again what a process failed at, by the key that `status` prints; both rows are kept.
+`one` is a single run, as every row's `command` has it.
+
+Data sets are in `--data`, `$TF_DGC_DATA` or `../shared`: `tensorflow_datasets` with
+CIFAR-10, MNIST and tiny Shakespeare, and `datasets/ptb` with
+`ptb.{train,valid,test}.txt`.
 """
 
 import argparse
@@ -25,8 +29,7 @@ import pathlib
 import sys
 import tempfile
 
-from study import plan, plan_page, rows
-from study.queue import Queue
+from study import plan, plan_page, queue, rows
 from study.specs import Spec
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -35,10 +38,27 @@ EVIDENCE = ROOT / "docs" / "evidence"
 
 def run(arguments):
     """Take up the plan where it stands."""
+    _take_up(arguments, plan.pending, "The plan is done.")
+
+
+def retry(arguments):
+    """Run again what a process failed at."""
+    try:
+        pending = queue.again(arguments.work, arguments.key)
+    except ValueError as error:
+        sys.exit(str(error))
+    _take_up(arguments, pending, "It was run again.")
+
+
+def _take_up(arguments, pending, done):
     os.nice(19)
     command = [sys.executable, __file__]
-    done = Queue(arguments.work, command, [f"--data={arguments.data}"]).run()
-    print("The plan is done." if done else "Stopped; `run` goes on from here.")
+    folders = [f"--data={arguments.data}"]
+    try:
+        ended = queue.Queue(arguments.work, command, folders, pending).run()
+    except RuntimeError as error:
+        sys.exit(str(error))
+    print(done if ended else "Stopped; `run` goes on from here.")
 
 
 def pause(arguments):
@@ -56,9 +76,11 @@ def status(arguments):
     """Print what is done, in progress and to come."""
     finished = rows.read(arguments.work / "runs")
     todo = plan.pending(finished)
-    failed = sum(not rows.has_value(row) for row in finished)
+    failed = [row for row in finished if not rows.has_value(row)]
     hours = sum(row["seconds"] or 0 for row in finished) / 3600
-    print(f"done: {len(finished)}, {failed} of them failures; {hours:.1f} hours")
+    print(f"done: {len(finished)}, {len(failed)} of them failures; {hours:.1f} hours")
+    for row in failed:
+        print(f"failed: {Spec.of(row).key}, {row['started']}")
     print(f"to come: {len(todo)}, about {plan.minutes(todo) / 60:.1f} hours")
     for file in sorted((arguments.work / "running").glob("*.npz")):
         print(f"begun: {file.stem}")
@@ -116,9 +138,11 @@ def _parser():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for call in (run, pause, resume, status, collect):
+    for call in (run, retry, pause, resume, status, collect):
         _add(commands, call, "work")
-    commands.choices["run"].add_argument("--data", default=_data())
+    for name in ("run", "retry"):
+        commands.choices[name].add_argument("--data", default=_data())
+    commands.choices["retry"].add_argument("key", help="of a run that failed")
     commands.choices["collect"].add_argument(
         "--out", type=pathlib.Path, default=EVIDENCE / "runs"
     )

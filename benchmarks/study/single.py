@@ -12,13 +12,13 @@ import numpy as np
 
 from study import registry, rows
 from study.replicas import Replicas
+from study.specs import INTERRUPTED
 
 EVALUATIONS = 10  # during a run
-INTERRUPTED = 75  # the exit status of a run that is to be gone on with
 
 
 class Run:
-    """A run in pieces: what it remembers is saved every few minutes, and at the end.
+    """A run in pieces: what it remembers is saved after a step, and every few minutes.
 
     It goes on with the same bits as one that was not interrupted. While a file
     `PAUSE` is in the folder it waits between two steps.
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, spec, data, work, strategy, commit, save_every=180.0):
         work = pathlib.Path(work)
         self._spec, self._work, self._save_every = spec, work, save_every
-        self._file = work / "running" / f"{spec.key}.npz"
+        self._file = spec.saved_in(work)
         self._pause = work / "PAUSE"
         self._stopped = False
         self._task = registry.make_task(spec, data)
@@ -59,7 +59,7 @@ class Run:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        saved = time.monotonic()
+        saved = -math.inf  # the first step is saved: so it is seen that there was one
         every = max(1, self._spec.steps // EVALUATIONS)
         while self._replicas.step < self._spec.steps and self._finite():
             self._advance(every)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
 import shlex
 from typing import Any
 
@@ -10,6 +11,7 @@ KEYS = [
     *("task", "method", "settings", "workers", "seed", "steps", "metric", "value"),
     *("curve", "bytes_per_worker", "seconds", "commit", "command", "started"),
 ]
+INTERRUPTED = 75  # the exit status of a run that is to be gone on with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,14 @@ class Spec:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.task}-{self.method}-{self.workers}-{self.seed}-{digest}"
+
+    def saved_in(self, work):
+        """Return the file in which a run remembers what it needs to go on.
+
+        Args:
+            work: folder of all runs; see `single.Run`.
+        """
+        return pathlib.Path(work) / "running" / f"{self.key}.npz"
 
     @property
     def command(self):

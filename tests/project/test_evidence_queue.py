@@ -1,7 +1,9 @@
 """What takes up the plan of `benchmarks/evidence.py`, run by run."""
 
 import fcntl
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -31,27 +33,28 @@ if str(work / "lock") not in map(os.path.realpath, opened):
     sys.exit("others could begin as well")
 tries = work / f"tries{{spec.seed}}"
 tries.write_text(tries.read_text() + "." if tries.exists() else ".")
-if spec.seed == 1 and len(tries.read_text()) < 3 or spec.seed == 2:
-    sys.exit("out of luck")
+tried = len(tries.read_text())
+if spec.seed == 1 and tried < 3 or spec.seed == 6:
+    sys.exit("no data")
+spec.saved_in(work).parent.mkdir(exist_ok=True)
+spec.saved_in(work).write_text("")
+if spec.seed == 3 and tried < 4:
+    sys.exit(75)
+if spec.seed in (2, 7, 8) and given.get("data") != "good":
+    sys.exit(f"out of luck after {{time.monotonic()}} seconds")
 if spec.seed == 4:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     os.kill(os.getppid(), signal.SIGHUP)
     time.sleep(60)
-made = {{**vars(spec), "value": 1.0, "started": rows.now()}}
+made = {{**vars(spec), "value": 1.0, "started": rows.now(), "bytes_per_worker": 1}}
 rows.append(work / "runs", made)
 """
+COMMAND = [sys.executable, "-c", PROGRAM]
 
 
 def test_the_queue(tmp_path):
     """It tries again, says what failed and goes on, and stops when it is told to."""
-    wanted = [Spec("mnist", "dgc", {}, 4, seed, 10) for seed in range(6)]
-
-    def pending(finished):
-        done = [Spec.of(found) for found in finished]
-        return [spec for spec in wanted if spec not in done]
-
-    command = [sys.executable, "-c", PROGRAM]
-    queue = Queue(tmp_path, command, pending=pending, pause=0.0)
+    pending, queue = queue_of(tmp_path, range(6))
     before = signal.getsignal(signal.SIGTERM)
     assert queue.run() is False
     assert signal.getsignal(signal.SIGTERM) == before
@@ -60,11 +63,57 @@ def test_the_queue(tmp_path):
     assert [r["value"] for r in found] == [1.0, 1.0, None, 1.0]
     assert list(found[2]) == [*KEYS, "error"]
     assert "out of luck" in found[2]["error"]
-    assert [len((tmp_path / f"tries{i}").read_text()) for i in range(4)] == [1, 3, 3, 1]
+    assert [len((tmp_path / f"tries{i}").read_text()) for i in range(4)] == [1, 3, 3, 4]
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RuntimeError, match="Somebody else runs in"):
-            Queue(tmp_path, command, pending=pending).run()
+            Queue(tmp_path, COMMAND, pending=pending).run()
+
+
+def test_the_queue_ends_if_a_run_does_not_begin(tmp_path):
+    """It would be the same for all that are pending, and none would be tried again."""
+    _, queue = queue_of(tmp_path, [6, 0])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RuntimeError, match=r"before it had saved a step[^$]*no data"):
+        queue.run()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert rows.read(tmp_path / "runs") == []
+
+
+def test_the_queue_ends_if_two_runs_fail_alike(tmp_path, monkeypatch, capsys):
+    _, queue = queue_of(tmp_path, [7, 8, 0])
+    with pytest.raises(RuntimeError, match=r"as the run before it[^$]*out of luck"):
+        queue.run()
+    (failed,) = rows.read(tmp_path / "runs")
+    assert (failed["seed"], failed["value"]) == (7, None)
+
+    def queue_here(work, command, folders, pending):
+        return Queue(work, COMMAND, folders, pending, pause=0.0)
+
+    monkeypatch.setattr("study.queue.Queue", queue_here)
+    monkeypatch.setattr(os, "nice", lambda by: by)
+    call("status", "--work", tmp_path)
+    (key,) = re.findall(r"failed: (\S+),", capsys.readouterr().out)
+    call("retry", key, "--work", tmp_path, "--data", "good")
+    assert rows.read(tmp_path / "runs")[0] == failed
+    assert [r["value"] for r in rows.read(tmp_path / "runs")] == [None, 1.0]
+    with pytest.raises(SystemExit, match="has not come to its end since"):
+        call("retry", key, "--work", tmp_path, "--data", "good")
+
+
+def queue_of(work, seeds):
+    wanted = [Spec("mnist", "dgc", {}, 4, seed, 10) for seed in seeds]
+
+    def pending(finished):
+        done = [Spec.of(found) for found in finished]
+        return [spec for spec in wanted if spec not in done]
+
+    return pending, Queue(work, COMMAND, pending=pending, pause=0.0)
+
+
+def call(*arguments):
+    given = evidence._parser().parse_args([*map(str, arguments)])
+    given.call(given)
 
 
 def test_other_sessions_go_first():
@@ -82,9 +131,8 @@ def test_other_sessions_go_first():
 
 
 def test_pause_status_and_collect(tmp_path, capsys):
-    def call(*arguments):
-        given = evidence._parser().parse_args([*map(str, arguments)])
-        given.call(given)
+    def said(*arguments):
+        call(*arguments)
         return capsys.readouterr().out
 
     work, out = tmp_path / "work", tmp_path / "out"
@@ -92,12 +140,12 @@ def test_pause_status_and_collect(tmp_path, capsys):
     call("pause", "--work", work)
     rows.append(work / "runs", row(specs[0]))
     rows.append(work / "runs", row(specs[1], None, error="no power"))
-    said = call("status", "--work", work)
-    assert "done: 2, 1 of them failures" in said
-    assert "paused" in said
+    text = said("status", "--work", work)
+    assert "done: 2, 1 of them failures" in text
+    assert "paused" in text
     call("resume", "--work", work)
-    assert "paused" not in call("status", "--work", work)
+    assert "paused" not in said("status", "--work", work)
     collect = "collect", "--work", work, "--out", out
-    assert call(*collect).startswith("2 rows are new")
-    assert call(*collect).startswith("0 rows are new")
+    assert said(*collect).startswith("2 rows are new")
+    assert said(*collect).startswith("0 rows are new")
     assert rows.read(out) == rows.read(work / "runs")
