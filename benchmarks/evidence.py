@@ -53,9 +53,10 @@ def retry(arguments):
 def _take_up(arguments, pending, done):
     os.nice(19)
     command = [sys.executable, __file__]
-    folders = [f"--data={arguments.data}"]
+    further = [f"--data={arguments.data}"]
+    further += ["--other_commit"] * arguments.other_commit
     try:
-        ended = queue.Queue(arguments.work, command, folders, pending).run()
+        ended = queue.Queue(arguments.work, command, further, pending).run()
     except RuntimeError as error:
         sys.exit(str(error))
     print(done if ended else "Stopped; `run` goes on from here.")
@@ -114,7 +115,8 @@ def one(arguments):
     tf.config.threading.set_inter_op_parallelism_threads(2)
     spec = Spec.of({**vars(arguments), "settings": json.loads(arguments.settings)})
     strategy = training.make_strategy(spec.workers)
-    single = Run(spec, arguments.data, arguments.work, strategy, reporting.commit())
+    asked = spec, arguments.data, arguments.work, strategy, reporting.commit()
+    single = Run(*asked, other_commit=arguments.other_commit)
     single.finish()
     row = single.row()
     print(f"{row['metric']} {row['value']}, {row['bytes_per_worker']:,} bytes")
@@ -141,7 +143,7 @@ def _parser():
     for call in (run, retry, pause, resume, status, collect):
         _add(commands, call, "work")
     for name in ("run", "retry"):
-        commands.choices[name].add_argument("--data", default=_data())
+        _add_of_runs(commands.choices[name])
     commands.choices["retry"].add_argument("key", help="of a run that failed")
     commands.choices["collect"].add_argument(
         "--out", type=pathlib.Path, default=EVIDENCE / "runs"
@@ -169,9 +171,18 @@ def _add_one(commands):
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--steps", type=int, required=True)
     command.add_argument("--settings", default="{}", help="JSON; see study/specs.py")
-    command.add_argument("--data", default=_data())
+    _add_of_runs(command)
     again = pathlib.Path(tempfile.gettempdir(), "tf_dgc_evidence")
     command.add_argument("--work", type=pathlib.Path, default=again)
+
+
+def _add_of_runs(command):
+    command.add_argument("--data", default=_data())
+    command.add_argument(
+        "--other_commit",
+        action="store_true",
+        help="go on with runs that were begun at another commit; their rows say so",
+    )
 
 
 def _add_report(commands):

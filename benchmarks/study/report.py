@@ -1,5 +1,6 @@
 """The page about the runs that are kept, in Markdown and HTML, with pictures."""
 
+import collections
 import itertools
 import math
 import pathlib
@@ -47,16 +48,33 @@ def write(rows, out):
 def _head(rows):
     starts = sorted(row["started"] for row in rows)
     dates = f"{starts[0][:10]} to {starts[-1][:10]}" if rows else "no date"
-    commits = ", ".join(sorted({row["commit"][:12] for row in rows}))
     hours = sum(row["seconds"] or 0 for row in rows) / 3600
-    intro = f"{len(rows)} runs begun from {dates}, {hours:.1f} hours, commit {commits}."
+    intro = f"{len(rows)} runs begun from {dates}, {hours:.1f} hours. {_commits(rows)}"
     return f"# Does it train as well?\n\n{intro}\n\n{_CAVEAT}"
+
+
+def _commits(rows):
+    """Return a sentence about the commits that these rows are of."""
+    found = collections.Counter(
+        ", then ".join(map(_short, [row["commit"], *row.get("resumed_at", [])]))
+        for row in rows
+    )
+    if len(found) < 2:
+        return "".join(f"All are of commit {name}." for name in found)
+    counted = "; ".join(f"{number} of {name}" for name, number in sorted(found.items()))
+    return f"Runs of several commits are together here: {counted}."
+
+
+def _short(commit):
+    """Return the beginning of a commit, and whether files differed from it."""
+    return commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _with_picture(found, out):
     name = f"{_title(found).lower().replace(' ', '-').replace(',', '')}.svg"
     pictures.draw(found, out / name)
-    parts = [f"## {_title(found)}", _table(found), _ablation(found)]
+    head = [f"## {_title(found)}", _commits(found.rows)]
+    parts = [*head, _table(found), _ablation(found)]
     return "\n\n".join([*filter(None, parts), f"![{_title(found)}]({name})"])
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import pathlib
 import signal
-import sys
 import time
 
 import numpy as np
@@ -30,12 +29,27 @@ class Run:
         strategy: of `common.training.make_strategy`.
         commit: commit of this checkout.
         save_every: seconds from one saving to the next.
+        other_commit: whether it may go on where it was begun at another commit, which
+            the row then says; the bits may be others.
+
+    Raises:
+        ValueError: if it was begun at another commit, and may not go on at this one.
     """
 
-    def __init__(self, spec, data, work, strategy, commit, save_every=180.0):
+    def __init__(
+        self,
+        spec,
+        data,
+        work,
+        strategy,
+        commit,
+        save_every=180.0,
+        other_commit=False,
+    ):
         work = pathlib.Path(work)
         self._spec, self._work, self._save_every = spec, work, save_every
         self._file = spec.saved_in(work)
+        self._commits = self._commits_with(commit, other_commit)
         self._pause = work / "PAUSE"
         self._stopped = False
         self._task = registry.make_task(spec, data)
@@ -47,7 +61,6 @@ class Run:
         )
         self._curve, self._losses, self._seconds = [], [], 0.0
         self._started = rows.now()
-        self._commit = commit
         if self._file.exists():
             self._restore()
 
@@ -73,7 +86,9 @@ class Run:
     def row(self):
         """Return the row of the run as far as it is."""
         value = self._curve[-1]["value"] if self._finite() and self._curve else None
-        failed = {} if self._finite() else {"error": "the loss is not finite"}
+        told = {} if self._finite() else {"error": "the loss is not finite"}
+        if self._commits[1:]:
+            told["resumed_at"] = self._commits[1:]
         spec = self._spec
         return {
             "task": spec.task,
@@ -87,10 +102,10 @@ class Run:
             "curve": self._curve,
             "bytes_per_worker": self._replicas.sent_bytes,
             "seconds": round(self._seconds, 1),
-            "commit": self._commit,
+            "commit": self._commits[0],
             "command": spec.command,
             "started": self._started,
-            **failed,
+            **told,
         }
 
     def save(self):
@@ -100,22 +115,37 @@ class Run:
             "losses": self._losses,
             "seconds": self._seconds,
             "started": self._started,
-            "commit": self._commit,
+            "commit": self._commits[0],
+            "resumed_at": self._commits[1:],
         }
         content = io.BytesIO()
         np.savez(content, notes=json.dumps(notes), **self._replicas.state())
         self._file.parent.mkdir(parents=True, exist_ok=True)
         rows.replace(self._file, content.getvalue())
 
+    def _commits_with(self, commit, other_commit):
+        """Return the commits of the run in their order, with this one."""
+        if not self._file.exists():
+            return [commit]
+        with np.load(self._file) as state:
+            notes = json.loads(str(state["notes"]))
+        before = [notes["commit"], *notes.get("resumed_at", [])]
+        if before[-1] == commit:
+            return before
+        if not other_commit:
+            raise ValueError(
+                f"A run goes on at the commit that it was begun at, {before[-1]}, "
+                "unless `other_commit=True` (`--other_commit`). Received: "
+                f"commit={commit!r}, and {self._file}"
+            )
+        return [*before, commit]
+
     def _restore(self):
         with np.load(self._file) as state:
             notes = json.loads(str(state["notes"]))
             self._replicas.restore(state)
-        if notes["commit"] != self._commit:
-            print(f"It was begun at commit {notes['commit']}.", file=sys.stderr)
         self._curve, self._losses = notes["curve"], notes["losses"]
         self._seconds, self._started = notes["seconds"], notes["started"]
-        self._commit = notes["commit"]
 
     def _advance(self, every):
         start = time.monotonic()

@@ -92,10 +92,14 @@ def test_the_report(tmp_path):
     made.insert(0, row(died, None, metric=None, curve=[], error="status 1"))
     alone = Spec("ptb", "dense", {}, 4, 2, 5_000)  # of no pair
     made.append(row(alone, 8.0))
+    made[-1]["commit"] = "def" * 14 + "-dirty"
+    made[-2]["resumed_at"] = ["fed" * 14]
     report.write(made, tmp_path)
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     for label in (*plan.ALL, *plan.ABLATION, "sign_sgd", "stc"):
         assert f"| {label} |" in page
+    assert "1 of abcabcabcabc, then fedfedfedfed; 1 of defdefdefdef-dirty." in page
+    assert "All are of commit abcabcabcabc." in page
     assert f"`{failed.command}`: the loss is not finite" in page
     (head,) = (line for line in page.splitlines() if "perplexity" in line)
     columns = [cell.strip() for cell in head.strip("|").split("|")]

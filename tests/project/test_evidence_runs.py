@@ -1,5 +1,6 @@
 """A run of `benchmarks/evidence.py` in pieces ends as one that was not interrupted."""
 
+import json
 import os
 import signal
 import threading
@@ -69,10 +70,10 @@ def _eager():
     tf.config.run_functions_eagerly(False)
 
 
-def run(work, strategy, method="dgc", settings=None, **options):
+def run(work, strategy, method="dgc", settings=None, commit="abc", **options):
     workers = strategy.num_replicas_in_sync
     spec = Spec("largest", method, settings or {}, workers, 3, STEPS)
-    return single.Run(spec, None, work, strategy, "abc", **options)
+    return single.Run(spec, None, work, strategy, commit, **options)
 
 
 def only_row(work):
@@ -138,6 +139,37 @@ def test_what_is_saved_survives_the_next_save(tmp_path, strategies, monkeypatch)
     monkeypatch.setitem(registry.TASKS, "largest", Largest)
     again = run(tmp_path, strategies[2])
     assert again.row()["curve"][-1]["step"] == 5
+
+
+@pytest.mark.usefixtures("_eager")
+def test_a_run_at_several_commits_says_so(tmp_path, strategies):
+    """And goes on at another one only where that is asked for."""
+    events[4] = stop
+    with pytest.raises(SystemExit):
+        run(tmp_path, strategies[2]).finish()
+    with pytest.raises(ValueError, match=r"begun at, abc, unless.*commit='def'"):
+        run(tmp_path, strategies[2], commit="def")
+    forget_later_notes(tmp_path)
+    events[9] = stop
+    with pytest.raises(SystemExit):
+        run(tmp_path, strategies[2], commit="def", other_commit=True).finish()
+    with pytest.raises(ValueError, match="begun at, def"):
+        run(tmp_path, strategies[2], commit="abc")
+    run(tmp_path, strategies[2], commit="def").finish()
+    row = only_row(tmp_path)
+    assert list(row) == [*KEYS, "resumed_at"]
+    assert row["commit"] == "abc"
+    assert row["resumed_at"] == ["def"]
+
+
+def forget_later_notes(work):
+    """Write a saved run as it was before it kept all of its commits."""
+    (file,) = (work / "running").iterdir()
+    with np.load(file) as state:
+        arrays = dict(state)
+    notes = json.loads(str(arrays.pop("notes")))
+    assert notes.pop("resumed_at") == []
+    np.savez(file, notes=json.dumps(notes), **arrays)
 
 
 @pytest.mark.usefixtures("_eager")
