@@ -62,14 +62,19 @@ class Comparison:
         return TASKS[self.task][0] * statistics.mean(values) if values else None
 
     def difference(self, label, other="dense"):
-        """Return the paired difference, in the unit of the task's differences."""
+        """Return the paired difference, in the unit of the task's differences.
+
+        Seeds that led to a label are no evidence about it, and are left out.
+        """
         factor = TASKS[self.task][0]
         relative = TASKS[self.task][2] == "%"
 
         def scaled(mine, theirs):
             return 100 * (mine / theirs - 1) if relative else factor * (mine - theirs)
 
-        return intervals.paired(self.rows, label, other, plan.label_of, scaled)
+        led = plan.LED_TO.get(label, {}).get(self.task, ())
+        rows = [row for row in self.rows if row["seed"] not in led]
+        return intervals.paired(rows, label, other, plan.label_of, scaled)
 
     def sent(self, label):
         """Return the bytes that a worker handed over in a run, warm-up included."""
@@ -88,7 +93,7 @@ class Comparison:
         """Return what the interval says about the plan's margin, in words.
 
         A run without a value is left out of no interval in silence: with one, of the
-        method or of its control, there is no other verdict.
+        method or of its control, there is no other verdict. The margin is for `dgc`.
         """
         if self.task not in plan.MARGINS or label == "dense":
             return ""
@@ -96,6 +101,9 @@ class Comparison:
         if found.failed:
             begun = len(found.seeds) + len(found.failed)
             return f"failed in {len(found.failed)} of {begun}"
+        return self._by_interval(found) if label == "dgc" else "exploratory"
+
+    def _by_interval(self, found):
         if len(found.seeds) < 2:
             return "no interval yet"
         margin, aim = plan.MARGINS[self.task]

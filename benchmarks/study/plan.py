@@ -93,6 +93,12 @@ ABLATION = tuple(
     for label, (method, _) in LABELS.items()
     if method == "dgc" and label != UNMASKED
 )
+# Labels that came when runs had been seen: seeds of which `dense` and `dgc` were known,
+# and those that led to them, which say nothing about them.
+SEEN = {
+    UNMASKED: {"ptb": (0,), "cifar10": (0, 1), "mnist": (0, 1), "shakespeare": (0, 1)}
+}
+LED_TO = {UNMASKED: {"ptb": (0,)}}
 OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
 PAIR = ("dense", "dgc")
 ALL = ("dense", "dgc", "float16")

@@ -1,9 +1,17 @@
 """The plan's tables, as docs/evidence/plan.md has them."""
 
 import dataclasses
+import pathlib
 
 from study import plan
 from study.recipes import RECIPES, Recipe
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "evidence" / "plan.md"
+
+
+def changes():
+    """Return what has changed since the first counted run, dated, as Markdown."""
+    return PAGE.read_text(encoding="utf-8").partition("## Changes\n")[2].strip()
 
 
 def tables():

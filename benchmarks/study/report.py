@@ -7,7 +7,7 @@ import pathlib
 
 import markdown
 
-from study import comparison, papers, pictures, plan
+from study import comparison, papers, pictures, plan, plan_page
 from study.plan_page import markdown as table
 from study.rows import has_value
 
@@ -17,8 +17,10 @@ from a JPEG copy, the others exact. All workers are simulated in one process; th
 as many gradients, residuals and collectives as with real ones, and no network. Methods
 that are compared had the same seeds: the same initial weights, and the same data in the
 same order. An interval is that of the mean paired difference, 95 % by Student. Every
-figure is the last of its run; none was chosen. [The plan](plan.md) was there before the
-runs."""
+figure is the last of its run; none was chosen. The margin was set for `dgc` alone;
+what else is compared is exploratory.
+
+[The plan](plan.md) was written before the first run, and has changed since:"""
 _STYLE = """\
 body {font-family: sans-serif; max-width: 60em; margin: 2em auto; line-height: 1.4}
 table {border-collapse: collapse} td, th {border: 1px solid #ccc; padding: 0.2em 0.6em}
@@ -36,7 +38,13 @@ def write(rows, out):
     out.mkdir(parents=True, exist_ok=True)
     found = comparison.comparisons(rows)
     drawn = [_with_picture(c, out) for c in found]
-    parts = [_head(rows), *drawn, _against_papers(found), _failures(rows)]
+    parts = [
+        _head(rows),
+        plan_page.changes(),
+        *drawn,
+        _against_papers(found),
+        _failures(rows),
+    ]
     text = "\n\n".join(filter(None, parts))
     (out / "report.md").write_text(text + "\n", encoding="utf-8")
     body = markdown.markdown(text, extensions=["tables"])
@@ -90,13 +98,28 @@ def _title(found):
 def _table(found):
     _, unit, unit_of_difference = comparison.TASKS[found.task]
     lines = [
-        [label, *_accuracy(found, label), *_bytes(found, label)]
+        [_named(found, label), *_accuracy(found, label), *_bytes(found, label)]
         for label in found.labels
     ]
     headings = ["method", "runs", "failed", f"{found.metric} {unit}".strip()]
     headings += ["pairs", "dense of these", f"to dense, {unit_of_difference}"]
     headings += ["margin", "MB per worker", "ratio", "ratio at the end"]
     return table(headings, lines)
+
+
+def _named(found, label):
+    """Return a label, and what had been seen when it was added to the plan."""
+    seen = plan.SEEN.get(label, {}).get(found.task, ())
+    if not seen:
+        return label
+    seeds = " and ".join(map(str, seen))
+    text = f"{label} (added after seed {seeds} was seen"
+    led = plan.LED_TO.get(label, {}).get(found.task, ())
+    if led:
+        text += (
+            f"; not of the pairs: seed {' and '.join(map(str, led))}, which led to it"
+        )
+    return text + ")"
 
 
 def _accuracy(found, label):

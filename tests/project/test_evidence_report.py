@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from evidence_rows import row
 from scipy import stats
-from study import comparison, intervals, papers, plan
+from study import comparison, intervals, papers, plan, plan_page
 from study.specs import Spec
 
 
@@ -55,6 +55,16 @@ def test_verdicts(task, dgc, verdict):
     assert found.verdict("dense") == ""
 
 
+def test_what_led_to_a_method_says_nothing_about_it():
+    methods = "dense", plan.UNMASKED, "float16"
+    specs = plan.Group("ptb", methods, (0, 1, 2)).specs()
+    (found,) = comparison.comparisons([row(s, 1.0 + s.seed) for s in specs])
+    assert found.difference(plan.UNMASKED).seeds == (1, 2)
+    assert found.difference("float16").seeds == (0, 1, 2)
+    for label in methods[1:]:
+        assert found.verdict(label) == "exploratory"
+
+
 def test_the_papers_ratio():
     sizes = [(1000, 1000), (1000,)]
     expected = 4 * 1_001_000 / (6 * 1000 + 4 * 1000)
@@ -80,8 +90,9 @@ def test_the_report(tmp_path):
     from study import report
 
     random = np.random.default_rng(0)
+    labels = *plan.ALL, plan.UNMASKED, *plan.ABLATION, "sign_sgd"
     groups = [
-        plan.Group("cifar10", (*plan.ALL, *plan.ABLATION, "sign_sgd"), (0, 1, 2)),
+        plan.Group("cifar10", labels, (0, 1, 2)),
         plan.Group("cifar10", plan.PAIR, (0,), model=plan.RESNET20),
         plan.Group("ptb", plan.PAIR, (0, 1)),
     ]
@@ -101,7 +112,7 @@ def test_the_report(tmp_path):
     assert "1 of abcabcabcabc, then fedfedfedfed; 1 of defdefdefdef-dirty." in page
     assert "All are of commit abcabcabcabc." in page
     assert f"`{failed.command}`: the loss is not finite" in page
-    (head,) = (line for line in page.splitlines() if "perplexity" in line)
+    (head,) = (line for line in page.splitlines() if "| perplexity" in line)
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     (dgc,) = (
         line for line in page.split("## ptb")[1].splitlines() if "| dgc |" in line
@@ -109,6 +120,9 @@ def test_the_report(tmp_path):
     cells = dict(zip(columns, dgc.strip("|").split("|"), strict=True))
     assert int(cells["pairs"]) == 2
     assert float(cells["dense of these"]) < 1
+    assert "| dgc unmasked (added after seed 0 and 1 was seen) |" in page
+    assert plan_page.changes() in page
+    assert "2026-11-25: `dgc unmasked` is a method too" in page
     assert "| 93.75 | 93.87 |" in page
     assert "| 72.3 | 72.24 |" in page
     assert "## cifar10 with 3 blocks, stride 1, 4 workers" in page
