@@ -96,7 +96,7 @@ class Penn(Task):
             at = rows + i * self.length + np.arange(self.length)
             loss, memory = step(self.test[at], self.test[at + 1], memory)
             total += float(loss)
-        return float(np.exp(total / (steps * self.length * _EVALUATED_TOGETHER)))
+        return perplexity(total / (steps * self.length * _EVALUATED_TOGETHER))
 
     def _zeros(self, places):
         return [np.zeros((places, self._units), np.float32) for _ in range(4)]
@@ -130,6 +130,12 @@ class _Network(keras.Model):
             return x
         seed = seed + tf.constant([place << 20, 0])
         return tf.nn.experimental.stateless_dropout(x, self._dropout, seed)
+
+
+def perplexity(loss):
+    """Return the perplexity of a mean cross-entropy in nats; infinite if too large."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(np.float64(loss)))
 
 
 def _total_loss(model, words, targets, memory):

@@ -40,7 +40,8 @@ def _line(axis, rows, key, label):
     curves = [row["curve"] for row in rows]
     length = min(map(len, curves))
     at = [point[key] for point in curves[0][:length]]
-    values = np.array([[p["value"] for p in curve[:length]] for curve in curves])
+    values = [[p["value"] for p in curve[:length]] for curve in curves]
+    values = np.array(values, float)  # NaN where it was not finite
     (line,) = axis.plot(at, values.mean(axis=0), label=label, marker=".")
     if len(curves) > 1:
         low, high = values.min(axis=0), values.max(axis=0)

@@ -86,7 +86,7 @@ class Run:
     def row(self):
         """Return the row of the run as far as it is."""
         value = self._curve[-1]["value"] if self._finite() and self._curve else None
-        told = {} if self._finite() else {"error": "the loss is not finite"}
+        told = self._error(value)
         if self._commits[1:]:
             told["resumed_at"] = self._commits[1:]
         spec = self._spec
@@ -107,6 +107,13 @@ class Run:
             "started": self._started,
             **told,
         }
+
+    def _error(self, value):
+        if not self._finite():
+            return {"error": "the loss is not finite"}
+        if value is None and self._replicas.step == self._spec.steps:
+            return {"error": f"the {self._task.metric} is not finite"}
+        return {}
 
     def save(self):
         """Save all that the rest of the run follows from, in one file."""
@@ -154,6 +161,8 @@ class Run:
         at_end = step == self._spec.steps
         point = (step % every == 0 and self._spec.steps - step >= every) or at_end
         value = self._replicas.evaluate() if point and self._finite() else None
+        if value is not None and not math.isfinite(value):
+            value = None  # no figure, but the loss may be finite, and come down
         self._seconds += time.monotonic() - start
         if point or not self._finite():
             self._add_point(value)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from selection import rows as some_rows
-from study import recipes, registry, single, tasks
+from study import penn, recipes, registry, single, tasks
 from study import rows as kept
 from study.specs import KEYS, Spec
 
@@ -181,6 +181,20 @@ def test_a_loss_that_is_not_finite_is_a_row(tmp_path, strategies):
     assert row["value"] is None
     assert row["error"] == "the loss is not finite"
     assert 1 <= row["curve"][-1]["step"] < STEPS
+
+
+@pytest.mark.usefixtures("_eager")
+def test_a_metric_that_is_not_finite_is_a_row(tmp_path, strategies, monkeypatch):
+    """The loss of a step may be finite all the same."""
+    found = iter([0.5] * (STEPS - 1) + [penn.perplexity(1000.0)])
+    monkeypatch.setattr(Largest, "evaluate", lambda self, model: next(found))
+    run(tmp_path, strategies[2], "dense").finish()
+    row = only_row(tmp_path)
+    assert list(row) == [*KEYS, "error"]
+    assert row["value"] is row["curve"][-1]["value"] is None
+    assert row["error"] == "the accuracy is not finite"
+    assert np.isfinite(row["curve"][-1]["loss"])
+    assert row["curve"][-2]["value"] == 0.5
 
 
 @pytest.mark.slow
