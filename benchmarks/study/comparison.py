@@ -5,6 +5,7 @@ import statistics
 
 from study import intervals, plan
 from study.rows import has_value
+from study.specs import Spec
 
 TASKS = {  # factor and unit of a value, and of a difference
     "cifar10": (100, "%", "points"),
@@ -77,17 +78,32 @@ class Comparison:
         return intervals.paired(rows, label, other, plan.label_of, scaled)
 
     def sent(self, label):
-        """Return the bytes that a worker handed over in a run, warm-up included."""
+        """Return the bytes that a worker handed to collectives in a run."""
         rows = self.of(label)
         return statistics.mean(r["bytes_per_worker"] for r in rows) if rows else None
 
     def sent_at_end(self, label):
-        """Return the bytes per step of the last tenth of a run; None without a row."""
+        """Return the same per step of the last tenth of a run; None without a row."""
         rows = [row for row in self.of(label) if len(row["curve"]) > 1]
         if not rows:
             return None
         before, last = rows[0]["curve"][-2:]
         return (last["bytes"] - before["bytes"]) / (last["step"] - before["step"])
+
+    def on_a_ring(self, label, handed, steps=None):
+        """Return what of `sent`, or of `sent_at_end`, a link of a ring carries.
+
+        Args:
+            label: label of the rows.
+            handed: bytes, or None.
+            steps: number of steps that they are of; None for a whole run.
+        """
+        from study import traffic  # loads TensorFlow
+
+        if handed is None:
+            return None
+        spec = Spec.of(self.of(label)[0])
+        return traffic.on_a_ring(spec, handed, steps or spec.steps)
 
     def verdict(self, label):
         """Return what the interval says about the plan's margin, in words.

@@ -26,7 +26,7 @@ def draw(found, path):
         if found.metric == "perplexity":
             axis.set_yscale("log")
     axes[0].set(xlabel="steps", ylabel=found.metric)
-    axes[1].set(xlabel="bytes that a worker has handed over", xscale="log")
+    axes[1].set(xlabel="bytes that a worker has handed to collectives", xscale="log")
     axes[1].xaxis.set_major_formatter(EngFormatter(unit="B"))
     axes[0].legend(fontsize=8)
     figure.tight_layout()

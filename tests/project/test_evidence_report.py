@@ -127,6 +127,7 @@ def test_the_report(tmp_path):
     assert "| 93.75 | 93.87 |" in page
     assert "| 72.3 | 72.24 |" in page
     assert "## cifar10 with 3 blocks, stride 1, 4 workers" in page
+    assert "| ratio of these | at the end | ratio on a ring | at its end |" in page
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert html.count("<table>") == 5
     for name in re.findall(r'src="(.+?)"', html):
