@@ -12,6 +12,7 @@ called again. Finished runs are rows of JSON in `WORK/runs`.
     python benchmarks/evidence.py status --work ~/evidence
     python benchmarks/evidence.py collect --work ~/evidence  # into docs/evidence/runs
     python benchmarks/evidence.py report                     # of docs/evidence/runs
+    python benchmarks/evidence.py coverage                   # of intervals, simulated
 
 `pause` makes a file `WORK/PAUSE`, at which a run stops between two steps. `retry` runs
 again what a process failed at, by the key that `status` prints; both rows are kept.
@@ -128,6 +129,14 @@ def print_plan(arguments):
     print(plan_page.tables())
 
 
+def print_coverage(arguments):
+    """Print how often the interval holds the mean where seeds are added."""
+    from study import coverage
+
+    del arguments
+    print(coverage.table())
+
+
 def report(arguments):
     """Write the page about the rows that are kept."""
     from study import report as pages
@@ -150,6 +159,7 @@ def _parser():
     )
     _add_one(commands)
     _add(commands, print_plan).description = "The tables of the plan."
+    _add(commands, print_coverage).description = "By simulation, for CIFAR-10."
     _add_report(commands)
     return parser
 

@@ -8,7 +8,7 @@ import evidence
 import numpy as np
 import pytest
 from evidence_rows import row
-from study import plan, plan_page, registry, rows
+from study import coverage, plan, plan_page, registry, rows
 from study.specs import KEYS, Spec
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "evidence"
@@ -99,6 +99,18 @@ def test_added_seeds_come_before_eight_workers():
     ]
     asked = [(spec.workers, spec.seed) for spec in plan.pending(done)]
     assert asked[:3] == [(4, 5), (4, 5), (8, 0)]
+
+
+def test_stopping_when_it_is_narrow_is_not_95_per_cent():
+    of_all, early, of_early = coverage.coverage(0.01)
+    assert (of_all, early) == (pytest.approx(0.95, abs=0.005), 1)  # after the planned
+    assert of_early == of_all
+    of_all, early, of_early = coverage.coverage(0.4)
+    assert of_all == pytest.approx(0.933, abs=0.005)
+    assert early == pytest.approx(0.34, abs=0.02)
+    assert of_early == pytest.approx(0.85, abs=0.02)
+    of_all, early, _ = coverage.coverage(10.0)
+    assert (of_all, early) == (pytest.approx(0.95, abs=0.005), 0)
 
 
 def test_order_of_the_data():
