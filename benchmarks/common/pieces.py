@@ -60,7 +60,8 @@ class Pieces:
         found = self._rows.get(self._key(key))
         if found is None:
             saved = self._saved(key)
-            found = {**self._origin, **key, **measure(saved)}
+            measured = measure(saved)
+            found = {**self._origin, **key, **measured, **saved.commits_of_row()}
             self._append(found)
             self._rows[self._key(key)] = found
             saved.forget()
@@ -70,11 +71,13 @@ class Pieces:
         return tuple(row.get(name) for name in self._keys)
 
     def _saved(self, key):
+        commit = self._origin.get("commit", "unknown")
         if self._path is None:
-            return Saved(None)
+            return Saved(None, commit=commit)
         name = "-".join(str(part) for part in self._key(key))
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-        return Saved(self._path.with_name(f"{self._path.name}.{safe}.npz"))
+        path = self._path.with_name(f"{self._path.name}.{safe}.npz")
+        return Saved(path, commit=commit)
 
     def _append(self, row):
         if self._path is None:
@@ -95,10 +98,12 @@ class Saved:
     Args:
         path: of a file; None to remember nothing.
         every: seconds from one time to the next.
+        commit: commit of this checkout.
     """
 
-    def __init__(self, path, every=120.0):
+    def __init__(self, path, every=120.0, commit="unknown"):
         self._path, self._every = path, every
+        self._commit, self._commits = commit, [commit]
         self._last = time.monotonic()
 
     def load(self):
@@ -107,7 +112,15 @@ class Saved:
             return None
         with np.load(self._path) as file:
             arrays = {name: file[name] for name in file.files if name != "notes"}
-            return arrays, json.loads(str(file["notes"]))
+            notes = json.loads(str(file["notes"]))
+        before = notes.pop("commits", ["unknown"])
+        self._commits = before + [self._commit] * (before[-1] != self._commit)
+        return arrays, notes
+
+    def commits_of_row(self):
+        """Return what a row says if a run went on at other commits than it began at."""
+        first, *others = self._commits
+        return {"commit": first, "resumed_at": others} if others else {}
 
     def is_due(self):
         """Return whether it is time to save."""
@@ -117,7 +130,8 @@ class Saved:
     def save(self, arrays, notes):
         """Remember arrays by name, and notes that JSON can hold."""
         content = io.BytesIO()
-        np.savez(content, notes=json.dumps(notes), **arrays)
+        notes = json.dumps({**notes, "commits": self._commits})
+        np.savez(content, notes=notes, **arrays)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(self._path.name + ".new")
         with open(new, "wb") as file:

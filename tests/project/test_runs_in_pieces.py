@@ -40,6 +40,27 @@ def test_a_line_that_was_torn_is_run_again(tmp_path):
     assert [row["seed"] for row in pieces.read([path])] == [0, 1]
 
 
+def test_a_row_has_all_commits_of_its_run(tmp_path):
+    path, key = tmp_path / "rows.jsonl", {"method": "dense", "seed": 0}
+
+    def killed(saved):
+        saved.load()
+        saved.save({"a": np.ones(2)}, {"step": 1})
+        raise KeyboardInterrupt
+
+    def measure(saved):
+        arrays, notes = saved.load()
+        assert notes == {"step": 1}
+        return {"value": float(arrays["a"].sum())}
+
+    for commit in ("abc", "def", "def"):
+        with pytest.raises(KeyboardInterrupt):
+            pieces.Pieces(path, KEYS, {"commit": commit}).row(key, killed)
+    row = pieces.Pieces(path, KEYS, {"commit": "123"}).row(key, measure)
+    assert row == {**key, "commit": "abc", "resumed_at": ["def", "123"], "value": 2.0}
+    assert pieces.read([path]) == [row]
+
+
 def test_lists_are_read_too(tmp_path):
     rows = [{"seed": 0}, {"seed": 1}]
     (tmp_path / "list.json").write_text(json.dumps(rows, indent=2))
