@@ -19,6 +19,7 @@ MARGINS = {  # of non-inferiority, and what is aimed at
 HALF_WIDTH = 0.25  # points of accuracy, until which seeds are added on CIFAR-10
 PLANNED_SEEDS = 5  # of them, whatever the interval is
 SEEDS = range(10)  # at most
+CLIPPED_TIGHTER = "a35c22d", "3833e68", "6b589e5"  # commits, of float16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,12 +156,23 @@ def minutes(specs):
     return sum(known.get(spec.key, MINUTES[spec.task]) for spec in specs)
 
 
+def superseded(row):
+    """Return whether a run was not by the recipe, and is to be run again.
+
+    At first `float16` was clipped as what waits is, `N**0.5` times as tightly as dense.
+    """
+    clipped = RECIPES[row["task"]].clipnorm is not None
+    before = row["commit"].startswith(CLIPPED_TIGHTER)
+    return clipped and before and row["method"] == "float16"
+
+
 def pending(rows):
     """Return what is still to be run, in order.
 
     Args:
         rows: rows of finished runs, failures included.
     """
+    rows = [row for row in rows if not superseded(row)]
     done = {Spec.of(row).key for row in rows}
     after = next(i for i, group in enumerate(GROUPS) if group.workers == 8)
     first, last = (

@@ -45,6 +45,8 @@ def write(rows, out):
     """
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
+    old = [row for row in rows if plan.superseded(row)]
+    rows = [row for row in rows if row not in old]
     found = comparison.comparisons(rows)
     drawn = [_with_picture(c, out) for c in found]
     parts = [
@@ -53,6 +55,7 @@ def write(rows, out):
         *drawn,
         _against_papers(found),
         _failures(rows),
+        _superseded(old),
     ]
     text = "\n\n".join(filter(None, parts))
     (out / "report.md").write_text(text + "\n", encoding="utf-8")
@@ -221,6 +224,13 @@ def _failures(rows):
         if not has_value(row)
     ]
     return "## Failures\n\n" + ("\n".join(failed) or "None.")
+
+
+def _superseded(rows):
+    """Return what was run again by the recipe, or nothing."""
+    lines = [f"- `{row['command']}`: {row['metric']} {row['value']}" for row in rows]
+    title = "## Not counted: clipped more tightly than the recipe says\n\n"
+    return title + "\n".join(lines) if rows else ""
 
 
 def _interval(difference):

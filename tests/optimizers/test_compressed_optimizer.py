@@ -69,6 +69,17 @@ def test_no_compression_is_the_inner_optimizer(strategies, num_workers, inner):
     assert_same_weights(wrapped, alone, 2e-6)
 
 
+@pytest.mark.parametrize("clipping", ["clipnorm", "global_clipnorm"])
+def test_where_nothing_waits_gradients_are_clipped_as_by_keras(strategies, clipping):
+    inner = lambda: O.SGD(0.1, momentum=0.9, **{clipping: 0.5})  # noqa: E731
+    wrapped = make_trainer(strategies[4], "float16", inner, "float32")
+    alone = Trainer(strategies[4], inner, initial_weights("float32"))
+    for gradients in make_gradients(4, 4, "float32"):
+        wrapped.step(gradients)
+        alone.step(gradients)
+    assert_same_weights(wrapped, alone, 2e-3)
+
+
 def test_a_schedule_of_the_sparsity(strategies):
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.9, 0.99])
     trainer = make_trainer(strategies[2], compressors.TopK(schedule))

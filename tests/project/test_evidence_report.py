@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from evidence_rows import row
 from scipy import stats
-from study import comparison, intervals, papers, plan, plan_page
+from study import comparison, intervals, papers, plan, plan_page, report
 from study.specs import Spec
 
 
@@ -53,6 +53,20 @@ def test_verdicts(task, dgc, verdict):
     (found,) = comparison.comparisons(made)
     assert found.verdict("dgc") == verdict
     assert found.verdict("dense") == ""
+
+
+def test_what_was_clipped_more_tightly_is_run_again(tmp_path):
+    old = {"commit": plan.CLIPPED_TIGHTER[0] + 33 * "0"}
+    methods = *plan.PAIR, "float16"
+    specs = [s for t in plan.STEPS for s in plan.Group(t, methods, (0,)).specs()]
+    made = [row(s, 0.5, **old) for s in specs]
+    again = [s for s in plan.pending(made) if s in specs]
+    tasks = {"ptb", "shakespeare"}
+    assert {(s.task, s.method) for s in again} == {(t, "float16") for t in tasks}
+    report.write(made, tmp_path)
+    listed = (tmp_path / "report.md").read_text().partition("## Not counted")[2]
+    assert listed.count("- `") == len(again)
+    assert all(s.command in listed for s in again)
 
 
 def test_what_led_to_a_method_says_nothing_about_it():

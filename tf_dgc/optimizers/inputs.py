@@ -119,9 +119,11 @@ def clip_for(
 ) -> tuple[list[Gradient], list[Scale]]:
     """Return what `clip` does, by the settings of an optimizer; arguments are as there.
 
-    Where nothing is left out, clipping is Keras's own, whatever the workers.
+    Where nothing is kept back, clipping is Keras's own, whatever the workers.
     """
-    sharing = 1 if optimizer.compressor.lossless else optimizer.num_workers
+    method, asked = optimizer.compressor, optimizer.error_feedback
+    waits = not method.lossless and validation.uses_error_feedback(method, asked)
+    sharing = optimizer.num_workers if waits else 1
     return clip(grads, variables, sharing, loss_scale, took.clipping)
 
 
