@@ -42,7 +42,7 @@ class Comparison:
     def labels(self):
         """Labels of the methods, in the order of the plan; others last."""
         found = dict.fromkeys(map(plan.label_of, self.rows))
-        order = [*plan.ALL, plan.UNMASKED, *plan.ABLATION, *plan.OTHERS]
+        order = [*plan.ALL, plan.UNMASKED, plan.TIGHTER, *plan.ABLATION, *plan.OTHERS]
         return sorted(found, key=lambda label: _position(label, order))
 
     def of(self, label):

@@ -51,6 +51,10 @@ def test_labels():
             assert plan.label_of(row(spec)) == label
     with pytest.raises(ValueError, match="for cifar10 alone, not ptb"):
         plan.Group("ptb", ("sign_sgd",), (0,)).specs()
+    with pytest.raises(ValueError, match="for ptb alone, not cifar10"):
+        plan.Group("cifar10", (plan.TIGHTER,), (0,)).specs()
+    (spec,) = plan.Group("ptb", (plan.TIGHTER,), (0,)).specs()
+    assert plan.label_of(row(spec)) == plan.TIGHTER
 
 
 def test_seeds_are_added_until_the_interval_is_narrow():
