@@ -58,11 +58,11 @@ def test_verdicts(task, dgc, verdict):
 def test_what_was_clipped_more_tightly_is_run_again(tmp_path):
     old = {"commit": plan.CLIPPED_TIGHTER[0] + 33 * "0"}
     methods = *plan.PAIR, "float16"
-    specs = [s for t in plan.STEPS for s in plan.Group(t, methods, (0,)).specs()]
+    tasks = "shakespeare", "mnist"
+    specs = [s for t in tasks for s in plan.Group(t, methods, (0,)).specs()]
     made = [row(s, 0.5, **old) for s in specs]
     again = [s for s in plan.pending(made) if s in specs]
-    tasks = {"ptb", "shakespeare"}
-    assert {(s.task, s.method) for s in again} == {(t, "float16") for t in tasks}
+    assert [(s.task, s.method) for s in again] == [("shakespeare", "float16")]
     report.write(made, tmp_path)
     listed = (tmp_path / "report.md").read_text().partition("## Not counted")[2]
     assert listed.count("- `") == len(again)
