@@ -91,7 +91,7 @@ LABELS = {
         {"recipe": {"rate": round(0.03 * _RATE, 6), "momentum": 0.0}},
     ),
 }
-TASKS = {UNMASKED: tuple(STEPS), TIGHTER: ("ptb",)}  # of labels not for CIFAR-10 alone
+OF_TASKS = {UNMASKED: tuple(STEPS), TIGHTER: ("ptb",)}  # others: CIFAR-10 alone
 ABLATION = tuple(
     label
     for label, (method, _) in LABELS.items()
@@ -141,7 +141,7 @@ def labelled(task, label):
         ValueError: for a label of other tasks.
     """
     method, settings = LABELS.get(label, (label, {}))
-    known = TASKS.get(label, ("cifar10",))
+    known = OF_TASKS.get(label, ("cifar10",))
     if settings and task not in known:
         raise ValueError(f"{label!r} is for {', '.join(known)} alone, not {task}.")
     return method, settings

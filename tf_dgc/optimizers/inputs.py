@@ -121,9 +121,8 @@ def clip_for(
 
     Where nothing is kept back, clipping is Keras's own, whatever the workers.
     """
-    method, asked = optimizer.compressor, optimizer.error_feedback
-    waits = not method.lossless and validation.uses_error_feedback(method, asked)
-    sharing = optimizer.num_workers if waits else 1
+    asks = optimizer.compressor, optimizer.error_feedback
+    sharing = optimizer.num_workers if validation.uses_error_feedback(*asks) else 1
     return clip(grads, variables, sharing, loss_scale, took.clipping)
 
 
