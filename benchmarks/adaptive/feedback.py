@@ -3,7 +3,6 @@
 import keras
 import tensorflow as tf
 
-import tf_dgc
 from adaptive.ef21 import EF21
 from tf_dgc.collectives.requests import Result, whole
 from tf_dgc.compressors import StateSpec, TopK
@@ -137,32 +136,3 @@ class ForgettingTopK(TopK):
     def get_config(self):
         """Return the constructor's arguments."""
         return {**super().get_config(), "decay": self.decay}
-
-
-@keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
-class RateInside(tf_dgc.DGCOptimizer):
-    """DGC that multiplies a gradient by the learning rate of its own step.
-
-    Else it is that of the step in which it arrives. The inner optimizer's rate is
-    constant, and it does not clip.
-
-    Args:
-        inner: an SGD.
-        sparsity: share of entries not sent.
-        factor: function of the iteration, by which gradients are multiplied.
-        clipnorm: global norm of the sum to which they are clipped before, or None.
-        **settings: arguments of `DGCOptimizer`.
-    """
-
-    def __init__(self, inner, sparsity, factor=None, clipnorm=None, **settings):
-        super().__init__(inner, sparsity, **settings)
-        self.factor, self.clipnorm = factor, clipnorm
-
-    def apply(self, grads, trainable_variables=None):
-        """Clip, multiply and take a step."""
-        grads = [tf.convert_to_tensor(g) for g in grads]
-        if self.clipnorm is not None:
-            workers = tf.distribute.get_replica_context().num_replicas_in_sync
-            grads, _ = tf.clip_by_global_norm(grads, self.clipnorm * workers**-0.5)
-        factor = tf.cast(self.factor(self.iterations.value), tf.float32)
-        super().apply([g * factor for g in grads], trainable_variables)

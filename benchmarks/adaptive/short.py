@@ -66,17 +66,6 @@ def _sgd(task, steps, rate=1.0, momentum=0.9, warm_up=0.0):
     return keras.optimizers.SGD(decay, momentum, global_clipnorm=task.clipnorm)
 
 
-def _rate_inside(inner, spent, task):
-    return feedback.RateInside(
-        keras.optimizers.SGD(task.learning_rate, 0.9),
-        spent.fit(budget.constant, **NARROW),
-        keras.optimizers.schedules.CosineDecay(1.0, spent.steps),
-        task.clipnorm,
-        factor_masking=False,
-        **NARROW,
-    )
-
-
 def _times(number, types=None):
     """Return how DGC is made that sends an entry so many times, on average."""
     types = types or NARROW
@@ -123,7 +112,10 @@ RUNS = {
     "flush mxint8": Run(
         _dgc(budget.flushed(budget.constant, 0.5, 0.7, 0.9), NARROW), "all arrives"
     ),
-    "rate inside mxint8": Run(_rate_inside, "old gradients at their own rate"),
+    "rate when sent mxint8": Run(
+        _dgc(budget.constant, NARROW, factor_masking=False, rate_correction=False),
+        "the paper's: old gradients at the rate they are sent at",
+    ),
     "rate warm-up mxint8": Run(
         _dgc(budget.constant, NARROW, {"warm_up": 0.1}, factor_masking=False),
         "learning-rate warm-up",

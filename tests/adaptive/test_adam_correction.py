@@ -26,6 +26,10 @@ CASES = {
     "adamw": (lambda: O.AdamW(0.125, weight_decay=0.1, beta_1=0.8, beta_2=0.9), {}),
     "no momentum": (lambda: O.Adam(0.125, beta_1=0.0, epsilon=0.5), {}),
     "rate": (lambda: O.AdamW(RATE, weight_decay=0.1), {"sparsity": FROM_DENSE}),
+    "rate when sent": (
+        lambda: O.AdamW(RATE, weight_decay=0.1),
+        {"sparsity": FROM_DENSE, "rate_correction": False},
+    ),
     "costly": (lambda: O.Adam(0.125), {"sparsity": COSTLY}),
     "masking": (lambda: O.Adam(0.125), {"factor_masking": True, "sparsity": 0.75}),
     "momentum": (lambda: O.AdamW(0.125, weight_decay=0.1), {"sparsity": 0.8}),
@@ -73,7 +77,7 @@ def make_oracle(num_workers, case, dtype="float64"):
     return ORACLES.get(type(inner), kind)(
         weights,
         num_workers,
-        learning_rate=lambda step: float(RATE(step)) if case == "rate" else 0.125,
+        learning_rate=lambda step: float(RATE(step)) if "rate" in case else 0.125,
         beta_1=inner.beta_1,
         wait=share / (1 - share),
         beta_2=inner.beta_2,
@@ -107,6 +111,7 @@ def assert_near(mine, reference):
             ("schedule", 3),
             ("clipnorm", 2),
             ("rate", 2),
+            ("rate when sent", 2),
             ("costly", 3),
             ("masking", 2),
             ("momentum", 2),

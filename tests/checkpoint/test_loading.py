@@ -113,7 +113,7 @@ def test_local_steps_that_accumulate_go_on(tmp_path):
 def test_checksums_of_all_dtypes(dtype, shape):
     values = np.ones(shape, dtype)
     store = {"0": values}
-    loading.mark(store)
+    loading.mark(store, weighs=True)
     assert loading.names(store) == ["0"]
     found = loading.checksum(store, "0")
     assert found == loading.checksum({"0": values.copy()}, "0")

@@ -22,7 +22,7 @@ INNER = {
     "adamax": lambda: O.Adamax(0.01),
     "adamw": lambda: O.AdamW(0.01, weight_decay=0.1),
     "rmsprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
-    "weight decay": lambda: O.SGD(0.1, momentum=0.9, weight_decay=0.05),
+    "weight decay": lambda: O.SGD(SCHEDULE, momentum=0.9, weight_decay=0.05),
     "ema": lambda: O.SGD(0.1, use_ema=True, ema_momentum=0.5),
     "clipnorm": lambda: O.SGD(0.1, momentum=0.9, clipnorm=2.0),
     "global_clipnorm": lambda: O.Adam(0.01, global_clipnorm=2.0),
@@ -80,8 +80,8 @@ def test_sparsity_0_equals_inner_with_more_workers(strategies, inner, num_worker
 @pytest.mark.parametrize(
     "inner",
     rows(
-        ["momentum", "nesterov", "adam", "weight decay", *ADAMS_KIN],
-        ["momentum", "nesterov", "adam", "weight decay"],
+        ["momentum", "scheduled nesterov", "adam", "weight decay", *ADAMS_KIN],
+        ["momentum", "scheduled nesterov", "adam", "weight decay"],
     ),
 )
 def test_dense_steps_of_a_schedule_keep_momentum(strategies, inner):
@@ -93,7 +93,8 @@ def test_dense_steps_of_a_schedule_keep_momentum(strategies, inner):
 @pytest.mark.parametrize(
     "inner",
     rows(
-        ["momentum", "nesterov", "adam", *ADAMS_KIN], ["momentum", "nesterov", "adam"]
+        ["momentum", "scheduled nesterov", "adam", *ADAMS_KIN],
+        ["momentum", "scheduled nesterov", "adam"],
     ),
 )
 def test_exempt_tensors_follow_the_inner_optimizer(strategies, inner):
@@ -105,7 +106,7 @@ def test_momentum_stays_with_inner_if_correction_is_off(strategies):
     optimizer = compare(
         strategies[1],
         1,
-        INNER["nesterov"],
+        INNER["scheduled nesterov"],
         0.999,
         1e-6,
         min_compress_size=10**6,

@@ -14,11 +14,17 @@ STEPS = 25
 SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity(
     [4, 8, 12, 16], [0.0, 0.3, 0.9, 0.99, 0.999]
 )
+RATE = keras.optimizers.schedules.ExponentialDecay(0.125, 5, 0.5)
 CASES = {
     "momentum": ({"momentum": 0.9}, {}),
     "nesterov": ({"momentum": 0.8, "nesterov": True}, {}),
     "no momentum": ({}, {}),
     "no masking": ({"momentum": 0.9}, {"factor_masking": False}),
+    "rate": ({"momentum": 0.9, "learning_rate": RATE}, {}),
+    "rate when sent": (
+        {"momentum": 0.9, "learning_rate": RATE},
+        {"rate_correction": False, "sparsity": SCHEDULE},
+    ),
     "clipnorm": ({"momentum": 0.9, "clipnorm": 3.0}, {}),
     "global_clipnorm": ({"momentum": 0.9, "global_clipnorm": 5.0}, {}),
     "clipvalue": ({"momentum": 0.9, "clipvalue": 0.5}, {}),
@@ -44,7 +50,7 @@ def make_pair(strategies, num_workers, case, dtype):
     trainer = Trainer(
         strategies[num_workers],
         lambda: tf_dgc.DGCOptimizer(
-            keras.optimizers.SGD(0.125, **sgd_settings), **settings
+            keras.optimizers.SGD(**{"learning_rate": 0.125, **sgd_settings}), **settings
         ),
         weights,
     )
@@ -57,7 +63,7 @@ def make_pair(strategies, num_workers, case, dtype):
     oracle = Oracle(
         weights,
         num_workers,
-        learning_rate=0.125,  # exact in float32
+        learning_rate=_rate_of(sgd_settings),
         momentum=sgd_settings.get("momentum", 0.0),
         nesterov=sgd_settings.get("nesterov", False),
         clipping=clipping,
@@ -67,8 +73,15 @@ def make_pair(strategies, num_workers, case, dtype):
     return trainer, oracle
 
 
+def _rate_of(settings):
+    schedule = settings.get("learning_rate")
+    if schedule is None:
+        return 0.125  # exact in float32
+    return lambda step: float(schedule(step))
+
+
 # That the rest of the settings is the same by all paths is in test_all_paths.py.
-FEW = ["nesterov", "no masking", "clipnorm", "schedule"]
+FEW = ["nesterov", "no masking", "clipnorm", "schedule", "rate", "rate when sent"]
 MORE_WORKERS = [("momentum", 4), ("bfloat16", 3), ("schedule", 3), ("schedule", 4)]
 
 

@@ -16,20 +16,28 @@ PATHS = ["native", "tensorflow", "generic"]
 
 
 def make_trainer(path, monkeypatch, strategy, dtype="float32", rule=None, **settings):
-    """Return a trainer of one path through a step, of momentum correction and top-k."""
+    """Return a trainer of one path through a step, of momentum correction and top-k.
+
+    What is accumulated are gradients, unless `rate_correction` says otherwise.
+    """
     sgd = rule or (lambda: keras.optimizers.SGD(0.125, momentum=0.5))
+    of_both = {"rate_correction": settings.pop("rate_correction", False)}
     settings = {"sparsity": 0.9, **settings}
     if path == "tensorflow":
         monkeypatch.setattr(native, "is_live", lambda variables: False)
 
     def generic():
         return tf_dgc.CompressedOptimizer(
-            sgd(), tf_dgc.compressors.TopK(**settings), momentum_correction=True
+            sgd(),
+            tf_dgc.compressors.TopK(**settings),
+            momentum_correction=True,
+            **of_both,
         )
 
-    dgc = (
-        generic if path == "generic" else lambda: tf_dgc.DGCOptimizer(sgd(), **settings)
-    )
+    def fused():
+        return tf_dgc.DGCOptimizer(sgd(), **settings, **of_both)
+
+    dgc = generic if path == "generic" else fused
     dtype = tf.as_dtype(dtype).as_numpy_dtype
     return Trainer(strategy, dgc, initial_weights(dtype))
 
@@ -100,6 +108,25 @@ def test_a_gradient_that_overflows_the_residual_is_left_out_there(
     velocity = trainer.optimizer.velocity[0].numpy()
     assert velocity[0, 0] == 0
     assert velocity[0, 1] in (gradients[0][0][0, 1], 0)
+    assert np.count_nonzero(velocity) > velocity.size // 2
+    assert trainer.optimizer.stats.nonfinite == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_product_with_the_learning_rate_that_overflows_is_left_out_there(
+    strategies, monkeypatch, path
+):
+    trainer = make_trainer(
+        *(path, monkeypatch, strategies[1]),
+        rule=lambda: keras.optimizers.SGD(4.0, momentum=0.5),
+        rate_correction=True,
+    )
+    (gradients,) = make_gradients(1, 1, "float32")
+    gradients[0][0][0, 0] = 3e38
+    trainer.step(gradients)
+    velocity = trainer.optimizer.velocity[0].numpy()
+    assert velocity[0, 0] == 0
+    assert velocity[0, 1] in (4 * gradients[0][0][0, 1], 0)
     assert np.count_nonzero(velocity) > velocity.size // 2
     assert trainer.optimizer.stats.nonfinite == 1
 
@@ -181,7 +208,7 @@ def test_a_constant_gradient_of_float16(strategies):
     trainer = Trainer(
         strategies[1],
         lambda: tf_dgc.DGCOptimizer(
-            keras.optimizers.SGD(2.0**-17, momentum=0.9), 0.999
+            keras.optimizers.SGD(2.0**-17, momentum=0.9), 0.999, rate_correction=False
         ),
         [np.zeros([64, 64], "float16")],
     )

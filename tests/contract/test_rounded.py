@@ -22,10 +22,13 @@ pytestmark = pytest.mark.skipif(
 )
 SGD = keras.optimizers.SGD
 CASES = {
-    "rank 2": (2, lambda: compressors.PowerSGD(2), lambda: SGD(0.125), {}),
+    "rank 2": (
+        *(2, lambda: compressors.PowerSGD(2), lambda: SGD(0.125)),
+        {"rate_correction": False},
+    ),
     "rank 1, momentum": (
         *(1, lambda: compressors.PowerSGD(1), lambda: SGD(0.1, 0.9)),
-        {"momentum_correction": True},
+        {"momentum_correction": True, "rate_correction": False},
     ),
     "not kept": (
         *(2, compressors.PowerSGD, lambda: SGD(0.1, 0.9)),
@@ -40,7 +43,10 @@ CASES = {
         *(1, lambda: compressors.DeMo(value_dtype="float16"), lambda: SGD(0.01), {}),
     ),
 }
-UNBOUNDED = [name for name in CASES if "demo" not in name]
+CASES["rate"] = (*CASES["rank 2"][:3], {})
+UNBOUNDED = [
+    name for name in CASES if name not in ("rate", "demo", "demo, signs in halves")
+]
 
 
 def make_path(strategy, name, chosen):

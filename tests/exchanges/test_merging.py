@@ -53,7 +53,7 @@ def test_nothing_is_lost(strategies, number, exchange):
     moved = 0
     for i, (old, new) in enumerate(zip(before, trainer.weights(), strict=True)):
         kept = sum(worker[i] for worker in residuals)
-        np.testing.assert_array_equal(old - new, (total[i] - kept) * 0.25)
+        np.testing.assert_array_equal(old - new, 0.25 * total[i] - kept)
         moved += np.count_nonzero(old != new)
     assert moved > 100
     for copies in trainer.replica_weights():

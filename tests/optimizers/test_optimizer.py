@@ -140,11 +140,14 @@ def test_iterations_are_counted_once():
     assert sum("iteration" in name for name in names) == 1
 
 
-def test_learning_rate_is_applied_when_sent():
-    """`w -= lr * sum`: a later change of the rate acts on what waited."""
+@pytest.mark.parametrize(("corrects", "moved"), [(True, -1.0), (False, -10.0)])
+def test_whose_learning_rate_counts(corrects, moved):
+    """That of a gradient's own step, or that of the step in which it is sent."""
     trainer = Trainer(
         tf.distribute.get_strategy(),
-        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0.9995, min_compress_size=1),
+        lambda: tf_dgc.DGCOptimizer(
+            O.SGD(1.0), 0.9995, min_compress_size=1, rate_correction=corrects
+        ),
         [np.zeros((2, 1000), "float32")],
     )
     gradient = np.zeros((2, 1000), "float32")
@@ -154,7 +157,7 @@ def test_learning_rate_is_applied_when_sent():
     assert trainer.weights()[0][1, 4] == 0.0
     trainer.optimizer.learning_rate = 10.0
     trainer.step([[np.zeros_like(gradient)]])
-    assert trainer.weights()[0][1, 4] == -10.0
+    assert trainer.weights()[0][1, 4] == moved
 
 
 # --- where it trains ------------------------------------------------------------------

@@ -89,29 +89,6 @@ def test_methods(method, reference):
         np.testing.assert_allclose(total, expected, rtol=1e-10)
 
 
-def test_a_rate_of_its_own(strategies):
-    """With everything sent, a gradient counts by the rate of its own step for ever."""
-    rates = keras.optimizers.schedules.CosineDecay(1.0, STEPS)
-    weights = initial_weights("float32", [SHAPE])
-    trainer = Trainer(
-        strategies[2],
-        lambda: feedback.RateInside(
-            keras.optimizers.SGD(RATE, 0.9), 1e-9, rates, clipnorm=40.0
-        ),
-        weights,
-    )
-    velocity, expected = 0.0, weights[0]
-    for step, gradients in enumerate(make_gradients(2, STEPS, "float32", [SHAPE])):
-        trainer.step(gradients)
-        limit = 40.0 / np.sqrt(2)
-        norms = [np.linalg.norm(g) for (g,) in gradients]
-        assert max(norms) > limit
-        clipped = [g * limit / n for (g,), n in zip(gradients, norms, strict=True)]
-        velocity = 0.9 * velocity + float(rates(step)) * sum(clipped)
-        expected = expected - RATE * velocity
-        np.testing.assert_allclose(trainer.weights()[0], expected, rtol=1e-4, atol=1e-5)
-
-
 SHAPES = [(60, 50), (50,), (50, 30)]
 
 

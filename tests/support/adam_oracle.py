@@ -26,12 +26,11 @@ class AdamOracle(Oracle):
     ):
         super().__init__(
             *args,
-            learning_rate=learning_rate(0),
+            learning_rate=learning_rate,
             momentum=self._beside(beta_1, wait),
             **settings,
         )
         self.beta_1 = beta_1
-        self.rate_at = learning_rate
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay = weight_decay
@@ -55,7 +54,7 @@ class AdamOracle(Oracle):
     def step(self, gradients):
         """Apply one step; `gradients[worker][tensor]`."""
         sparsity = self.sparsity(self.iteration)
-        self.learning_rate = self.rate_at(self.iteration)
+        self.learning_rate = self._current_rate()
         counts = [self._count(w, sparsity) for w in self.weights]
         dense = self._goes_dense(counts, sparsity)
         stock = dense and not self.corrected
@@ -87,7 +86,7 @@ class AdamOracle(Oracle):
     def _by_rule(self, i, gradient):
         m, *moments = self.slots[i]
         m += (1 - self.beta_1) * (gradient - m)
-        rate = self._rate(self.beta_1)
+        rate = self.learning_rate * self._known(self.beta_1)
         return rate * m / self._follow(moments, gradient, 1.0)
 
     def _by_sum(self, i, gradients, k):
@@ -101,18 +100,18 @@ class AdamOracle(Oracle):
                 own[:] = [moment.copy() for moment in moments]
             by = self._follow(own, gradient, factor)
             if not self.corrected:
-                share = m / self.num_workers
+                share = self.rates[0] * m / self.num_workers
                 worker.velocity[i][...] = share / by
                 owed = [b / (1 - b) for b in (self.beta_1, self.momentum)]
                 worker.residual[i] += (owed[0] - owed[1]) * share
                 worker.residual[i] /= by
-            given = (1 - self.momentum) * gradient / by
+            given = self.rates[0] * (1 - self.momentum) * gradient / by
             total += self._accumulate(worker, i, given, k)
             sample += given.flat[at]
             squares += np.sum(given.flat[at] ** 2)
         self.seen[i] *= 0.99
         self.seen[i] += 0.01 * np.array([np.sum(sample**2), squares])
-        return self._rate(self.momentum) * total
+        return self.rates[1] * self._known(self.momentum) * total
 
     def _refresh(self):
         for i, w in enumerate(self.weights):
@@ -140,8 +139,8 @@ class AdamOracle(Oracle):
         agree = total / squares if squares else self.num_workers
         return self.num_workers * np.clip(agree, 1, self.num_workers)
 
-    def _rate(self, momentum):
-        return self.learning_rate / (1 - momentum ** (self.iteration + 1))
+    def _known(self, momentum):
+        return 1 / (1 - momentum ** (self.iteration + 1))
 
     def _root(self, moment):
         known = 1 - self.beta_2 ** (self.iteration + 1)
@@ -204,8 +203,8 @@ class NadamOracle(AdamOracle):
         of_gradient = (1 - momenta[-2]) / (1 - products[-2])
         return of_momentum * momentum + of_gradient * gradient
 
-    def _rate(self, momentum):
-        return self.learning_rate
+    def _known(self, momentum):
+        return 1.0
 
     def _root(self, moment):
         known = 1 - self.beta_2 ** (self.iteration + 1)

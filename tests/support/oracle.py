@@ -44,12 +44,15 @@ class Oracle:
         min_compress_size=1024,
         clipping=None,
         value_dtype=None,
+        rate_correction=True,
         tie_offsets=lambda iteration: [0] * 100,
     ):
         self.weights = [w.copy() for w in weights]
         self.num_workers = num_workers
         self.sparsity = sparsity if callable(sparsity) else lambda step: sparsity
-        self.learning_rate = learning_rate
+        self.rate_at = learning_rate if callable(learning_rate) else None
+        self.learning_rate = learning_rate(0) if self.rate_at else learning_rate
+        self.rate_correction = rate_correction
         self.momentum = momentum
         self.nesterov = nesterov
         self.factor_masking = factor_masking
@@ -67,6 +70,8 @@ class Oracle:
     def step(self, gradients):
         """Apply one step; `gradients[worker][tensor]`."""
         sparsity = self.sparsity(self.iteration)
+        self.learning_rate = self._current_rate()
+        own, common = self.rates
         counts = [self._count(w, sparsity) for w in self.weights]
         dense = self._goes_dense(counts, sparsity)
         total = [np.zeros_like(w) for w in self.weights]
@@ -76,10 +81,19 @@ class Oracle:
                 k = self.weights[i].size if dense else counts[i]
                 whole = dense or self._exempt(self.weights[i])
                 value_dtype = self.dtype if whole else self.value_dtype
-                total[i] += self._send(worker, i, g, k, value_dtype)
+                total[i] += self._send(worker, i, own * g, k, value_dtype)
         for w, t in zip(self.weights, total, strict=True):
-            w -= self.learning_rate * t
+            w -= common * t
         self.iteration += 1
+
+    def _current_rate(self):
+        return self.rate_at(self.iteration) if self.rate_at else self.learning_rate
+
+    @property
+    def rates(self):
+        """What a gradient is multiplied by in its own step, and a sum when sent."""
+        pair = self.learning_rate, 1.0
+        return pair if self.rate_correction else pair[::-1]
 
     def _exempt(self, tensor):
         return tensor.ndim < 2 or tensor.size < self.min_compress_size

@@ -84,7 +84,8 @@ def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
     return [alpha, 1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon]
 
 
-def _sgd_name(optimizer: Any) -> str:
+def sgd_name(optimizer: Any) -> str:
+    """Return the name of the rule that an `SGD` has by its settings."""
     if not optimizer.momentum:
         return "sgd"
     return "sgd_nesterov" if optimizer.nesterov else "sgd_momentum"
@@ -107,7 +108,7 @@ _ADAM_NAMES: dict[type, Callable[[Any], str]] = {
     keras.optimizers.Nadam: lambda _: "nadam",
 }
 _NAMES: dict[type, Callable[[Any], str]] = {
-    keras.optimizers.SGD: _sgd_name,
+    keras.optimizers.SGD: sgd_name,
     keras.optimizers.Adam: _adam_name,
     keras.optimizers.AdamW: _adam_name,
     keras.optimizers.RMSprop: _rmsprop_name,

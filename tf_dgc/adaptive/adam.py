@@ -20,6 +20,7 @@ from tf_dgc.steps import native_update
 from tf_dgc.steps.base import Inputs, Outcome
 from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.native_update import UpdateRule
+from tf_dgc.transforms import preconditioning
 from tf_dgc.transforms.preconditioning import Divisor
 
 
@@ -36,6 +37,7 @@ class AdamCorrection:
         optimizer: inner optimizer, built; its `update_step` is replaced.
         kind: kind of Adam that it is.
         momentum: coefficient of the momentum before what waits.
+        weighs: whether quotients are multiplied by the learning rate before they wait.
         memory: state that this worker keeps of all tensors, in the order of the
             variables; behind them of the sample of `agreement`.
         compressor: method of the tensors that are not exempt.
@@ -52,6 +54,7 @@ class AdamCorrection:
         optimizer: Any,
         kind: Kind,
         momentum: float,
+        weighs: bool,
         memory: Memory,
         compressor: Compressor,
         agreement: Agreement | None,
@@ -59,7 +62,7 @@ class AdamCorrection:
     ):
         self._optimizer = optimizer
         self.kind = kind
-        self._momentum = momentum
+        self._momentum, self._weighs = momentum, weighs
         self._memory = memory
         self._agreement = agreement
         self._index_of = index_of
@@ -142,6 +145,8 @@ class AdamCorrection:
         optimizer, kind, memory = self._optimizer, self.kind, self._memory
         asks = kind, optimizer, self._momentum
         numbers = adam_kinds.make_numbers(*asks, factors, active)
+        if self._weighs:
+            numbers = preconditioning.weigh(numbers, optimizer.learning_rate)
         ahead = adam_kinds.look_ahead(optimizer) if kind.ahead else None
         return {
             i: Divisor(
@@ -222,7 +227,7 @@ class AdamCorrection:
             return tf.constant(True)
 
         def by_sum() -> tf.Tensor:
-            rate = tf.cast(learning_rate, tf.float64) / self._known()
+            rate = self._rate(learning_rate)
             optimizer.assign_sub(variable, gradient * tf.cast(rate, gradient.dtype))
             return tf.constant(True)
 
@@ -233,7 +238,7 @@ class AdamCorrection:
         tensors = [self._memory.tensors[self._index_of(v)] for v in rule.variables]
         own = self.kind.rule
         rate, decay, *_ = tf.unstack(rule.hyperparameters[own])
-        descent = native_rules.pack(rate, decay, [rate / self._known()])
+        descent = native_rules.pack(rate, decay, [self._rate(rate)])
         return rule._replace(
             names=[own if t.exempt else "descent" for t in tensors],
             slots=[
@@ -243,9 +248,13 @@ class AdamCorrection:
             hyperparameters={**rule.hyperparameters, "descent": descent},
         )
 
-    def _known(self) -> tf.Tensor:
-        """Return the share of a momentum there is: velocities began at zero."""
-        return adam_kinds.known(self.kind, self._optimizer, self._momentum)
+    def _rate(self, rate: Any) -> tf.Tensor:
+        """Return what a sum is multiplied by, scalar float64.
+
+        Velocities began at zero: divided is by the share of a momentum there is.
+        """
+        known = adam_kinds.known(self.kind, self._optimizer, self._momentum)
+        return (1.0 if self._weighs else tf.cast(rate, tf.float64)) / known
 
 
 def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:

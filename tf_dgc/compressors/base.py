@@ -133,6 +133,9 @@ class Compressor(abc.ABC):
             step, so that it cannot be decoded by itself.
         is_momentum: whether what is kept back is itself the momentum, so that the
             optimizer that applies the sum must have none.
+        has_units: whether it compares with a number in units of gradients, or returns
+            something that is none, so that gradients must not have the learning rate in
+            them.
         additive: whether `Result.sum` is the sum of what the workers sent; not so for
             votes, and where only the sum can be decoded.
         conserves: whether, with error feedback, what has arrived and what is kept back
@@ -163,6 +166,7 @@ class Compressor(abc.ABC):
     together: ClassVar[bool] = False
     is_momentum: ClassVar[bool] = False
     needs_others: ClassVar[bool] = False
+    has_units: ClassVar[bool] = False
     additive: bool = True
     conserves: bool = True
     unbiased: bool = False

@@ -49,6 +49,7 @@ class DeMo(Compressor):
     reference = "Peng et al., DeMo: Decoupled momentum optimization, 2024"
     error_feedback = "required"
     is_momentum = True
+    has_units = True
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class Threshold(Compressor):
     name = "threshold"
     kind = "sparsification"
     reference = "Strom, Scalable distributed DNN training, Interspeech 2015"
+    has_units = True
 
     def __init__(
         self,

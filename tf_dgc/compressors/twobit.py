@@ -34,6 +34,7 @@ class TwoBit(OneRound):
     kind = "quantization"
     reference = "Apache MXNet 1.0, 2017, after Strom, Interspeech 2015"
     error_feedback = "required"
+    has_units = True
 
     def __init__(self, threshold: float = 0.5):
         if not 0 < threshold < float("inf"):

@@ -10,6 +10,7 @@ __all__ = [
     "loading",
     "native_rules",
     "novograd",
+    "rates",
     "settings",
     "taken",
     "takeover",

@@ -7,11 +7,41 @@ from typing import Any
 import numpy as np
 
 _MARK = "tf_dgc"  # a key beside those of the variables, "0", "1", ...
+_OF_GRADIENTS, _OF_UPDATES = 1, 2  # what it says of the units of what waits
 
 
-def mark(store: Any) -> None:
-    """Say in a store of Keras's that an optimizer of this package filled it."""
-    store[_MARK] = np.int64(1)
+def mark(store: Any, weighs: bool) -> None:
+    """Say in a store of Keras's that an optimizer of this package filled it.
+
+    Args:
+        store: store of what is saved.
+        weighs: whether what waits has the learning rate in it.
+    """
+    store[_MARK] = np.int64(_OF_UPDATES if weighs else _OF_GRADIENTS)
+
+
+def is_marked(store: Any) -> bool:
+    """Whether an optimizer of this package filled a store."""
+    return _MARK in set(store.keys())
+
+
+def check_units(store: Any, weighs: bool) -> None:
+    """Raise `ValueError` if what waited is saved in other units than it is kept.
+
+    Args:
+        store: store of what was saved.
+        weighs: whether what waits has the learning rate in it.
+    """
+    saved = int(read(store, _MARK)) == _OF_UPDATES
+    if saved != weighs:
+        raise ValueError(
+            "What waits was saved in units of "
+            f"{'updates' if saved else 'gradients'}, and this optimizer keeps it in "
+            f"units of {'updates' if weighs else 'gradients'}: one of them has the "
+            "learning rate in it. Load with the `rate_correction` it was saved with. "
+            "Without the state: `load_model(path, compile=False)`, or "
+            "`load_weights(path, skip_mismatch=True)`."
+        )
 
 
 def names(store: Any) -> list[str]:
@@ -51,7 +81,7 @@ def is_to_be_loaded(kind: str, built: bool, trains: bool, store: Any, own: int) 
     saved = len(names(store))
     if saved == own:
         return True
-    if _MARK not in set(store.keys()) or not trains:
+    if not is_marked(store) or not trains:
         if not is_of_an_unbuilt_one(store):
             why = (
                 "the model has no trainable variables"

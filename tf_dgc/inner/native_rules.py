@@ -25,6 +25,7 @@ def find(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
     name: str | None = None,
+    weighed: bool = False,
 ) -> UpdateRule | None:
     """Return the update that the optimizer's `apply` is, or None if it is another one.
 
@@ -35,7 +36,10 @@ def find(
         variables: variables of the model with a gradient in this step.
         name: name of the optimizer's rule, where it is known though `update_step` was
             replaced.
+        weighed: whether sums have the learning rate in them (`rates.py`).
     """
+    if weighed:
+        name = keras_rules.sgd_name(optimizer)
     name = name or keras_rules.rule_name(optimizer)
     if name is None or not _is_alone(optimizer, name, variables):
         return None
@@ -46,6 +50,8 @@ def find(
     if not _has_dtypes(rule):
         return None
     rate = optimizer.learning_rate
+    if weighed:
+        rate, decay = 1.0, decay * tf.cast(rate, tf.float64)
     own = keras_rules.rule_numbers(optimizer, name, keras.ops.cast(rate, "float32"))
     return rule._replace(hyperparameters={name: pack(rate, decay, own)})
 

@@ -17,16 +17,24 @@ class TakeOver:
             back.
         adam: kind of Adam that what is divided by is taken over from too; else None.
         adam_momentum: coefficient of the momentum that is left of its own then, else 0.
+        rate: whether gradients are multiplied by the learning rate before they wait,
+            and sums are applied as they are.
     """
 
     taken: dict[str, Any]
     adam: Kind | None = None
     adam_momentum: float = 0.0
+    rate: bool = False
 
     @property
     def momentum(self) -> float:
         """Coefficient of the momentum correction; 0 for error feedback only."""
         return self.taken.get("momentum", self.adam_momentum)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether that is done to all gradients; of an Adam, to what is divided."""
+        return self.rate and self.adam is None
 
     @property
     def keeps_velocity(self) -> bool:

@@ -7,7 +7,7 @@ import keras
 
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.compressors import Compressor
-from tf_dgc.inner import adam_kinds, settings, waiting
+from tf_dgc.inner import adam_kinds, rates, settings, waiting
 from tf_dgc.inner.settings import CLIPPING
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.inner.wrapper import OptimizerWrapper
@@ -89,6 +89,7 @@ def take_over(
     momentum_correction: bool,
     adam_correction: bool = False,
     compressor: Compressor | None = None,
+    rate_correction: bool = False,
 ) -> tuple[keras.optimizers.Optimizer, TakeOver]:
     """Copy `inner` without the settings that DGC applies itself.
 
@@ -104,6 +105,8 @@ def take_over(
         adam_correction: whether to take momentum and second moment of an Adam.
         compressor: method by which entries wait, which takes the place of an Adam's
             momentum (`waiting.py`), but for that which a Nadam looks ahead of.
+        rate_correction: whether to take the learning rate of an SGD, or of an Adam
+            whose second moment is taken (`rates.py`).
 
     Returns:
         The copy, which applies the update, and what was taken.
@@ -126,7 +129,11 @@ def take_over(
     momentum = float(inner.beta_1) if kind else 0.0
     if kind and not kind.ahead and compressor:
         momentum = waiting.momentum_beside(momentum, compressor.wait)
-    return rule, TakeOver(taken, kind, momentum)
+    descends = _applies_as_sgd(inner)
+    rate = rate_correction and (descends or kind is not None)
+    if rate and descends:
+        rates.apply_sums_as_they_are(rule)
+    return rule, TakeOver(taken, kind, momentum, rate)
 
 
 def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -32,6 +32,7 @@ def update(
     variables: Sequence[keras.Variable],
     natively: bool,
     name: str | None = None,
+    weighed: bool = False,
 ) -> tf.Tensor:
     """Let the inner optimizer apply the sums.
 
@@ -45,13 +46,15 @@ def update(
         natively: whether every worker has the operations (`have_operations`).
         name: name of the optimizer's rule, where it is known though `update_step` was
             replaced.
+        weighed: whether sums have the learning rate in them (`rates.py`).
 
     Returns:
         The number of workers whose gradient was not finite, scalar int32.
     """
+    known = natively, name, weighed
     if outcome.all_or_none:
-        return _update_if_finite(optimizer, outcome, variables, natively)
-    rule = native_rules.find(optimizer, variables, name)
+        return _update_if_finite(optimizer, outcome, variables, known)
+    rule = native_rules.find(optimizer, variables, name, weighed)
     apply = _find_apply(outcome, rule, natively) if rule else None
     if rule and apply:
         nonfinite = apply(rule)
@@ -71,14 +74,14 @@ def _update_if_finite(
     optimizer: keras.optimizers.Optimizer,
     outcome: Outcome,
     variables: Sequence[keras.Variable],
-    natively: bool,
+    known: tuple[bool, str | None, bool],
 ) -> tf.Tensor:
     """Do what `update` does, or nothing, iterations included."""
     sums, nonfinite = outcome.decode()
 
     def by_sums(*sums: tf.Tensor) -> None:
         decoded = Outcome(lambda: (sums, tf.constant(0)), 0, 0)
-        update(optimizer, decoded, variables, natively)
+        update(optimizer, decoded, variables, *known)
 
     call_if(tf.equal(nonfinite, 0), by_sums, tuple(sums))
     return nonfinite

@@ -203,7 +203,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         part = parts.being_written()
         if part is None:
             keras_saving.end_together(self._strategy)
-        loading.mark(store)
+        loading.mark(store, self._took.rate)
         for i, variable in enumerate(self._saved_variables()):
             if not isinstance(variable, PerWorkerVariable | Copies):
                 store[str(i)] = variable.numpy()
@@ -231,9 +231,9 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
         Raises:
             ValueError: if it was saved with other settings (for example without
-                momentum correction), or this optimizer is not yet built, because what
-                was not sent would be lost; and on all workers, if they load different
-                files.
+                momentum correction, or with what waits in other units), or this
+                optimizer is not yet built, because what was not sent would be lost; and
+                on all workers, if they load different files.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
         own = self._saved_variables()
@@ -242,6 +242,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         about = type(self).__name__, self.built, not self._trains_nothing
         if not loading.is_to_be_loaded(*about, store, len(own)):
             return
+        if loading.is_marked(store):
+            loading.check_units(store, self._took.rate)
         part = parts.being_read()
         for i, variable in enumerate(own):
             values = loading.read(store, str(i))

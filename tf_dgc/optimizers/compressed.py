@@ -31,7 +31,7 @@ from tf_dgc.steps.memory import State
 class CompressedOptimizer(OptimizerWrapper):
     """Exchanges gradients by a compression method, around any Keras optimizer.
 
-    Use it as the optimizer of a model, created in the scope of the same strategy:
+    Create it in the scope of the same strategy as the model:
 
     >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     >>> qsgd = tf_dgc.compressors.QSGD(levels=127)
@@ -39,8 +39,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     The inner optimizer applies its rule, momentum included, to the sum over workers; an
     Adam is corrected for what waits. Its clipping becomes local gradient clipping.
-    `DGCOptimizer` is the ready-made case of `TopK` with momentum correction, and
-    faster.
+    `DGCOptimizer` is the case of `TopK` with momentum correction, and faster.
 
     Args:
         inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
@@ -62,16 +61,18 @@ class CompressedOptimizer(OptimizerWrapper):
             applied to the sum, and an entry that comes every T steps moves `T**0.5`
             times too little. Rules that cannot be corrected and share that fault, such
             as that of `RMSprop`, are warned of, unless it is False.
+        rate_correction: whether a gradient that waits counts by the learning rate of
+            its own step, as in Keras's momentum, not of the step in which it is sent;
+            of an `SGD` or a corrected Adam, with error feedback, by methods without a
+            threshold of their own. Residual and velocity are of updates then.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole and without loss.
-        seed: seed of all random choices. TensorFlow's global seed is neither used nor
-            set.
+        seed: seed of all random choices; TensorFlow's global seed is not used.
         name: name of the optimizer.
         track_staleness: whether to remember when each entry was last sent, for
-            `staleness`; takes 4 bytes per entry, which are not saved.
-        check_every: number of steps from one in which the workers compare checksums of
-            the model's variables, which travel with what is exchanged, to the next; the
-            first step is one. None for never.
+            `staleness`, in 4 bytes per entry, which are not saved.
+        check_every: number of steps between comparisons of checksums of the model's
+            variables, which travel with what is exchanged; None for never.
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
         exchange: way of sums and gathers, or its name; `tf-dgc exchanges` lists them.
@@ -82,15 +83,13 @@ class CompressedOptimizer(OptimizerWrapper):
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
-        velocity: variables, one per model variable and worker; empty without momentum
-            or Adam correction.
-        residual: variables, one per model variable and worker, accumulated and not yet
-            sent; empty without error feedback.
-        second_moment: variables, one per model variable and worker, of its gradients;
-            empty without Adam correction. Of an `Adamax`, largest magnitudes.
-        largest_moment: variables, likewise of the largest second moment so far; empty
-            unless an Adam with `amsgrad=True` is corrected. All four are float64 for
-            float64 variables, else float32.
+        velocity: variables, one per model variable and worker, as are the next three;
+            empty without momentum or Adam correction.
+        residual: accumulated and not yet sent; empty without error feedback.
+        second_moment: moments of its gradients, or largest magnitudes of an `Adamax`;
+            empty without Adam correction.
+        largest_moment: largest second moment so far; empty unless an Adam with
+            `amsgrad=True` is corrected. All are float64 for float64, else float32.
         compressor_state: variables of the method's own state by name, for each model
             variable; behind them that of all at once, if there is one.
         communicator: object that runs steps, `distribute.communicator.Communicator`.
@@ -110,6 +109,7 @@ class CompressedOptimizer(OptimizerWrapper):
         momentum_correction: bool = False,
         factor_masking: bool | None = None,
         adam_correction: bool = True,
+        rate_correction: bool = True,
         min_compress_size: int = 1024,
         seed: int = 0,
         name: str = "compressed_optimizer",
@@ -129,16 +129,17 @@ class CompressedOptimizer(OptimizerWrapper):
         inner = takeover.get_inner(inner)
         validation.check_one_momentum(compressor, inner)
         corrects = bool(momentum_correction), bool(adam_correction) and feedback
-        rule, took = takeover.take_over(inner, *corrects, compressor)
+        weighs = rate_correction and feedback and not compressor.has_units
+        rule, took = takeover.take_over(inner, *corrects, compressor, weighs)
         validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
         warn_of_rule(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
-        self.compressor = compressor
-        self.error_feedback = error_feedback
+        self.compressor, self.error_feedback = compressor, error_feedback
         self.momentum_correction = bool(momentum_correction)
         self.factor_masking = factor_masking
         self.adam_correction = bool(adam_correction)
+        self.rate_correction = bool(rate_correction)
         self.min_compress_size = int(min_compress_size)
         self.seed = int(seed)
         self.track_staleness = bool(track_staleness)
@@ -253,7 +254,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def num_entries(self) -> int:
-        """Entries of all variables; 0 before the optimizer is built."""
+        """Entries of all variables; 0 before it is built."""
         return sum(t.size for t in self.tensors)
 
     @property

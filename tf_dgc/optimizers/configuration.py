@@ -14,6 +14,7 @@ _SETTINGS = (
     "momentum_correction",
     "factor_masking",
     "adam_correction",
+    "rate_correction",
     "min_compress_size",
     "seed",
     "track_staleness",

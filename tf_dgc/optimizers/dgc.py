@@ -50,6 +50,9 @@ class DGCOptimizer(CompressedOptimizer):
             every few steps, as in a warm-up, lose most of their momentum by it.
         adam_correction: whether to divide by Adam's second moment before the exchange,
             as in `CompressedOptimizer`.
+        rate_correction: whether a gradient that waits counts by the learning rate of
+            its own step, as in `CompressedOptimizer`. False: of the step in which it is
+            sent, as in the paper.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole, with momentum.
         value_dtype: type in which values are sent, beside some 12 bits for each
@@ -94,6 +97,7 @@ class DGCOptimizer(CompressedOptimizer):
         momentum_correction: bool = True,
         factor_masking: bool | None = None,
         adam_correction: bool = True,
+        rate_correction: bool = True,
         min_compress_size: int = 1024,
         value_dtype: str | None = None,
         exempt_dtype: str | None = None,
@@ -116,6 +120,7 @@ class DGCOptimizer(CompressedOptimizer):
             momentum_correction=momentum_correction and compresses,
             factor_masking=factor_masking,
             adam_correction=adam_correction,
+            rate_correction=rate_correction,
             min_compress_size=min_compress_size,
             seed=seed,
             name=name,

@@ -11,6 +11,7 @@ from tf_dgc.compressors import Compressor
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
+from tf_dgc.steps import weighing
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.steps.base import Inputs
 from tf_dgc.steps.memory import Memory
@@ -193,6 +194,8 @@ def collect(
         },
     )
     collected = assemble(optimizer, grads, variables, took, kept.memory, place)
+    if took.weighs:
+        collected = weighing.weigh(collected, optimizer.learning_rate)
     if kept.adam:
         return kept.adam.precondition(collected)
     return collected

@@ -135,6 +135,7 @@ def make(
             optimizer.inner_optimizer,
             took.adam,
             took.momentum,
+            took.rate,
             memory,
             optimizer.compressor,
             agreement,

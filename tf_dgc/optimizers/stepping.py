@@ -45,7 +45,7 @@ def take(
         outcome, asked = overlapping.run(communicator, parts, check)
         if made.adam:
             outcome = made.adam.receive(outcome)
-        known = made.natively, made.rule
+        known = made.natively, made.rule, took.weighs
         nonfinite = update(optimizer.inner_optimizer, outcome, variables, *known)
         refreshed = made.adam.refresh(communicator) if made.adam else 0
         counting.count_step(

@@ -24,4 +24,5 @@ __all__ = [
     "receiving",
     "settling",
     "views",
+    "weighing",
 ]

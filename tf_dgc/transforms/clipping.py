@@ -70,13 +70,17 @@ def multiply(
 
     Args:
         gradients: dense tensors of any shapes and float dtypes.
-        scales: factor of each, as `clip` returns it.
+        scales: factor of each, as `clip` returns it. Where one is a tensor, who made it
+            has looked at all entries.
 
     Returns:
         The products (or zeros), and a scalar bool that is True if all were finite.
     """
     products = [_times(g, s) for g, s in zip(gradients, scales, strict=True)]
-    finite = all_finite(products)
+    pairs = list(zip(products, scales, strict=True))
+    seen = _look_at(scales)
+    unseen = [p for p, s in pairs if isinstance(s, float)]
+    finite = tf.reduce_all([*seen, all_finite(unseen)])
     if not products:
         return products, finite
     kept = tf.cond(  # of which a branch that hands on copies nothing
@@ -101,15 +105,15 @@ def drop(
 
     Args:
         gradients: dense tensors of any shapes and float dtypes.
-        scales: factor of each, as `clip` returns it. Where one is a tensor, `clip` has
-            looked at all entries to make it.
+        scales: factor of each, as `clip` returns it. Where one is a tensor, who made it
+            has looked at all entries.
         natively: whether to look by the native operation, which is for CPUs.
 
     Returns:
         float64 `[tensors]`.
     """
     pairs = list(zip(gradients, scales, strict=True))
-    seen = [tf.math.is_finite(s) for _, s in pairs if not isinstance(s, float)]
+    seen = _look_at(scales)
     # As wide as what they are added to: a product may not fit into float16.
     unseen = [
         g if s <= 1 else _wide(g) * tf.cast(s, _wide(g).dtype)
@@ -119,7 +123,15 @@ def drop(
     missing = nan_unless(tf.reduce_all([*seen, all_finite(unseen, natively)]))
     if not seen:
         return tf.constant(scales, tf.float64) + missing
+    if all(s is scales[0] for s in scales):  # hundreds of operations less
+        return tf.fill([len(scales)], tf.cast(scales[0], tf.float64) + missing)
     return tf.stack([tf.cast(s, tf.float64) for s in scales]) + missing
+
+
+def _look_at(scales: Sequence[Scale]) -> list[tf.Tensor]:
+    """Return whether those are finite that are tensors, each of them once."""
+    tensors = {id(s): s for s in scales if not isinstance(s, float)}
+    return [tf.math.is_finite(s) for s in tensors.values()]
 
 
 def nan_unless(kept: tf.Tensor) -> tf.Tensor:

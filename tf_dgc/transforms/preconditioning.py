@@ -156,6 +156,18 @@ def make_infinity_numbers(
     return tf.stack(columns, axis=1)
 
 
+def weigh(numbers: tf.Tensor, rate: Any) -> tf.Tensor:
+    """Return the numbers of divisors whose quotients are multiplied by a rate.
+
+    Args:
+        numbers: numbers as `make_numbers` returns them.
+        rate: learning rate, a scalar.
+    """
+    ones = tf.ones([], tf.float64)
+    rate = tf.cast(rate, tf.float64)
+    return numbers * tf.stack([ones, ones, ones, rate, rate])
+
+
 def follow(
     moment: tf.Tensor, gradient: tf.Tensor, numbers: tf.Tensor, infinity: bool = False
 ) -> tf.Tensor:
