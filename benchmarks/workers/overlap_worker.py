@@ -79,7 +79,8 @@ class Worker:
                     optimizer.apply(gradients, self._variables)
                 elif behind == "update":
                     done = Outcome(lambda: (gradients, tf.constant(0)), 0, 0)
-                    update(optimizer.inner_optimizer, done, self._variables, True)
+                    known = True, None, optimizer._took.weighs
+                    update(optimizer.inner_optimizer, done, self._variables, *known)
                 else:
                     return tf.add_n([g[0, 0] for g in gradients])
                 return tf.cast(optimizer.iterations.value, tf.float32)

@@ -21,13 +21,13 @@ template <bool kMomentum, bool kNesterov>
 struct Sgd {  // slots: momentum
   static constexpr int kSlots = kMomentum ? 1 : 0;
   TF_DGC_INLINE Step(const Hyperparameters& h, float g, Entry& e) {
-    const float momentum = h.own[0];
+    const float factor = h.own[0], momentum = h.own[1];
     if (!kMomentum) {
-      e.w -= g * h.rate;
+      e.w -= g * factor;
       return;
     }
-    e.a = e.a * momentum - g * h.rate;
-    e.w += kNesterov ? e.a * momentum - g * h.rate : e.a;
+    e.a = e.a * momentum - g * factor;
+    e.w += kNesterov ? e.a * momentum - g * factor : e.a;
   }
 };
 
@@ -59,11 +59,6 @@ struct RmsProp {  // slots: velocity, average gradient if centered, momentum
     if (kMomentum) accumulated = momentum * accumulated + increment;
     e.w -= kMomentum ? accumulated : increment;
   }
-};
-
-struct Descent {
-  static constexpr int kSlots = 0;
-  TF_DGC_INLINE Step(const Hyperparameters& h, float g, Entry& e) { e.w -= g * h.own[0]; }
 };
 
 struct Kept {
@@ -108,7 +103,6 @@ constexpr Kind kKinds[] = {
     Named<RmsProp<false, true>>("rmsprop_momentum"),
     Named<RmsProp<true, false>>("rmsprop_centered"),
     Named<RmsProp<true, true>>("rmsprop_centered_momentum"),
-    Named<Descent>("descent"),
     Named<Kept>("kept"),
 };
 
@@ -131,15 +125,13 @@ UpdateRules::UpdateRules(const std::vector<UpdateRule>& rules, std::vector<Updat
     : updated_(std::move(updated)) {
   for (const auto& [name, numbers] : rules) {
     const Functions functions = Find(name)->of_level(level);
-    const bool descends = name == "descent" || name == "sgd";
-    const float rate = name == "sgd" ? numbers.rate : numbers.own[0];
-    known_.push_back({numbers, functions.plain, functions.decaying, descends, rate});
+    known_.push_back({numbers, functions.plain, functions.decaying, name == "sgd"});
   }
 }
 
 bool UpdateRules::Descends(size_t variable, float* rate) const {
   const Known& rule = RuleOf(variable);
-  *rate = rule.rate;
+  *rate = rule.hyperparameters.own[0];
   return rule.descends && !updated_[variable].decays;
 }
 

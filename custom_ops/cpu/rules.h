@@ -15,8 +15,9 @@ namespace tf_dgc {
 struct Hyperparameters {
   float rate;   // of learning, also that of the weight decay
   float decay;  // of weights: w -= w * decay * rate, before anything else
-  // SGD: momentum. Adam: rate with bias correction, 1 - beta_1, 1 - beta_2, epsilon.
-  // RMSprop: rho, 1 - rho, epsilon, momentum. Descent: what the sum is multiplied by.
+  // SGD: what the sum is multiplied by, which is the rate unless the sum has it; momentum.
+  // Adam: rate with bias correction, 1 - beta_1, 1 - beta_2, epsilon. RMSprop: rho, 1 - rho,
+  // epsilon, momentum.
   float own[4];
 };
 
@@ -44,8 +45,8 @@ class UpdateRules {
  public:
   // Slots of each variable by a rule's name; -1 if there is no rule of that name. Names are
   // "sgd", "adam", "rmsprop", followed by "_momentum" (SGD, RMSprop), "_nesterov" (SGD),
-  // "_amsgrad" (Adam) or "_centered" (RMSprop, before "_momentum"). Besides, "descent" subtracts
-  // a multiple of the sum, and "kept" makes the variable the sum.
+  // "_amsgrad" (Adam) or "_centered" (RMSprop, before "_momentum"). Besides, "kept" makes the
+  // variable the sum.
   static int NumSlots(const std::string& name);
 
   UpdateRules(const std::vector<UpdateRule>& rules, std::vector<Updated> updated, Level level);
@@ -68,7 +69,6 @@ class UpdateRules {
     Function plain;
     Function decaying;
     bool descends;
-    float rate;
   };
 
   const Known& RuleOf(size_t variable) const { return known_[updated_[variable].rule]; }

@@ -20,21 +20,19 @@ using Memory = std::vector<std::vector<float>>;
 void Reference(const std::string& name, const Hyperparameters& h, float g, float* x) {
   const bool momentum = name.find("momentum") != std::string::npos;
   if (name == "sgd") {
-    x[0] = x[0] - g * h.rate;
+    x[0] = x[0] - g * h.own[0];
   } else if (name == "sgd_momentum") {
-    x[1] = x[1] * h.own[0] - g * h.rate;
+    x[1] = x[1] * h.own[1] - g * h.own[0];
     x[0] = x[0] + x[1];
   } else if (name == "sgd_nesterov") {
-    x[1] = x[1] * h.own[0] - g * h.rate;
-    x[0] = x[0] + (x[1] * h.own[0] - g * h.rate);
+    x[1] = x[1] * h.own[1] - g * h.own[0];
+    x[0] = x[0] + (x[1] * h.own[1] - g * h.own[0]);
   } else if (name.substr(0, 4) == "adam") {
     x[1] = x[1] + (g - x[1]) * h.own[1];
     x[2] = x[2] + (g * g - x[2]) * h.own[2];
     float velocity = x[2];
     if (name == "adam_amsgrad") velocity = x[3] = std::max(x[3], x[2]);
     x[0] = x[0] - x[1] * h.own[0] / (std::sqrt(velocity) + h.own[3]);
-  } else if (name == "descent") {
-    x[0] = x[0] - g * h.own[0];
   } else if (name == "kept") {
     x[0] = 0.0f + g;
   } else {
@@ -98,7 +96,7 @@ struct Problem {
 
 Problem DrawProblem(Random& random, const std::string& name) {
   const Hyperparameters numbers{0.1f, 0.01f, {0.9f, 0.1f, 1e-3f, 0.5f}};
-  Problem problem{{name, "descent", "kept"}, numbers, {}, {}, {}, {}};
+  Problem problem{{name, "sgd", "kept"}, numbers, {}, {}, {}, {}};
   if (name.substr(0, 4) == "adam") problem.hyperparameters.own[3] = 1e-7f;
   const int64_t sizes[] = {0, 1, 7, 64, 4095, 4096, 4097, 65537, 140000};
   const int64_t num = 1 + Below(random, 3);

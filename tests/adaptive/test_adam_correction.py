@@ -238,6 +238,38 @@ def rare_row(seen, step):
     return np.where(np.isin(np.arange(100), rows)[:, np.newaxis], 1e-3, 0) + [0.0] * 20
 
 
+def test_how_much_workers_agree_does_not_depend_on_the_rate(strategies):
+    falling = O.schedules.PiecewiseConstantDecay([6], [0.1, 1e-4])
+    found = []
+    for rate in (0.1, falling):
+        trainer = Trainer(
+            strategies[2],
+            lambda rate=rate: tf_dgc.DGCOptimizer(O.Adam(rate), 0.97),
+            initial_weights("float32"),
+        )
+        for step, gradients in enumerate(make_gradients(2, STEPS, "float32")):
+            trainer.step([gradients[0], gradients[0 if step < 6 else 1]])
+        found.append(trainer.optimizer._kept.adam._agreement.factors().numpy())
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    assert np.all(found[0] < 4)  # at first they were alike
+
+
+def test_a_rate_below_0_leads_the_other_way(strategies):
+    moved = []
+    for rate in (0.01, -0.01):
+        trainer = Trainer(
+            strategies[1],
+            lambda rate=rate: tf_dgc.DGCOptimizer(O.Adam(rate), 0.97),
+            before := initial_weights("float32"),
+        )
+        for gradients in make_gradients(1, 4, "float32"):
+            trainer.step(gradients)
+        moved.append([a - b for a, b in zip(trainer.weights(), before, strict=True)])
+    for there, back in zip(*moved, strict=True):
+        assert np.any(there)
+        np.testing.assert_allclose(there, -back, atol=1e-6)
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_rows_that_are_rare_make_no_giant_steps(strategies, num_workers):
     """Where one of N alone sees it, and they agree on others, N times smaller ones."""

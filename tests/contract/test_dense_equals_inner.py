@@ -15,7 +15,7 @@ INNER = {
     "momentum": lambda: O.SGD(0.1, momentum=0.9),
     "nesterov": lambda: O.SGD(0.1, momentum=0.9, nesterov=True),
     "scheduled nesterov": lambda: O.SGD(SCHEDULE, momentum=0.9, nesterov=True),
-    "adam": lambda: O.Adam(0.01),
+    "adam": lambda: O.Adam(O.schedules.ExponentialDecay(0.01, 3, 0.5)),
     "adam amsgrad": lambda: O.Adam(0.01, amsgrad=True),
     "nadam": lambda: O.Nadam(0.01),
     "nadam without momentum": lambda: O.Nadam(0.01, beta_1=0.0),

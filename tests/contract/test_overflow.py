@@ -56,11 +56,14 @@ def state(trainer):
     return trainer.local([*optimizer.velocity, *optimizer.residual])
 
 
+@pytest.mark.parametrize("weighs", [True, False])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_large_finite_part_takes_nothing_with_it(strategies, monkeypatch, path):
+def test_a_large_finite_part_takes_nothing_with_it(
+    strategies, monkeypatch, path, weighs
+):
     """As if the gradient had been 0: 1e8 - 1e8 would have been all that was left."""
-    wrong = make_trainer(path, monkeypatch, strategies[1])
-    zero = make_trainer(path, monkeypatch, strategies[1])
+    asks = path, monkeypatch, strategies[1]
+    wrong, zero = (make_trainer(*asks, rate_correction=weighs) for _ in range(2))
     (gradients,) = make_gradients(1, 1, "float32")
     for trainer in (wrong, zero):
         fill(trainer, 1e-3, 3e-3)
@@ -75,13 +78,15 @@ def test_a_large_finite_part_takes_nothing_with_it(strategies, monkeypatch, path
     assert wrong.optimizer.stats.nonfinite == 1
 
 
+@pytest.mark.parametrize("weighs", [True, False])
 @pytest.mark.parametrize("poisoned", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_that_overflows_is_kept_or_sent(
-    strategies, monkeypatch, path, poisoned
+    strategies, monkeypatch, path, poisoned, weighs
 ):
     """Of an entry that would overflow by momentum alone, the residual stays."""
-    trainer = make_trainer(path, monkeypatch, strategies[1])
+    asks = path, monkeypatch, strategies[1]
+    trainer = make_trainer(*asks, rate_correction=weighs)
     fill(trainer, 3e38, 3e38)
     (gradients,) = make_gradients(1, 1, "float32")
     if poisoned:

@@ -33,7 +33,7 @@ FROM_DENSE = tf_dgc.schedules.PiecewiseConstantSparsity([2, 3], [0.0, 0.9, 0.97]
 COSINE = O.schedules.CosineDecay(0.1, 4)
 RULES = {
     "sgd": lambda: O.SGD(0.1),
-    "sgd, decay": lambda: O.SGD(0.1, weight_decay=0.004),
+    "sgd, decay": lambda: O.SGD(0.1, weight_decay=0.07),
     "momentum": lambda: O.SGD(COSINE, momentum=0.9),
     "momentum, decay": lambda: excluding(O.SGD(0.1, momentum=0.9, weight_decay=0.01)),
     "nesterov": lambda: O.SGD(0.1, momentum=0.9, nesterov=True),
@@ -113,6 +113,7 @@ def test_a_traced_step_of_keras_may_round_otherwise(name):
         (1, "adamw, amsgrad", 0.97),
         (1, "sgd, decay", 0.97),
         (1, "momentum, decay", 0.0),
+        (2, "nesterov, decay", 0.97),
         (2, "adamw", 0.97),
         (3, "adamw", 0.0),
         (3, "adamw, amsgrad", 0.0),

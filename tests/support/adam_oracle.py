@@ -31,6 +31,7 @@ class AdamOracle(Oracle):
             **settings,
         )
         self.beta_1 = beta_1
+        self.rate_correction = self.rate_correction and not self.momentum
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay = weight_decay
@@ -105,8 +106,8 @@ class AdamOracle(Oracle):
                 owed = [b / (1 - b) for b in (self.beta_1, self.momentum)]
                 worker.residual[i] += (owed[0] - owed[1]) * share
                 worker.residual[i] /= by
-            given = self.rates[0] * (1 - self.momentum) * gradient / by
-            total += self._accumulate(worker, i, given, k)
+            given = (1 - self.momentum) * gradient / by
+            total += self._accumulate(worker, i, self.rates[0] * given, k)
             sample += given.flat[at]
             squares += np.sum(given.flat[at] ** 2)
         self.seen[i] *= 0.99
@@ -173,6 +174,10 @@ class AdamaxOracle(AdamOracle):
 
 class NadamOracle(AdamOracle):
     """Looks ahead of its momentum, less so at first, before it accumulates."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.rate_correction = False
 
     @staticmethod
     def _beside(beta_1, wait):

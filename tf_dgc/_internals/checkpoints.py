@@ -97,6 +97,28 @@ class _Written:
         self._call()
 
 
+class Remark(tf.__internal__.tracking.AutoTrackable):
+    """A number that a checkpoint has, which is looked at when it is restored.
+
+    Args:
+        number: number to be saved.
+        check: function of the number that was saved.
+    """
+
+    def __init__(self, number: int, check: Callable[[int], None]):
+        super().__init__()
+        self._number, self._check = number, check
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {_REMARK: tf.constant(self._number, tf.int64)}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> None:
+        self._check(int(restored_tensors[_REMARK]))
+
+
+_REMARK = "REMARK"
+
+
 class CheckpointSeam(keras.optimizers.Optimizer):
     """Tells an optimizer that it is saved in, or restored from, a checkpoint.
 

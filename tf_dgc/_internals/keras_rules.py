@@ -70,7 +70,7 @@ def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
         rate: learning rate, scalar float32.
     """
     if rule.startswith("sgd"):
-        return [optimizer.momentum]
+        return [rate, optimizer.momentum]
     if rule.startswith("rmsprop"):
         rho, momentum = optimizer.rho, optimizer.momentum
         return [rho, 1 - rho, optimizer.epsilon, momentum]

@@ -109,12 +109,20 @@ class AdamCorrection:
         self, agreement: Agreement, first: Choice, stock: Choice, inputs: Inputs
     ) -> Inputs:
         active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
-        divisors = self._divisors(agreement.factors(), active)
+        optimizer = self._optimizer
+        asks = self.kind, optimizer, self._momentum
+        numbers = adam_kinds.make_numbers(*asks, agreement.factors(), active)
+        divisors = sent_by = self._divisors(numbers, active)
+        if self._weighs:
+            weighed = preconditioning.weigh(numbers, optimizer.learning_rate)
+            sent_by = self._divisors(weighed, active)
         if first is not False:
-            own = self._memory, self._slots(), divisors
-            betas = float(self._optimizer.beta_1), self._momentum
+            own = self._memory, self._slots(), sent_by
+            betas = float(optimizer.beta_1), self._momentum
             crossing.cross(first, inputs, *own, *betas)
-        return sampling.add(agreement, inputs, self._memory, divisors, active)
+        # A sample is of quotients alone, so that every step has as much a part in it.
+        inputs = sampling.add(agreement, inputs, self._memory, divisors, active)
+        return inputs._replace(divisors=[sent_by.get(i) for i in inputs.indices])
 
     def _slots(self) -> dict[int, list[keras.Variable]]:
         """Return what the rule remembers of each tensor of the model, by its place."""
@@ -140,14 +148,10 @@ class AdamCorrection:
         clear(True)
         choose(stock, lambda: clear(False), lambda: tf.constant(True))
 
-    def _divisors(self, factors: tf.Tensor, active: Choice) -> dict[int, Divisor]:
+    def _divisors(self, numbers: tf.Tensor, active: Choice) -> dict[int, Divisor]:
         """Return the divisor of each tensor that has one, by its place."""
-        optimizer, kind, memory = self._optimizer, self.kind, self._memory
-        asks = kind, optimizer, self._momentum
-        numbers = adam_kinds.make_numbers(*asks, factors, active)
-        if self._weighs:
-            numbers = preconditioning.weigh(numbers, optimizer.learning_rate)
-        ahead = adam_kinds.look_ahead(optimizer) if kind.ahead else None
+        kind, memory = self.kind, self._memory
+        ahead = adam_kinds.look_ahead(self._optimizer) if kind.ahead else None
         return {
             i: Divisor(
                 memory.second_moment[i],
@@ -238,14 +242,14 @@ class AdamCorrection:
         tensors = [self._memory.tensors[self._index_of(v)] for v in rule.variables]
         own = self.kind.rule
         rate, decay, *_ = tf.unstack(rule.hyperparameters[own])
-        descent = native_rules.pack(rate, decay, [self._rate(rate)])
+        descent = native_rules.pack(rate, decay, [self._rate(rate)])  # as by an SGD
         return rule._replace(
-            names=[own if t.exempt else "descent" for t in tensors],
+            names=[own if t.exempt else "sgd" for t in tensors],
             slots=[
                 slots if t.exempt else []
                 for t, slots in zip(tensors, rule.slots, strict=True)
             ],
-            hyperparameters={**rule.hyperparameters, "descent": descent},
+            hyperparameters={**rule.hyperparameters, "sgd": descent},
         )
 
     def _rate(self, rate: Any) -> tf.Tensor:

@@ -166,9 +166,9 @@ class Compressor(abc.ABC):
     together: ClassVar[bool] = False
     is_momentum: ClassVar[bool] = False
     needs_others: ClassVar[bool] = False
-    has_units: ClassVar[bool] = False
     additive: bool = True
     conserves: bool = True
+    has_units: bool = False
     unbiased: bool = False
     error_feedback: str = "default"
     feedback_decay: float = 1.0
@@ -210,8 +210,9 @@ class Compressor(abc.ABC):
         """Send what goes out of one tensor, and return what all workers sent.
 
         Args:
-            values: gradient, finite, of the tensor's shape, float32 or float64, with
-                what was kept back before if there is error feedback.
+            values: gradient, finite, of the tensor's shape, float32 or float64; with
+                error feedback times the learning rate, unless the method `has_units`,
+                and with what was kept back before.
             state: tensors by name, as `state` and `common_state` say.
             draw: seeds for this tensor in this step.
 

@@ -49,7 +49,6 @@ class DeMo(Compressor):
     reference = "Peng et al., DeMo: Decoupled momentum optimization, 2024"
     error_feedback = "required"
     is_momentum = True
-    has_units = True
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class DeMo(Compressor):
         self.decay = self.feedback_decay = arguments.check_decay(decay)
         self.sign = bool(sign)
         self.value_dtype = value_dtype
-        self.additive = not self.sign
+        self.additive, self.has_units = not self.sign, self.sign
         self.conserves = self.decay == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:

@@ -13,9 +13,8 @@ class EFSignSGD(OneRound):
     """Sends signs, and the mean magnitude of the tensor: 1 bit per entry.
 
     Karimireddy et al., algorithm 1: `delta = (|p|_1 / d) sign(p)`, where p is the
-    gradient with what was kept back, and `e = p - delta` is kept. The learning rate is
-    applied when something is sent, not when it is accumulated. Without error feedback
-    it need not converge (section 3).
+    gradient, times the learning rate, with what was kept back, and `e = p - delta` is
+    kept. Without error feedback it need not converge (section 3).
     """
 
     name = "ef_sign_sgd"

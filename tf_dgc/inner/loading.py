@@ -17,7 +17,12 @@ def mark(store: Any, weighs: bool) -> None:
         store: store of what is saved.
         weighs: whether what waits has the learning rate in it.
     """
-    store[_MARK] = np.int64(_OF_UPDATES if weighs else _OF_GRADIENTS)
+    store[_MARK] = np.int64(units(weighs))
+
+
+def units(weighs: bool) -> int:
+    """Return the number that stands for the units of what waits."""
+    return _OF_UPDATES if weighs else _OF_GRADIENTS
 
 
 def is_marked(store: Any) -> bool:
@@ -25,22 +30,29 @@ def is_marked(store: Any) -> bool:
     return _MARK in set(store.keys())
 
 
-def check_units(store: Any, weighs: bool) -> None:
+def saved_units(store: Any) -> int:
+    """Return the number of `units` that a store of this package's was marked by."""
+    return int(read(store, _MARK))
+
+
+def check_units(saved: int, weighs: bool) -> None:
     """Raise `ValueError` if what waited is saved in other units than it is kept.
 
     Args:
-        store: store of what was saved.
+        saved: number of `units` of what was saved.
         weighs: whether what waits has the learning rate in it.
     """
-    saved = int(read(store, _MARK)) == _OF_UPDATES
-    if saved != weighs:
+    if saved != units(weighs):
+        was, now = (
+            "updates" if number == _OF_UPDATES else "gradients"
+            for number in (saved, units(weighs))
+        )
         raise ValueError(
-            "What waits was saved in units of "
-            f"{'updates' if saved else 'gradients'}, and this optimizer keeps it in "
-            f"units of {'updates' if weighs else 'gradients'}: one of them has the "
-            "learning rate in it. Load with the `rate_correction` it was saved with. "
-            "Without the state: `load_model(path, compile=False)`, or "
-            "`load_weights(path, skip_mismatch=True)`."
+            f"What waits was saved in units of {was}, and this optimizer keeps it in "
+            f"units of {now}: one of them has the learning rate in it. Load with the "
+            "settings it was saved with: `rate_correction`, or else compressor, "
+            "sparsity and inner optimizer. Without the state: `load_model(path, "
+            "compile=False)`, or `load_weights(path, skip_mismatch=True)`."
         )
 
 

@@ -50,9 +50,8 @@ def find(
     if not _has_dtypes(rule):
         return None
     rate = optimizer.learning_rate
-    if weighed:
-        rate, decay = 1.0, decay * tf.cast(rate, tf.float64)
-    own = keras_rules.rule_numbers(optimizer, name, keras.ops.cast(rate, "float32"))
+    factor = 1.0 if weighed else keras.ops.cast(rate, "float32")
+    own = keras_rules.rule_numbers(optimizer, name, factor)
     return rule._replace(hyperparameters={name: pack(rate, decay, own)})
 
 

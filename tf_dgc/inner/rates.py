@@ -5,6 +5,10 @@ So does error feedback as it was analysed first (Karimireddy et al., "Error feed
 fixes SignSGD", ICML 2019, algorithm 2: `p = rate * g + e`). Where the rate multiplies
 the sum instead, as in Lin et al., ICLR 2018, an entry that waited while the rate fell
 counts for less than in training that sends everything.
+
+Keras's Adam has the rate outside of its momentum. Where waiting has taken the place of
+the momentum (`waiting.py`) there is no such difference, and it has it inside too; else
+what waits does not wait for long, and the rate stays outside.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """Take over: which settings of the inner optimizer DGC applies in its place."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import keras
@@ -106,7 +107,7 @@ def take_over(
         compressor: method by which entries wait, which takes the place of an Adam's
             momentum (`waiting.py`), but for that which a Nadam looks ahead of.
         rate_correction: whether to take the learning rate of an SGD, or of an Adam
-            whose second moment is taken (`rates.py`).
+            of which no momentum is left (`rates.py`).
 
     Returns:
         The copy, which applies the update, and what was taken.
@@ -129,11 +130,13 @@ def take_over(
     momentum = float(inner.beta_1) if kind else 0.0
     if kind and not kind.ahead and compressor:
         momentum = waiting.momentum_beside(momentum, compressor.wait)
-    descends = _applies_as_sgd(inner)
-    rate = rate_correction and (descends or kind is not None)
-    if rate and descends:
+    took = TakeOver(taken, kind, momentum)
+    waits_instead = kind is not None and not took.keeps_velocity
+    if rate_correction and (_applies_as_sgd(inner) or waits_instead):
+        took = dataclasses.replace(took, rate=True)
+    if took.weighs:
         rates.apply_sums_as_they_are(rule)
-    return rule, TakeOver(taken, kind, momentum, rate)
+    return rule, took
 
 
 def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -1,5 +1,6 @@
 """What Keras asks of an optimizer that wraps another one."""
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,6 +61,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self._took = took
         self._strategy = strategy
         self._trains_nothing = False
+        check = functools.partial(loading.check_units, weighs=took.rate)
+        self._units = checkpoints.Remark(loading.units(took.rate), check)
         self.inner_optimizer = inner_optimizer
 
     def read_setting(self, name: str) -> Any:
@@ -242,8 +245,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         about = type(self).__name__, self.built, not self._trains_nothing
         if not loading.is_to_be_loaded(*about, store, len(own)):
             return
-        if loading.is_marked(store):
-            loading.check_units(store, self._took.rate)
+        if loading.is_marked(store) and not loading.is_of_an_unbuilt_one(store):
+            loading.check_units(loading.saved_units(store), self._took.rate)
         part = parts.being_read()
         for i, variable in enumerate(own):
             values = loading.read(store, str(i))

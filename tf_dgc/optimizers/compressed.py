@@ -62,17 +62,17 @@ class CompressedOptimizer(OptimizerWrapper):
             times too little. Rules that cannot be corrected and share that fault, such
             as that of `RMSprop`, are warned of, unless it is False.
         rate_correction: whether a gradient that waits counts by the learning rate of
-            its own step, as in Keras's momentum, not of the step in which it is sent;
-            of an `SGD` or a corrected Adam, with error feedback, by methods without a
-            threshold of their own. Residual and velocity are of updates then.
+            its own step, as in the momentum of Keras's SGD, and not of that in which it
+            is sent; with error feedback, of an `SGD` or a corrected Adam without any
+            momentum left (from 90 % on), by methods whose settings are no magnitudes.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole and without loss.
         seed: seed of all random choices; TensorFlow's global seed is not used.
         name: name of the optimizer.
         track_staleness: whether to remember when each entry was last sent, for
             `staleness`, in 4 bytes per entry, which are not saved.
-        check_every: number of steps between comparisons of checksums of the model's
-            variables, which travel with what is exchanged; None for never.
+        check_every: number of steps between comparisons of the variables' checksums,
+            which travel with what is exchanged, from the first on; None for never.
         on_divergence: reaction on all workers if variables differ: "raise", before
             anything is updated, or "warn"; both name workers and variables.
         exchange: way of sums and gathers, or its name; `tf-dgc exchanges` lists them.
@@ -86,8 +86,8 @@ class CompressedOptimizer(OptimizerWrapper):
         velocity: variables, one per model variable and worker, as are the next three;
             empty without momentum or Adam correction.
         residual: accumulated and not yet sent; empty without error feedback.
-        second_moment: moments of its gradients, or largest magnitudes of an `Adamax`;
-            empty without Adam correction.
+        second_moment: moments of the worker's gradients, or an `Adamax`'s largest
+            magnitudes; empty without Adam correction.
         largest_moment: largest second moment so far; empty unless an Adam with
             `amsgrad=True` is corrected. All are float64 for float64, else float32.
         compressor_state: variables of the method's own state by name, for each model

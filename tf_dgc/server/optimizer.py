@@ -50,13 +50,13 @@ class ServerOptimizer(OptimizerWrapper):
     >>> model.fit(dataset)
 
     The first worker hands a server its first weights and the config of the inner
-    optimizer, whose rule runs there with all of its state; all others begin with these
-    weights. In every step a worker pushes its gradient, divided by N, compressed with
-    error feedback, and pulls the weights. In mode "sync" the pushes of all workers are
-    one step, as without a server; in mode "async" each is a step, applied as it comes;
-    in mode "ssp" too, but no worker is more than `staleness` completed steps ahead of
-    the slowest; in mode "backup" the first `quorum` pushes by the same weights are one
-    step (Chen et al. 2016), and what comes later goes back into its worker's residual.
+    optimizer, whose rule runs there with all its state; others begin with these. In
+    every step a worker pushes its gradient, divided by N, compressed with error
+    feedback, and pulls the weights. In mode "sync" the pushes of all workers are one
+    step, as without a server (`rate_correction=False`); in mode "async" each is a step,
+    applied as it comes; in mode "ssp" too, but no worker is more than `staleness`
+    completed steps ahead of the slowest; in mode "backup" the first `quorum` pushes by
+    the same weights are one step (Chen et al. 2016), and what is late stays behind.
 
     Momentum of an SGD becomes momentum correction, and clipping of the inner optimizer
     local gradient clipping, both on the workers, as in `DGCOptimizer`. In a process

@@ -14,6 +14,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message, Reply, Spread
 from tf_dgc.steps.accumulation import prepare
 from tf_dgc.steps.base import Inputs
+from tf_dgc.transforms import clipping
 
 
 def reduce(
@@ -30,6 +31,9 @@ def reduce(
         Shards for the workers of the machine, of each dtype.
     """
     gradients, finite = prepare(inputs.tensors, inputs.gradients, inputs.scales)
+    if not all(isinstance(s, float) for s in inputs.scales):  # products may overflow
+        gradients, fits = clipping.multiply(gradients, [1.0] * len(gradients))
+        finite = tf.logical_and(finite, fits)
     tensors, machine = inputs.tensors, inputs.machine
     places = [i for i, t in enumerate(tensors) if not t.exempt]
     dtypes = list(dict.fromkeys(tensors[i].dtype for i in places))

@@ -164,7 +164,7 @@ def operands(rule: UpdateRule) -> dict:
 def _descend(
     plan: Plan, vector: tf.Tensor, buffers: tf.Tensor, rule: UpdateRule
 ) -> tf.Tensor:
-    rate = rule.hyperparameters["sgd"][0]
+    rate = rule.hyperparameters["sgd"][2]
 
     def whole() -> tf.Tensor:
         if plan.is_exempt:

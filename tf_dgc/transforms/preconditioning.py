@@ -165,7 +165,7 @@ def weigh(numbers: tf.Tensor, rate: Any) -> tf.Tensor:
     """
     ones = tf.ones([], tf.float64)
     rate = tf.cast(rate, tf.float64)
-    return numbers * tf.stack([ones, ones, ones, rate, rate])
+    return numbers * tf.stack([ones, ones, ones, rate, tf.abs(rate)])
 
 
 def follow(
