@@ -19,7 +19,10 @@ MARGINS = {  # of non-inferiority, and what is aimed at
 HALF_WIDTH = 0.25  # points of accuracy, until which seeds are added on CIFAR-10
 PLANNED_SEEDS = 5  # of them, whatever the interval is
 SEEDS = range(10)  # at most
-CLIPPED_TIGHTER = "a35c22d", "3833e68", "6b589e5"  # commits, of float16
+# Commits of the first 19 runs. `float16` was clipped as DGC is, and in `dgc` gradients
+# counted by the learning rate of the step in which they were sent.
+FIRST = "a35c22d", "3833e68", "6b589e5"
+WHEN_SENT = ", rate when sent"  # behind the labels of those
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +103,11 @@ ABLATION = tuple(
 # Labels that came when runs had been seen: seeds of which `dense` and `dgc` were known,
 # and those that led to them, which say nothing about them.
 SEEN = {
+    "dgc": {"ptb": (0,), "cifar10": (0, 1, 2), "mnist": (0, 1), "shakespeare": (0, 1)},
     UNMASKED: {"ptb": (0,), "cifar10": (0, 1), "mnist": (0, 1), "shakespeare": (0, 1)},
     TIGHTER: {"ptb": (0,)},
 }
-LED_TO = {UNMASKED: {"ptb": (0,)}}
+LED_TO = {"dgc": {"ptb": (0,)}, UNMASKED: {"ptb": (0,)}}
 OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
 PAIR = ("dense", "dgc")
 ALL = ("dense", "dgc", "float16")
@@ -150,10 +154,14 @@ def labelled(task, label):
 def label_of(row):
     """Return the label of a row, or its method where it has none of its own."""
     settings = {k: v for k, v in row["settings"].items() if k != "model"}
-    for label, wanted in LABELS.items():
-        if wanted == (row["method"], settings):
-            return label
-    return row["method"]
+    own = row["method"], settings
+    found = (label for label, wanted in LABELS.items() if wanted == own)
+    return next(found, row["method"]) + WHEN_SENT * is_of_rate_when_sent(row)
+
+
+def is_of_rate_when_sent(row):
+    """Return whether gradients counted by the rate of the step they were sent in."""
+    return row["method"] == "dgc" and row["commit"].startswith(FIRST)
 
 
 def minutes(specs):
@@ -168,7 +176,7 @@ def superseded(row):
     At first `float16` was clipped as what waits is, `N**0.5` times as tightly as dense.
     """
     clipped = RECIPES[row["task"]].clipnorm is not None
-    before = row["commit"].startswith(CLIPPED_TIGHTER)
+    before = row["commit"].startswith(FIRST)
     return clipped and before and row["method"] == "float16"
 
 
@@ -178,7 +186,7 @@ def pending(rows):
     Args:
         rows: rows of finished runs, failures included.
     """
-    rows = [row for row in rows if not superseded(row)]
+    rows = [r for r in rows if not superseded(r) and not is_of_rate_when_sent(r)]
     done = {Spec.of(row).key for row in rows}
     after = next(i for i, group in enumerate(GROUPS) if group.workers == 8)
     first, last = (

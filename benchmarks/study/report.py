@@ -126,7 +126,7 @@ def _named(found, label):
     if not seen:
         return label
     seeds = " and ".join(map(str, seen))
-    text = f"{label} (added after seed {seeds} was seen"
+    text = f"{label} (as it is since seed {seeds} was seen"
     led = plan.LED_TO.get(label, {}).get(found.task, ())
     if led:
         text += (

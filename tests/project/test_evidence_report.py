@@ -41,8 +41,9 @@ def test_paired_differences():
         ("cifar10", [0.8], "no interval yet"),
         ("cifar10", [0.801, 0.8, None, 0.8, None], "failed in 2 of 5"),
         ("cifar10", [0.801, 0.8, math.nan], "failed in 1 of 3"),
-        ("ptb", [0.8, 0.8, math.inf], "failed in 1 of 3"),
-        ("ptb", [0.8, 0.8, 0.801], "within the aim, 0.5"),
+        # PTB's seed 0 says nothing about `dgc`.
+        ("ptb", [0.9, 0.8, 0.8, math.inf], "failed in 1 of 3"),
+        ("ptb", [0.9, 0.8, 0.8, 0.801], "within the aim, 0.5"),
         ("ptb", [0.82, 0.821, 0.82], "inferior by more than 1.0"),
         ("mnist", [0.8, 0.8], ""),
     ],
@@ -56,17 +57,34 @@ def test_verdicts(task, dgc, verdict):
 
 
 def test_what_was_clipped_more_tightly_is_run_again(tmp_path):
-    old = {"commit": plan.CLIPPED_TIGHTER[0] + 33 * "0"}
+    old = {"commit": plan.FIRST[0] + 33 * "0"}
     methods = *plan.PAIR, "float16"
     tasks = "shakespeare", "mnist"
     specs = [s for t in tasks for s in plan.Group(t, methods, (0,)).specs()]
     made = [row(s, 0.5, **old) for s in specs]
     again = [s for s in plan.pending(made) if s in specs]
-    assert [(s.task, s.method) for s in again] == [("shakespeare", "float16")]
+    assert [(s.task, s.method) for s in again if s.method != "dgc"] == [
+        ("shakespeare", "float16")
+    ]
     report.write(made, tmp_path)
     listed = (tmp_path / "report.md").read_text().partition("## Not counted")[2]
-    assert listed.count("- `") == len(again)
-    assert all(s.command in listed for s in again)
+    assert listed.count("- `") == 1
+    assert all((s.command in listed) == (s.method != "dgc") for s in again)
+
+
+def test_what_had_the_rate_when_sent_is_shown_and_run_again(tmp_path):
+    specs = plan.Group("ptb", (*plan.PAIR, plan.UNMASKED), (0, 1)).specs()
+    made = [row(s, 0.5, commit=plan.FIRST[1] + 33 * "0") for s in specs]
+    assert {s.method for s in plan.pending(made) if s in specs} == {"dgc"}
+    (found,) = comparison.comparisons(made)
+    assert found.labels[0] == "dense"
+    assert {label for label in found.labels if label.endswith(plan.WHEN_SENT)} == {
+        "dgc" + plan.WHEN_SENT,
+        plan.UNMASKED + plan.WHEN_SENT,
+    }
+    assert found.verdict("dgc" + plan.WHEN_SENT) == "exploratory"
+    again = [row(s, 0.5, commit=40 * "1") for s in specs]
+    assert not [s for s in plan.pending(made + again) if s in specs]
 
 
 def test_what_led_to_a_method_says_nothing_about_it():
@@ -135,7 +153,7 @@ def test_the_report(tmp_path):
     cells = dict(zip(columns, dgc.strip("|").split("|"), strict=True))
     assert int(cells["pairs"]) == 2
     assert float(cells["dense of these"]) < 1
-    assert "| dgc unmasked (added after seed 0 and 1 was seen) |" in page
+    assert "| dgc unmasked (as it is since seed 0 and 1 was seen) |" in page
     assert plan_page.changes() in page
     assert "2026-11-25: `dgc unmasked` is a method too" in page
     assert "| 93.75 | 93.87 |" in page
