@@ -92,7 +92,7 @@ class PiecewiseConstantSparsity(SparsitySchedule):
 class WarmupSparsity(SparsitySchedule):
     """The paper's warm-up: 75 %, 93.75 %, 98.4375 %, 99.6 %, then the final sparsity.
 
-    For fewer than 15,000 steps use `tf_dgc.dgc_for_steps`, or `factor_masking=False`.
+    For fewer than 15,000 steps use `tf_dgc.dgc_for_steps`.
 
     Args:
         warmup_steps: iterations until the final sparsity is reached, shared evenly

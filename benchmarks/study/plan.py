@@ -20,7 +20,7 @@ HALF_WIDTH = 0.25  # points of accuracy, until which seeds are added on CIFAR-10
 PLANNED_SEEDS = 5  # of them, whatever the interval is
 SEEDS = range(10)  # at most
 # Commits of the first 19 runs. `float16` was clipped as DGC is, and in `dgc` gradients
-# counted by the learning rate of the step in which they were sent.
+# counted by the learning rate of the step in which they were sent, masked in any step.
 FIRST = "a35c22d", "3833e68", "6b589e5"
 WHEN_SENT = ", rate when sent"  # behind the labels of those
 

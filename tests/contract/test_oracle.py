@@ -19,7 +19,12 @@ CASES = {
     "momentum": ({"momentum": 0.9}, {}),
     "nesterov": ({"momentum": 0.8, "nesterov": True}, {}),
     "no momentum": ({}, {}),
-    "no masking": ({"momentum": 0.9}, {"factor_masking": False}),
+    "no masking": ({"momentum": 0.9}, {"factor_masking": False, "sparsity": 0.995}),
+    "masking": ({"momentum": 0.9}, {"factor_masking": True}),
+    "masked schedule": (
+        {"momentum": 0.9},
+        {"factor_masking": True, "sparsity": SCHEDULE},
+    ),
     "rate": ({"momentum": 0.9, "learning_rate": RATE}, {}),
     "rate when sent": (
         {"momentum": 0.9, "learning_rate": RATE},
@@ -81,7 +86,15 @@ def _rate_of(settings):
 
 
 # That the rest of the settings is the same by all paths is in test_all_paths.py.
-FEW = ["nesterov", "no masking", "clipnorm", "schedule", "rate", "rate when sent"]
+FEW = [
+    "nesterov",
+    "no masking",
+    "masking",
+    "clipnorm",
+    "schedule",
+    "rate",
+    "rate when sent",
+]
 MORE_WORKERS = [("momentum", 4), ("bfloat16", 3), ("schedule", 3), ("schedule", 4)]
 
 

@@ -229,7 +229,9 @@ def test_is_the_algorithm(strategies, name, mode):
     """With gradients without ties, as which of those is taken is drawn."""
     groups = GROUPS[name]
     sgd = lambda: keras.optimizers.SGD(0.25, momentum=0.5)  # noqa: E731
-    trainer = make_trainer(strategies, groups, sgd, traced=mode == "traced")
+    trainer = make_trainer(
+        *(strategies, groups, sgd), traced=mode == "traced", factor_masking=True
+    )
     reference = Reference(groups, 0.5)
     weights = [w.astype("float64").ravel() for w in trainer.weights()]
     rng = np.random.default_rng(0)

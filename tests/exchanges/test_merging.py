@@ -80,7 +80,8 @@ def test_as_one_worker_it_is_dgc(strategies, exchange):
 def test_velocity_and_a_schedule(strategies, exchange):
     """Dense at first; then velocities are cleared where entries were kept."""
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
-    trainer = make_trainer(strategies, 2, exchange, sparsity=schedule)
+    settings = {"sparsity": schedule, "factor_masking": True}
+    trainer = make_trainer(strategies, 2, exchange, **settings)
     rng = np.random.default_rng(0)
     for _ in range(3):
         gradients = [

@@ -166,9 +166,9 @@ def test_whose_learning_rate_counts(corrects, moved):
 @pytest.mark.parametrize(
     ("inner", "num_workers"),
     [
-        (lambda: O.SGD(0.05, momentum=0.9), 1),
+        (lambda: O.SGD(0.01, momentum=0.9), 1),
         pytest.param(lambda: O.AdamW(0.01), 2, marks=pytest.mark.slow),
-        pytest.param(lambda: O.SGD(0.05, momentum=0.9), 2, marks=pytest.mark.slow),
+        pytest.param(lambda: O.SGD(0.01, momentum=0.9), 2, marks=pytest.mark.slow),
         pytest.param(lambda: O.Adam(0.01), 1, marks=pytest.mark.slow),
         pytest.param(lambda: O.RMSprop(0.01), 1, marks=pytest.mark.slow),
     ],

@@ -40,7 +40,7 @@ class Oracle:
         learning_rate,
         momentum=0.0,
         nesterov=False,
-        factor_masking=True,
+        factor_masking=None,
         min_compress_size=1024,
         clipping=None,
         value_dtype=None,
@@ -129,6 +129,9 @@ class Oracle:
         out = np.zeros_like(residual)
         out.flat[sent] = wire_reference.rounded(residual.flat[sent], value_dtype)
         residual.flat[sent] -= out.flat[sent]
-        if self.factor_masking and k < residual.size:
+        masks = self.factor_masking
+        if masks is None:
+            masks = self.sparsity(self.iteration) >= 0.99
+        if masks and k < residual.size:
             velocity.flat[sent] = 0
         return out

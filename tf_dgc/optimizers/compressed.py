@@ -53,8 +53,8 @@ class CompressedOptimizer(OptimizerWrapper):
             Adam goes by `adam_correction` alone.
         factor_masking: whether to clear that velocity where entries were sent (section
             3.3), with methods that send some entries and not others. None: that of an
-            `SGD`, not that of an Adam, which loses more by it than it wins. A `Nadam`
-            is never masked: it looks ahead before it accumulates.
+            `SGD`, by `TopK` in steps of at least 99 % sparsity; not that of an Adam. A
+            `Nadam` is never masked: it looks ahead before it accumulates.
         adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
             by its second moment before the exchange, and accumulates its momentum as
             momentum correction does, wherever there is error feedback. Else its rule is

@@ -46,8 +46,9 @@ class DGCOptimizer(CompressedOptimizer):
             after the sum; that of an Adam is part of `adam_correction`, whatever this
             is.
         factor_masking: whether to clear the velocity where entries were sent (section
-            3.3); None: that of an `SGD`, not that of an Adam. Entries that are sent in
-            every few steps, as in a warm-up, lose most of their momentum by it.
+            3.3); None: that of an `SGD`, in steps of at least 99 % sparsity. Entries
+            that are sent in every few steps lose most of their momentum by it, as in a
+            warm-up, in which the paper masks too.
         adam_correction: whether to divide by Adam's second moment before the exchange,
             as in `CompressedOptimizer`.
         rate_correction: whether a gradient that waits counts by the learning rate of

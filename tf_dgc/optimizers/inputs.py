@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, tracing
-from tf_dgc.compressors import Compressor
+from tf_dgc.choice import Choice
+from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
@@ -18,6 +20,9 @@ from tf_dgc.steps.memory import Memory
 from tf_dgc.steps.plan import shares
 from tf_dgc.transforms import clipping
 from tf_dgc.transforms.clipping import Scale
+
+# Sparsity from which on masking takes less than a tenth of an entry's momentum.
+MASKED_FROM = 0.99
 
 
 def match(
@@ -146,7 +151,7 @@ def put_together(
         place: place that the step runs at.
     """
     given, scales = clipped
-    own, masks = memory.of(indices), optimizer.factor_masking
+    own, step = memory.of(indices), optimizer.iterations.value
     return Inputs(
         place.compressor,
         own.tensors,
@@ -156,14 +161,25 @@ def put_together(
         own,
         took.momentum,
         took.nesterov,
-        not took.adam if masks is None else masks,
+        _masks(optimizer.factor_masking, took, place.compressor, step),
         optimizer.seed,
-        optimizer.iterations.value,
+        step,
         place.worker,
         place.num_workers,
         [t.size for t in memory.tensors],
         **place.settings,
     )
+
+
+def _masks(
+    asked: bool | None, took: TakeOver, compressor: Compressor, iteration: tf.Tensor
+) -> Choice:
+    """Return whether the velocity is cleared where entries are sent in this step."""
+    if asked is not None:
+        return asked
+    if took.adam or type(compressor) is not TopK:
+        return not took.adam
+    return schedules.current(compressor.sparsity, iteration) >= MASKED_FROM
 
 
 def collect(

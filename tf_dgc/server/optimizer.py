@@ -81,8 +81,8 @@ class ServerOptimizer(OptimizerWrapper):
             method's own choice.
         momentum_correction: whether to accumulate the local velocity of an `SGD`. None:
             wherever there is error feedback and something is left out.
-        factor_masking: whether to clear that velocity where entries were sent. None for
-            True.
+        factor_masking: whether to clear that velocity where entries were sent. None: as
+            in `DGCOptimizer`.
         pull: weights that a worker gets in a step: "whole" for all, or "sparse" for
             those that differ most from what it has, of which the server keeps a copy.
         pull_sparsity: share of entries that a sparse pull leaves out, in [0, 1). None

@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tf_dgc.choice import Choice
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message, Reply
 from tf_dgc.compressors.base import Compressor
@@ -54,7 +55,7 @@ class Inputs(NamedTuple):
     memory: Memory
     momentum: float
     nesterov: bool
-    factor_masking: bool
+    factor_masking: Choice
     seed: int
     iteration: tf.Tensor
     worker: int | tf.Tensor

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc.choice import add_up
+from tf_dgc.choice import add_up, choose
 from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives import rounds
@@ -214,8 +214,18 @@ def _mask(
     """Clear the velocity where entries went out, unless all did."""
     compressor = inputs.compressor
     partial = compressor.kind == "sparsification" and result.entries is not None
-    if not (inputs.factor_masking and partial):
+    if inputs.factor_masking is False or not partial:
         return velocity
+    return choose(
+        inputs.factor_masking,
+        lambda: _cleared(compressor, tensor, velocity, result),
+        lambda: velocity,
+    )
+
+
+def _cleared(
+    compressor: Compressor, tensor: Tensor, velocity: tf.Tensor, result: Result
+) -> tf.Tensor:
     sent = result.sent
     if result.chosen is None and isinstance(sent, Entries):
         all_sent = tf.equal(result.entries, tensor.size)

@@ -174,8 +174,12 @@ def _compress(
     sent = plans.plan(inputs.tensors, sparsity, *numbers)
     local = _local_step(inputs, sent, offsets)
     # Where entries may be dropped, the velocity is cleared when that is known.
-    masks = inputs.factor_masking and not inputs.drops_entries
-    packed = path.compress(local._replace(factor_masking=masks))
+    masks = False if inputs.drops_entries else inputs.factor_masking
+    packed = choose(
+        masks,
+        lambda: path.compress(local._replace(factor_masking=True)),
+        lambda: path.compress(local._replace(factor_masking=False)),
+    )
     return _Part(places, local, *packed)
 
 

@@ -160,5 +160,5 @@ class LocalStep(NamedTuple):
     offsets: list[tf.Tensor]
     momentum: float
     nesterov: bool
-    factor_masking: bool
+    factor_masking: Choice
     divisors: Sequence[Divisor | None] = ()

@@ -48,9 +48,10 @@ def _settle_tensor(
     back = tf.where(arrived, tf.zeros_like(values), values)
     if step.residual:
         _scatter(tf.raw_ops.ResourceScatterNdAdd, step.residual[i], positions, back)
-    if step.velocity and step.factor_masking:
+    if step.velocity and step.factor_masking is not False:
         # With every entry sent, masking would erase the momentum of all of them.
         partial = tf.less(step.plan.counts[i], step.plan.layout[i].size)
+        partial = tf.logical_and(partial, step.factor_masking)
         at = tf.boolean_mask(positions, tf.logical_and(arrived, partial))
         none = tf.zeros(tf.shape(at), values.dtype)
         _scatter(tf.raw_ops.ResourceScatterNdUpdate, step.velocity[i], at, none)
