@@ -33,7 +33,7 @@ def _today(inner, spent, task):
 
 
 def _dgc(shape, types=None, sgd=None, **options):
-    types = types or {}
+    types, options = types or {}, {"factor_masking": True, **options}
 
     def make(inner, spent, task):
         inner = _sgd(task, spent.steps, **sgd) if sgd else inner

@@ -59,7 +59,7 @@ def test_equals_a_count(strategies, monkeypatch, path, num_workers, sparsity, se
         monkeypatch.setattr(native, "is_live", lambda variables: False)
     trainer = Trainer(
         strategies[num_workers],
-        lambda: dgc(sparsity, **settings),
+        lambda: dgc(sparsity, factor_masking=True, **settings),
         initial_weights("float32"),
     )
     count = Count(num_workers)

@@ -113,7 +113,8 @@ class Remark(tf.__internal__.tracking.AutoTrackable):
         return {_REMARK: tf.constant(self._number, tf.int64)}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> None:
-        self._check(int(restored_tensors[_REMARK]))
+        if tf.executing_eagerly():  # not while a SavedModel traces how it is restored
+            self._check(int(restored_tensors[_REMARK]))
 
 
 _REMARK = "REMARK"
