@@ -152,7 +152,7 @@ def check_drawn(optimizer):
     start, *gradients = (rng.normal(size=SHAPE) for _ in range(STEPS + 1))
     arrived = (start - weights) / RATE
     if optimizer.residual:
-        total = arrived + optimizer.residual[0].numpy()
+        total = arrived + optimizer.residual[0].numpy() / RATE
         np.testing.assert_allclose(total, sum(gradients), rtol=1e-4, atol=1e-4)
     else:
         assert np.corrcoef(arrived.ravel(), sum(gradients).ravel())[0, 1] > 0.3

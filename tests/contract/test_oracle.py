@@ -14,7 +14,9 @@ STEPS = 25
 SCHEDULE = tf_dgc.schedules.PiecewiseConstantSparsity(
     [4, 8, 12, 16], [0.0, 0.3, 0.9, 0.99, 0.999]
 )
-RATE = keras.optimizers.schedules.ExponentialDecay(0.125, 5, 0.5)
+RATE = keras.optimizers.schedules.PiecewiseConstantDecay(
+    [4, 12], [0.125, 0.0625, 0.03125]
+)
 CASES = {
     "momentum": ({"momentum": 0.9}, {}),
     "nesterov": ({"momentum": 0.8, "nesterov": True}, {}),
