@@ -214,7 +214,7 @@ def _mask(
     """Clear the velocity where entries went out, unless all did."""
     compressor = inputs.compressor
     partial = compressor.kind == "sparsification" and result.entries is not None
-    if inputs.factor_masking is False or not partial:
+    if not partial:
         return velocity
     return choose(
         inputs.factor_masking,
