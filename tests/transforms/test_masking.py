@@ -62,7 +62,7 @@ def test_momentum_survives_where_all_is_sent_and_an_entry_is_0(optimizer):
 
 
 @pytest.mark.parametrize("value_dtype", [None, "float16"])
-@pytest.mark.parametrize("sparsity", [0.9, DENSE_AT_FIRST], ids=["sparse", "dense"])
+@pytest.mark.parametrize("sparsity", [0.99, DENSE_AT_FIRST], ids=["sparse", "dense"])
 def test_dgc_and_its_composition_mask_alike(sparsity, value_dtype):
     """Below 6e-8 all values are coded as 0 in float16, and sent nevertheless."""
     gradients = [gradient(seed, scale=1e-9) for seed in range(3)]
@@ -70,9 +70,9 @@ def test_dgc_and_its_composition_mask_alike(sparsity, value_dtype):
     other = velocity_after(
         corrected(compressors.TopK(sparsity, value_dtype)), gradients
     )
-    if sparsity == 0.9:
-        assert np.count_nonzero(one[0] == 0) >= 200
-    if value_dtype is None or sparsity == 0.9:
+    if sparsity == 0.99:
+        assert np.count_nonzero(one[0] == 0) >= 20
+    if value_dtype is None or sparsity == 0.99:
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
     else:  # a dense step of DGC is not coded
