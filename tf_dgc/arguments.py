@@ -22,6 +22,21 @@ def check_whole(what: str, value: Any, smallest: int = 1, unit: str = "") -> int
     return int(value)
 
 
+def check_choice(what: str, value: Any) -> bool | None:
+    """Return whether something is done, None for what is usual; else `ValueError`.
+
+    Args:
+        what: name of the argument.
+        value: None, True or False; NumPy's too.
+    """
+    if value is None or value in (0, 1):
+        return None if value is None else bool(value)
+    raise ValueError(
+        f"`{what}` must be True, False, or None for the default. "
+        f"Received: {what}={value!r}"
+    )
+
+
 def check_decay(decay: Any) -> float:
     """Return a share of the residual to be kept; raise `ValueError` if it is none."""
     number = isinstance(decay, numbers.Real) and not isinstance(decay, bool)

@@ -214,6 +214,11 @@ def test_a_momentum_behind_a_method_that_is_one(inner):
         tf_dgc.CompressedOptimizer(inner, "demo")
 
 
+def test_masking_is_a_choice():
+    with pytest.raises(ValueError, match="`factor_masking` must be True, False, or No"):
+        tf_dgc.CompressedOptimizer(O.SGD(0.1), factor_masking="none")
+
+
 @pytest.mark.parametrize("compressor", ["qsgd", "none", "sign_sgd"])
 def test_momentum_correction_without_a_residual(compressor):
     with pytest.raises(ValueError, match="needs error feedback"):

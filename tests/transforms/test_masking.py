@@ -10,12 +10,13 @@ from tf_dgc import compressors
 
 O = keras.optimizers  # noqa: E741
 SHAPE = (40, 50)
+WARM_UP = tf_dgc.schedules.WarmupSparsity(1000)
 DENSE_AT_FIRST = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.0, 0.99])
 
 
-def corrected(compressor):
+def corrected(compressor, **settings):
     return tf_dgc.CompressedOptimizer(
-        O.SGD(1.0, momentum=0.9), compressor, momentum_correction=True
+        O.SGD(1.0, momentum=0.9), compressor, momentum_correction=True, **settings
     )
 
 
@@ -88,11 +89,28 @@ SPARSIFIERS = [
 
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_every_sparsifier_says_what_it_sent(name):
-    optimizer = corrected(name)
+    optimizer = corrected(name, factor_masking=True)
     velocity, moved = velocity_after(optimizer, [gradient()])
     cleared = velocity == 0
     assert np.count_nonzero(cleared) == optimizer.stats.entries_per_step
     assert np.all(cleared[moved != 0])
+
+
+@pytest.mark.parametrize(
+    ("compressor", "masked"),
+    [
+        pytest.param(compressors.RandomK(0.9), False, id="90 %"),
+        pytest.param(compressors.RandomK(0.99), True, id="99 %"),
+        pytest.param(compressors.GlobalTopK(0.75), False, id="global"),
+        pytest.param(compressors.GlobalTopK(WARM_UP), False, id="warm-up"),
+        pytest.param(compressors.ChunkedTopK(), False, id="a 64th of chunks"),
+        pytest.param(compressors.ChunkedTopK(400, 4), True, id="a 100th of chunks"),
+        pytest.param(compressors.AdaComp(), True, id="by growth"),
+    ],
+)
+def test_methods_mask_by_default_where_entries_wait(compressor, masked):
+    velocity, _ = velocity_after(corrected(compressor), [gradient()])
+    assert np.any(velocity == 0) == masked
 
 
 class Silent(compressors.RandomK):
@@ -105,7 +123,7 @@ class Silent(compressors.RandomK):
 
 def test_a_sparsifier_that_does_not_say_what_it_sent():
     with pytest.raises(ValueError, match="must say which: pass `chosen`"):
-        velocity_after(corrected(Silent(0.9)), [gradient()])
+        velocity_after(corrected(Silent(0.99)), [gradient()])
 
 
 class Composed(compressors.TopK):

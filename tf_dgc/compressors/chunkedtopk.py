@@ -143,9 +143,9 @@ class ChunkedTopK(Compressor):
         return tf.concat(found, axis=0)
 
     @property
-    def wait(self) -> float:
-        """Steps that an entry waits for on average until it is sent."""
-        return self.chunk / self.per_chunk - 1.0
+    def sparsity(self) -> float:
+        """Share of entries not sent."""
+        return 1.0 - self.per_chunk / self.chunk
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors
+from tf_dgc import arguments, compressors
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.adaptive.unsuited import warn_of_rule
 from tf_dgc.cluster import tf_config
@@ -53,18 +53,19 @@ class CompressedOptimizer(OptimizerWrapper):
             Adam goes by `adam_correction` alone.
         factor_masking: whether to clear that velocity where entries were sent (section
             3.3), with methods that send some entries and not others. None: that of an
-            `SGD`, by `TopK` in steps of at least 99 % sparsity; not that of an Adam. A
-            `Nadam` is never masked: it looks ahead before it accumulates.
+            `SGD`, not in steps whose sparsity is below 99 %. A `Nadam` is never masked:
+            it looks ahead before it accumulates.
         adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
-            by its second moment before the exchange, and accumulates its momentum as
-            momentum correction does, wherever there is error feedback. Else its rule is
-            applied to the sum, and an entry that comes every T steps moves `T**0.5`
-            times too little. Rules that cannot be corrected and share that fault, such
-            as that of `RMSprop`, are warned of, unless it is False.
+            by its second moment before the exchange, wherever there is error feedback,
+            and accumulates what waiting leaves of its momentum. Else its rule acts on
+            the sum, and an entry that comes every T steps moves `T**0.5` times too
+            little. Other rules of that fault, as `RMSprop`'s, are warned of, unless it
+            is False.
         rate_correction: whether a gradient that waits counts by the learning rate of
             its own step, as in the momentum of Keras's SGD, and not of that in which it
-            is sent; with error feedback, of an `SGD` or a corrected Adam without any
-            momentum left (from 90 % on), by methods whose settings are no magnitudes.
+            is sent; with error feedback, of an `SGD` or a corrected Adam of which
+            waiting leaves no momentum (with `beta_1=0.9` from 90 % on; never a `Nadam`)
+            and not by `Threshold`, `TwoBit` and `DeMo(sign=True)`.
         min_compress_size: number of entries below which tensors, and those of rank
             below 2, are exempt: sent whole and without loss.
         seed: seed of all random choices; TensorFlow's global seed is not used.
@@ -84,8 +85,8 @@ class CompressedOptimizer(OptimizerWrapper):
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
         velocity: variables, one per model variable and worker, as are the next three;
-            empty without momentum or Adam correction.
-        residual: accumulated and not yet sent; empty without error feedback.
+            empty where there is no momentum to correct.
+        residual: not yet sent, times the rate if `rate_correction` acts, or empty.
         second_moment: moments of the worker's gradients, or an `Adamax`'s largest
             magnitudes; empty without Adam correction.
         largest_moment: largest second moment so far; empty unless an Adam with
@@ -137,7 +138,7 @@ class CompressedOptimizer(OptimizerWrapper):
         super().__init__(rule, took, name, strategy)
         self.compressor, self.error_feedback = compressor, error_feedback
         self.momentum_correction = bool(momentum_correction)
-        self.factor_masking = factor_masking
+        self.factor_masking = arguments.check_choice("factor_masking", factor_masking)
         self.adam_correction = bool(adam_correction)
         self.rate_correction = bool(rate_correction)
         self.min_compress_size = int(min_compress_size)

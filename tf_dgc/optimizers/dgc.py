@@ -33,8 +33,11 @@ class DGCOptimizer(CompressedOptimizer):
     Momentum of an SGD (plain or Nesterov) becomes momentum correction, and an `Adam`,
     `AdamW`, `Adamax` or `Nadam` is corrected too; other optimizers get error feedback
     and apply their own rule to the sum. Clipping of the
-    inner optimizer becomes local gradient clipping. With `sparsity=0` every step is
-    what the inner optimizer does alone.
+    inner optimizer becomes local gradient clipping, by thresholds of norms that are
+    `N**0.5` times smaller with N workers (section 3.2). With `sparsity=0` every step is
+    what the inner optimizer does alone. What the paper does differs in two settings:
+    `DGCOptimizer(sgd, WarmupSparsity(steps), rate_correction=False,
+    factor_masking=True)`.
 
     Args:
         inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
@@ -79,10 +82,11 @@ class DGCOptimizer(CompressedOptimizer):
         inner_optimizer: copy of `inner` that applies the update, without what was taken
             over. It owns the learning rate and the iterations.
         velocity: variables, one per model variable and worker, the local momentum;
-            empty without momentum or Adam correction.
+            empty where there is no momentum to correct.
         residual: variables, one per model variable and worker, accumulated and not yet
-            sent; empty with `sparsity=0`. Both are float64 for float64 variables and
-            float32 for all others: in 8 bits of mantissa an accumulator stands still.
+            sent; empty with `sparsity=0`. Both have the learning rate in them wherever
+            `rate_correction` acts, and are float64 for float64 variables and float32
+            for all others: in 8 bits of mantissa an accumulator stands still.
 
     Raises:
         ValueError: for settings outside the ranges above; at build time for a model

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.choice import Choice
-from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.compressors import Compressor
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
@@ -177,9 +177,10 @@ def _masks(
     """Return whether the velocity is cleared where entries are sent in this step."""
     if asked is not None:
         return asked
-    if took.adam or type(compressor) is not TopK:
-        return not took.adam
-    return schedules.current(compressor.sparsity, iteration) >= MASKED_FROM
+    if took.adam:
+        return False
+    sparsity = getattr(compressor, "sparsity", MASKED_FROM)  # by what has grown: masked
+    return schedules.current(sparsity, iteration) >= MASKED_FROM
 
 
 def collect(

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors
+from tf_dgc import arguments, compressors
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
@@ -53,7 +53,7 @@ class ServerOptimizer(OptimizerWrapper):
     optimizer, whose rule runs there with all its state; others begin with these. In
     every step a worker pushes its gradient, divided by N, compressed with error
     feedback, and pulls the weights. In mode "sync" the pushes of all workers are one
-    step, as without a server (`rate_correction=False`); in mode "async" each is one; in
+    step, as by `DGCOptimizer(..., rate_correction=False)`; in mode "async" each is one; in
     mode "ssp" too, but no worker is more than `staleness` completed steps ahead of the
     slowest; in mode "backup" the first `quorum` pushes by the same weights are one step
     (Chen et al. 2016), and what comes later goes back into its worker's residual.
@@ -163,7 +163,7 @@ class ServerOptimizer(OptimizerWrapper):
         self.correction_strength = correction_strength
         self.error_feedback = error_feedback
         self.momentum_correction = momentum_correction
-        self.factor_masking = factor_masking
+        self.factor_masking = arguments.check_choice("factor_masking", factor_masking)
         self.pull = pull
         self.pull_sparsity = pull_sparsity
         self.rows = rows
