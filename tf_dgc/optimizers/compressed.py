@@ -57,10 +57,9 @@ class CompressedOptimizer(OptimizerWrapper):
             it looks ahead before it accumulates.
         adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
             by its second moment before the exchange, wherever there is error feedback,
-            and accumulates what waiting leaves of its momentum. Else its rule acts on
-            the sum, and an entry that comes every T steps moves `T**0.5` times too
-            little. Other rules of that fault, as `RMSprop`'s, are warned of, unless it
-            is False.
+            and accumulates what waiting leaves of its momentum. Else an entry that
+            comes every T steps moves `T**0.5` times too little. Other rules of that
+            fault, as `RMSprop`'s, are warned of, unless it is False.
         rate_correction: whether a gradient that waits counts by the learning rate of
             its own step, as in the momentum of Keras's SGD, and not of that in which it
             is sent; with error feedback, of an `SGD` or a corrected Adam of which

@@ -53,7 +53,7 @@ class ServerOptimizer(OptimizerWrapper):
     optimizer, whose rule runs there with all its state; others begin with these. In
     every step a worker pushes its gradient, divided by N, compressed with error
     feedback, and pulls the weights. In mode "sync" the pushes of all workers are one
-    step, as by `DGCOptimizer(..., rate_correction=False)`; in mode "async" each is one; in
+    step, as without a server and rate correction; in mode "async" each is one; in
     mode "ssp" too, but no worker is more than `staleness` completed steps ahead of the
     slowest; in mode "backup" the first `quorum` pushes by the same weights are one step
     (Chen et al. 2016), and what comes later goes back into its worker's residual.
