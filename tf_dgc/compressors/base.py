@@ -211,8 +211,8 @@ class Compressor(abc.ABC):
 
         Args:
             values: gradient, finite, of the tensor's shape, float32 or float64; with
-                error feedback times the learning rate, unless the method `has_units`,
-                and with what was kept back before.
+                error feedback times the learning rate, behind an SGD unless the method
+                `has_units`, and with what was kept back before.
             state: tensors by name, as `state` and `common_state` say.
             draw: seeds for this tensor in this step.
 
