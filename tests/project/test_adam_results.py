@@ -66,6 +66,15 @@ def test_distances_are_of_pairs():
     assert "to_dense_half_width" not in one
 
 
+def test_no_distance_of_runs_of_which_one_failed():
+    """The mean of those that did not fail would hide it."""
+    rows = [row(method="dense", seed=seed) for seed in (0, 1)]
+    rows += [row(value=2.5), row(seed=1, value=float("nan"))]
+    _, dgc = results.summaries(rows)
+    assert dgc["value"] != dgc["value"]
+    assert "to_dense" not in dgc
+
+
 @pytest.mark.parametrize(
     ("method", "exempt"),
     [("dgc 99 %", EXEMPT), ("dgc 99.2 % mxfp4", 3200 + 100)],
