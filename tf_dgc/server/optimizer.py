@@ -185,7 +185,7 @@ class ServerOptimizer(OptimizerWrapper):
         Raises:
             ValueError: see the class.
         """
-        if self.built:
+        if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         common.check_variables(self._strategy, variables)
