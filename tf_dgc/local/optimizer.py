@@ -22,6 +22,7 @@ from tf_dgc.local import delaying, moving, neighbours
 from tf_dgc.local.averaging import Averaging
 from tf_dgc.local.delaying import Delaying
 from tf_dgc.local.differing import DifferingOptimizer
+from tf_dgc.local.ending import Ending
 from tf_dgc.local.gossiping import Gossiping
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.local.shown import Shown
@@ -231,7 +232,7 @@ class LocalOptimizer(DifferingOptimizer):
         grads, variables = inputs.match(self, grads, trainable_variables)
         made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
-            ends, ending = rounds.ends(), cast(Averaging, self._ending)
+            ends, ending = rounds.ends(), cast(Ending, self._ending)
             ending.begin(rounds)
             asks = grads, variables, self.num_workers, made.natively
             rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
