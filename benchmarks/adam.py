@@ -31,7 +31,7 @@ import tensorflow as tf
 from absl import app, flags
 from adaptive import results, runs, tasks
 from adaptive.results import KEYS, SEED_OF_RATES
-from common import pieces, progress, reporting, training
+from common import pieces, progress, reporting, seeded, training
 
 _TASK = flags.DEFINE_enum("task", "shakespeare", list(tasks.TASKS), "Task.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
@@ -110,29 +110,21 @@ class Comparison:
         self._rows(name, rate, _STEPS.value, range(_SEEDS.value))
 
     def _rows(self, name, rate, steps, seeds):
-        made = []
-
-        def trainer():  # it is traced once, and not at all if nothing is to be done
-            if not made:
-                keras.backend.clear_session()
-                made.append(self._trainer(name, rate, steps))
-            return made[0]
-
-        return [
-            self._done.row(
-                {
-                    "task": self._task.name,
-                    "method": name,
-                    "rate": rate,
-                    "steps": steps,
-                    "workers": self._strategy.num_replicas_in_sync,
-                    "batch": self._task.batch_size,
-                    "seed": seed,
-                },
-                lambda saved, seed=seed: self._run(trainer(), seed, steps, saved),
-            )
-            for seed in progress.track(seeds, f"seeds, {rate:g}")
-        ]
+        key = {
+            "task": self._task.name,
+            "method": name,
+            "rate": rate,
+            "steps": steps,
+            "workers": self._strategy.num_replicas_in_sync,
+            "batch": self._task.batch_size,
+        }
+        return seeded.rows(
+            self._done,
+            key,
+            progress.track(seeds, f"seeds, {rate:g}"),
+            lambda: self._trainer(name, rate, steps),
+            lambda trainer, seed, saved: self._run(trainer(), seed, steps, saved),
+        )
 
     def _trainer(self, name, rate, steps):
         def make_optimizer():

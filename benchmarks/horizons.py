@@ -24,7 +24,7 @@ import tensorflow as tf
 from absl import app, flags
 from adaptive import short, short_results
 from adaptive.budget import Budget
-from common import pieces, progress, reporting, tasks, training
+from common import pieces, progress, reporting, seeded, tasks, training
 
 _TASKS = flags.DEFINE_list("tasks", list(tasks.TASKS), "Tasks.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
@@ -59,20 +59,19 @@ class Comparison:
 
     def add(self, name):
         """Train in one way, with all seeds."""
-        made = []
-
-        def trainer():  # it is traced once, and not at all if nothing is to be done
-            if not made:
-                keras.backend.clear_session()
-                made.append(self._trainer(name))
-            return made[0]
-
-        for seed in progress.track(map(int, _SEEDS.value), "seeds"):
-            values = self._task.name, name, _STEPS.value, _WORKERS.value, seed
-            self._done.row(
-                dict(zip(KEYS, values, strict=True)),
-                lambda saved, seed=seed: self._run(trainer(), seed, saved),
-            )
+        key = {
+            "task": self._task.name,
+            "method": name,
+            "steps": _STEPS.value,
+            "workers": _WORKERS.value,
+        }
+        seeded.rows(
+            self._done,
+            key,
+            progress.track(map(int, _SEEDS.value), "seeds"),
+            lambda: self._trainer(name),
+            lambda trainer, seed, saved: self._run(trainer(), seed, saved),
+        )
 
     def _trainer(self, name):
         def make_optimizer():

@@ -35,7 +35,15 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 from adaptive.inner_results import SEED_OF_RATES, refusals, summaries
-from common import method_settings, pieces, progress, reporting, tasks, training
+from common import (
+    method_settings,
+    pieces,
+    progress,
+    reporting,
+    seeded,
+    tasks,
+    training,
+)
 from common.inner_optimizers import INNER
 
 from tf_dgc.adaptive import unsuited
@@ -122,34 +130,26 @@ class Comparison:
         return None
 
     def _runs(self, method, rate, seeds, refused=None):
-        @functools.cache
-        def trainer():  # it is traced once, and not at all if nothing is to be done
-            keras.backend.clear_session()
+        def make_trainer():
             make = functools.partial(self._optimizer, method, rate)
             return training.Trainer(self._task, make, self._strategy)
 
-        def measure(seed):
+        def measure(trainer, seed, _):
             row = {"metric": self._task.metric, "jit_compile": self._task.jit_compile}
             if refused is not None:
                 return {**row, "value": None, "refused": refused}
             return {**row, "value": trainer().run(seed, steps, steps)[-1][2]}
 
         steps = _STEPS.value
-        return [
-            self._done.row(
-                {
-                    "task": self._task.name,
-                    "optimizer": self._name,
-                    "method": method,
-                    "rate": rate,
-                    "steps": steps,
-                    "workers": self._strategy.num_replicas_in_sync,
-                    "seed": seed,
-                },
-                lambda _, seed=seed: measure(seed),
-            )
-            for seed in seeds
-        ]
+        key = {
+            "task": self._task.name,
+            "optimizer": self._name,
+            "method": method,
+            "rate": rate,
+            "steps": steps,
+            "workers": self._strategy.num_replicas_in_sync,
+        }
+        return seeded.rows(self._done, key, seeds, make_trainer, measure)
 
     def _optimizer(self, method, rate):
         decay = keras.optimizers.schedules.CosineDecay(rate, _STEPS.value)

@@ -36,6 +36,7 @@ class Server:
         say = {"say": lambda line: print(line, flush=True)}
         limits = Limits.of_environment()
         self._loop = Loop(self._transport, task.num_workers, limits, **say)
+        self._service = self._loop.runs.service(0)
         self._serves = threading.Thread(target=self._loop.run, daemon=True)
         self._serves.start()
         threading.Thread(target=self._wake, daemon=True).start()
@@ -48,12 +49,12 @@ class Server:
     @property
     def model(self):
         """What is served; None before the first worker has handed it over."""
-        return self._loop.service.model
+        return self._service.model
 
     def answer(self, request):
         """Return what has been done so far."""
         del request
-        service = self._loop.service
+        service = self._service
         if not (self._serves.is_alive() or service.is_done):
             raise RuntimeError("the server has ended, by what stands above")
         model = service.model

@@ -50,7 +50,7 @@ def test_what_is_remembered_of_it_is_taken_over(strategies, inner, path, monkeyp
     optimizer = trainer.optimizer
     rule = optimizer.inner_optimizer
     slots = keras_rules.rule_slots(
-        rule, optimizer._kept.adam.kind.rule, trainer.variables[0]
+        rule, optimizer.kept.adam.kind.rule, trainer.variables[0]
     )
     momentum, *moments = (slot.numpy() for slot in slots)
     by = moments[-1]

@@ -134,9 +134,9 @@ def test_a_step_without_sums_in_between(strategies, workers, name, sparsity):
             initial_weights("float32"),
             traced=False,  # where Keras's own step may round otherwise
         )
-        kept = trainer.optimizer._kept
+        kept = trainer.optimizer.kept
         assert kept.natively
-        trainer.optimizer._kept = dataclasses.replace(kept, natively=natively)
+        trainer.optimizer.kept = dataclasses.replace(kept, natively=natively)
         for gradients in make_gradients(workers, 4, "float32"):
             trainer.step(gradients)
         inner = trainer.local(trainer.optimizer.inner_optimizer.variables[2:])

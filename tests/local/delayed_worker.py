@@ -6,24 +6,19 @@ Writes its findings to DIRECTORY/RANK.json. The last worker is late: by MODE "la
 sleeps, by "hangs" for longer than it is waited for, and by "fails" it raises.
 """
 
-import json
-import os
 import pathlib
 import sys
 import time
 
 import keras
 import numpy as np
-import tensorflow as tf
+import on_worker
+from on_worker import own
 
 import tf_dgc
-from tf_dgc.distribute import cross_device
 
-RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 PERIOD, LATE = 3, 2.0
-X = np.random.default_rng(0).normal(size=(144, 5)).astype("float32")
-Y = X.mean(axis=1, keepdims=True)
+X, Y = on_worker.data(144)
 
 
 class Late(keras.callbacks.Callback):
@@ -35,27 +30,19 @@ class Late(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.ended.append(time.monotonic())
-        hook = cross_device.cross_device_ops(STRATEGY)
-        self.started.append(sum(pair[0] for pair in hook.count().values()))
-        if RANK == 1 and batch == PERIOD + 1:
+        self.started.append(sum(on_worker.started().values()))
+        if on_worker.RANK == 1 and batch == PERIOD + 1:
             if self.mode == "fails":
                 raise ValueError("it broke")
             time.sleep(12.0 if self.mode == "hangs" else LATE)
 
 
 def make_model():
-    keras.utils.set_random_seed(0)
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    def make_optimizer():
         adam = keras.optimizers.Adam(0.01)
-        optimizer = tf_dgc.diloco(adam, PERIOD, delay=PERIOD, exchange="tree")
-        model.compile(optimizer, "mse", metrics=["mae"])
-    return model
+        return tf_dgc.diloco(adam, PERIOD, delay=PERIOD, exchange="tree")
 
-
-def own(variable):
-    """Return this worker's value, whatever all agree on."""
-    return STRATEGY.experimental_local_results(variable._value)[0].numpy().tolist()
+    return on_worker.make_model(make_optimizer, metrics=["mae"])
 
 
 def state(model):
@@ -69,10 +56,7 @@ def main(directory, mode):
     model.fit(X, Y, callbacks=[late], **settings)
     path = directory / "model.weights.h5"
     tf_dgc.saving.save_weights(model, path)
-    again = make_model()
-    with STRATEGY.scope():
-        again.optimizer.build(again.trainable_variables)
-    again.load_weights(path)
+    again = on_worker.restored(make_model, path)
     restored = state(model) == state(again)
     for m in (model, again):
         m.fit(X, Y, **settings)
@@ -90,7 +74,7 @@ def main(directory, mode):
         "evaluated": seen,
         "consensus": [own(v) for v in model.trainable_variables],
     }
-    (directory / f"{RANK}.json").write_text(json.dumps(findings))
+    on_worker.write(directory, findings)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,16 @@
 Writes its findings to DIRECTORY/RANK.json.
 """
 
-import json
-import os
 import pathlib
 import sys
 
 import keras
-import numpy as np
-import tensorflow as tf
+import on_worker
 
 import tf_dgc
-from tf_dgc.distribute import cross_device
 
-RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 PATH = [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0.25, 0.75]]
-X = np.random.default_rng(0).normal(size=(96, 5)).astype("float32")
-Y = X.mean(axis=1, keepdims=True)
+X, Y = on_worker.data(96)
 
 
 class Watched(keras.callbacks.Callback):
@@ -32,27 +25,23 @@ class Watched(keras.callbacks.Callback):
         self.started, self.weights = [], []
 
     def on_train_batch_end(self, batch, logs=None):
-        hook = cross_device.cross_device_ops(STRATEGY)
-        self.started.append({str(g): pair[0] for g, pair in hook.count().items()})
+        self.started.append(on_worker.started())
         self.weights.append(weights(self.model))
 
 
 def weights(model):
     """Return this worker's own."""
-    local = STRATEGY.experimental_local_results
-    return [local(v._value)[0].numpy().tolist() for v in model.weights]
+    return list(map(on_worker.own, model.weights))
 
 
 def train(directory, name, graph, **settings):
-    keras.utils.set_random_seed(0)
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    def make_optimizer():
         sgd = keras.optimizers.SGD(0.1)
-        optimizer = tf_dgc.LocalOptimizer(sgd, 2, exchange=graph, **settings)
-        model.compile(optimizer, "mse")
+        return tf_dgc.LocalOptimizer(sgd, 2, exchange=graph, **settings)
+
+    model = on_worker.make_model(make_optimizer)
     watched = Watched()
-    settings = {"batch_size": 24, "shuffle": False, "verbose": 0}
-    model.fit(X, Y, callbacks=[watched], **settings)
+    model.fit(X, Y, 24, callbacks=[watched], shuffle=False, verbose=0)
     before, loss = weights(model), model.evaluate(X, Y, batch_size=24, verbose=0)
     path = directory / f"{name}.keras"
     model.save(path)
@@ -80,7 +69,7 @@ def main(directory):
         ),
         "one-peer": train(directory, "one-peer", gossip("exponential")),
     }  # fmt: skip
-    (directory / f"{RANK}.json").write_text(json.dumps(found))
+    on_worker.write(directory, found)
 
 
 if __name__ == "__main__":

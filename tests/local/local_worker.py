@@ -5,23 +5,18 @@
 Writes its findings to DIRECTORY/RANK.json.
 """
 
-import json
-import os
 import pathlib
 import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
+import on_worker
+from on_worker import own
 
 import tf_dgc
-from tf_dgc.distribute import cross_device
 
-RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
 PERIOD = 3
-X = np.random.default_rng(0).normal(size=(96, 5)).astype("float32")
-Y = X.mean(axis=1, keepdims=True)
+X, Y = on_worker.data(96)
 
 
 class Watched(keras.callbacks.Callback):
@@ -32,24 +27,15 @@ class Watched(keras.callbacks.Callback):
         self.started, self.weights = [], []
 
     def on_train_batch_end(self, batch, logs=None):
-        hook = cross_device.cross_device_ops(STRATEGY)
-        self.started.append(sum(pair[0] for pair in hook.count().values()))
+        self.started.append(count())
         self.weights.append(own(self.model.trainable_variables[0]))
 
 
-def own(variable):
-    """Return this worker's value, whatever all agree on."""
-    return STRATEGY.experimental_local_results(variable._value)[0].numpy().tolist()
-
-
 def make_model():
-    keras.utils.set_random_seed(0)
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
-        model.compile(
-            tf_dgc.diloco(keras.optimizers.Adam(0.01), PERIOD), "mse", metrics=["mae"]
-        )
-    return model
+    def make_optimizer():
+        return tf_dgc.diloco(keras.optimizers.Adam(0.01), PERIOD)
+
+    return on_worker.make_model(make_optimizer, metrics=["mae"])
 
 
 def fit(model, **settings):
@@ -80,8 +66,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def count():
-    hook = cross_device.cross_device_ops(STRATEGY)
-    return sum(pair[0] for pair in hook.count().values())
+    return sum(on_worker.started().values())
 
 
 def look(model, directory):
@@ -110,10 +95,7 @@ def main(directory):
     looked = look(model, directory)
     path = directory / "model.weights.h5"
     tf_dgc.saving.save_weights(model, path)
-    again = make_model()
-    with STRATEGY.scope():
-        again.optimizer.build(again.trainable_variables)
-    again.load_weights(path)
+    again = on_worker.restored(make_model, path)
     restored = state(model) == state(again)
     fit(model)
     fit(again)
@@ -127,7 +109,7 @@ def main(directory):
         "looked": looked,
         "at a consensus": look(model, directory),
     }
-    (directory / f"{RANK}.json").write_text(json.dumps(findings))
+    on_worker.write(directory, findings)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import math
 import keras
 import numpy as np
 import pytest
-from common import pieces, tasks, training
+from common import pieces, seeded, tasks, training
 
 import tf_dgc
 
@@ -121,6 +121,29 @@ class Largest(tasks.Task):
     def model():
         layers = keras.Input((16,)), keras.layers.Dense(64), keras.layers.Dense(16)
         return keras.Sequential(layers)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_seeds_have_one_trainer(tmp_path, trains):
+    """Which is made when the first one trains, and not for what is done."""
+    made = []
+
+    def make():
+        made.append("trainer")
+        return len(made)
+
+    def measure(trainer, seed, saved):
+        return {"value": 10 * trainer() + seed if trains else None}
+
+    def rows(seeds):
+        done = pieces.Pieces(tmp_path / "rows.jsonl", ["task", "seed"], {"of": "here"})
+        return seeded.rows(done, {"task": "a"}, seeds, make, measure)
+
+    first, value = rows(range(2)), 11 if trains else None
+    assert len(made) == trains
+    assert first[1] == {"of": "here", "task": "a", "seed": 1, "value": value}
+    assert rows([1, 0]) == first[::-1]
+    assert len(made) == trains
 
 
 class Killed(pieces.Saved):

@@ -84,7 +84,7 @@ class Ledger:
         self._heard, self.workers = 0, []
         for i in range(number):
             self.workers.append(Worker(i, self))
-        self.model = self.fake.loop.service.model
+        self.model = self.fake.service.model
         self._apply, self.model.apply = self.model.apply, self.note
 
     def new_push(self):

@@ -76,7 +76,7 @@ def test_bounded_staleness():
     assert fake.push(0, 1.0) == []
     assert [slot for slot, *_ in fake.push(1, 1.0)] == [0, 1]
     assert fake.clock == 3
-    assert "at most 1 steps ahead" in fake.loop.service.summary()
+    assert "at most 1 steps ahead" in fake.service.summary()
 
 
 @pytest.mark.parametrize("mode, staleness", [("sync", None), ("ssp", 0), ("ssp", 1)])
@@ -106,7 +106,7 @@ def test_time_in_which_the_server_is_busy_counts_against_nobody():
     """As while it traces its first step, and signs of life lie in its inbox."""
     fake = Fake(number=1)
     fake.join(0)
-    apply, taken = fake.loop.service.model.apply, []
+    apply, taken = fake.service.model.apply, []
 
     def slow(pushes):
         fake.time += 30
@@ -118,7 +118,7 @@ def test_time_in_which_the_server_is_busy_counts_against_nobody():
             return push
         return -1, None
 
-    fake.loop.service.model.apply = slow
+    fake.service.model.apply = slow
     numbers = np.zeros(7, np.int32)
     fields = {
         "number": 4,
@@ -129,9 +129,9 @@ def test_time_in_which_the_server_is_busy_counts_against_nobody():
     }
     push = 0, messages.seal(REQUEST, numbers, **fields)
     fake.loop._transport = type("Once", (), {"take": take, "answer": fake.answer})
-    fake.loop.service.is_over = lambda now: len(taken) == 3
+    fake.loop.runs.is_over = lambda now: len(taken) == 3
     fake.loop.run()
-    assert 0 in fake.loop.service.members
+    assert 0 in fake.service.members
     assert fake.clock == 1
 
 
@@ -213,7 +213,7 @@ def test_a_worker_that_is_done_ends_nobody():
     _, told = fake.send(1, Kind.LEAVE, number=1)
     np.testing.assert_array_equal(weights(told), WEIGHTS - 1)
     fake.send(0, Kind.LEAVE, number=1)
-    assert fake.loop.service.is_over(fake.time)
+    assert fake.service.is_over(fake.time)
 
 
 def test_a_new_process_takes_the_place_of_an_old_one():
@@ -344,12 +344,12 @@ def test_weights_can_be_had_at_any_time():
 
 def test_it_is_over_when_nobody_comes_any_more():
     fake = Fake()
-    assert not fake.loop.service.is_over(1e9)
+    assert not fake.service.is_over(1e9)
     fake.join(0)
     fake.send(0, Kind.LEAVE, number=1)
-    assert not fake.loop.service.is_over(fake.time)
+    assert not fake.service.is_over(fake.time)
     fake.wait(46)
-    assert fake.loop.service.is_over(fake.time)
+    assert fake.service.is_over(fake.time)
 
 
 @pytest.mark.parametrize("error", ["", "ValueError: no"])
@@ -361,15 +361,15 @@ def test_another_process_may_come_when_the_last_one_was_killed(error):
     if error:
         fake.send(0, Kind.LEAVE, messages.to_body(error), number=1)
     fake.wait(20)
-    assert not fake.loop.service.members
-    assert not fake.loop.service.is_over(fake.time)
+    assert not fake.service.members
+    assert not fake.service.is_over(fake.time)
     np.testing.assert_array_equal(weights(*fake.join(0, process=1)), WEIGHTS - 1)
     fake.send(0, Kind.LEAVE, process=1, number=1)
-    assert fake.loop.service.is_over(fake.time)
+    assert fake.service.is_over(fake.time)
 
 
 def test_when_nobody_comes_in_place_of_who_was_killed_it_is_over():
     fake = Fake(number=1)
     fake.join(0)
     fake.wait(60)
-    assert fake.loop.service.is_over(fake.time)
+    assert fake.service.is_over(fake.time)

@@ -116,7 +116,7 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, server
             pulled = workers[0].weights()
         assert [model.clock for model in served.models] == [18] * servers
         for server in served.servers:
-            ahead = server.loop.service.clock.most_ahead
+            ahead = server.service.clock.most_ahead
             assert ahead <= (math.inf if staleness is None else staleness)
         for i, (before, after) in enumerate(
             zip(weights, served.weights(), strict=True)

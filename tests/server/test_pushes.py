@@ -114,8 +114,8 @@ def test_a_step_goes_on_with_a_quorum_and_what_comes_late_is_not_applied():
     assert fake.push(1, 3.0) == []
     assert [reply[1]["status"] for reply in fake.push(0, 3.0)] == [Status.DONE] * 2
     assert fake.clock == 2
-    assert "2 updates; " in fake.loop.service.summary()
-    assert "1 pushes came too late" in fake.loop.service.summary()
+    assert "2 updates; " in fake.service.summary()
+    assert "1 pushes came too late" in fake.service.summary()
 
 
 @pytest.mark.parametrize("way", ["leaves", "falls silent"])
@@ -146,5 +146,5 @@ def test_ages_are_counted():
     fake.push(0, 1.0)
     fake.push(0, 1.0)
     fake.push(1, 1.0, step=0)
-    assert fake.loop.service.model.ages == {0: 2, 2: 1}
-    assert fake.loop.service.summary().endswith("computed: 0: 2, 2: 1")
+    assert fake.service.model.ages == {0: 2, 2: 1}
+    assert fake.service.summary().endswith("computed: 0: 2, 2: 1")

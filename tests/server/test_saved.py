@@ -21,7 +21,7 @@ def of(directory, fake, seconds=60.0, **others):
 def write(directory, fake):
     """Write what there is now."""
     kept = of(directory, fake)
-    kept.end(fake.loop.service)  # which is not over
+    kept.end(fake.service)  # which is not over
     return kept
 
 
@@ -33,7 +33,7 @@ def test_another_server_goes_on_where_the_last_one_was(tmp_path, correction):
     one.push(0, 2.0, rate=0.25)
     write(tmp_path, one)
     other = Fake(rule=adam(), correction=correction)
-    of(tmp_path, other).restore(other.loop.service)
+    of(tmp_path, other).restore(other.service)
     assert "goes on from" in other.lines[-1]
     (begun,) = other.join(0)
     assert begun[1]["clock"] == 1
@@ -47,7 +47,7 @@ def test_workers_that_differ_from_the_checkpoint_are_refused(tmp_path):
     one.join(0)
     write(tmp_path, one)
     other = Fake(rule=keras.optimizers.SGD(0.5))
-    of(tmp_path, other).restore(other.loop.service)
+    of(tmp_path, other).restore(other.service)
     assert "optimizer" in other.join(0)
 
 
@@ -59,7 +59,7 @@ def test_a_synchronous_run_waits_for_all_again(tmp_path):
     one.push(1, 2.0)
     write(tmp_path, one)
     other = Fake("sync")
-    of(tmp_path, other).restore(other.loop.service)
+    of(tmp_path, other).restore(other.service)
     assert other.join(0) == []
     np.testing.assert_array_equal(weights(*other.join(1)), WEIGHTS - 2)
 
@@ -68,21 +68,21 @@ def test_when_it_is_written(tmp_path):
     fake = Fake()
     time = 0.0
     kept = of(tmp_path, fake, 10.0, now=lambda: time)
-    kept.write_if_due(fake.loop.service)
+    kept.write_if_due(fake.service)
     fake.join(0)
     fake.push(0, 2.0)
     for time, exists in [(5.0, False), (9.0, False), (10.0, True)]:  # noqa: B007
-        kept.write_if_due(fake.loop.service)
+        kept.write_if_due(fake.service)
         assert kept.path.exists() is exists
     kept.path.unlink()
     time = 25.0
-    kept.write_if_due(fake.loop.service)  # nothing is new
+    kept.write_if_due(fake.service)  # nothing is new
     fake.push(0, 2.0)
     time = 29.0
-    kept.write_if_due(fake.loop.service)
+    kept.write_if_due(fake.service)
     assert not kept.path.exists()
     time = 31.0
-    kept.write_if_due(fake.loop.service)
+    kept.write_if_due(fake.service)
     assert kept.path.exists()
 
 
@@ -96,12 +96,12 @@ def test_several_servers_write_at_the_same_time_and_not_as_they_end(tmp_path):
     for time, fake, kept in zip([3.0, 8.0], fakes, both, strict=True):  # noqa: B007
         fake.join(0)
         fake.push(0, 2.0)
-        kept.write_if_due(fake.loop.service)
-        kept.end(fake.loop.service)
+        kept.write_if_due(fake.service)
+        kept.end(fake.service)
     assert not list(tmp_path.iterdir())
     time = 10.0
     for fake, kept in zip(fakes, both, strict=True):
-        kept.write_if_due(fake.loop.service)
+        kept.write_if_due(fake.service)
     assert {p.name for p in tmp_path.iterdir()} == {"server.npz", "server-1.npz"}
 
 
@@ -110,16 +110,16 @@ def test_it_is_removed_when_all_have_done_their_part(tmp_path):
     kept = of(tmp_path, fake)
     fake.join(0)
     fake.push(0, 2.0)
-    kept.end(fake.loop.service)
+    kept.end(fake.service)
     assert kept.path.exists()
     fake.send(0, Kind.LEAVE, number=1)
-    kept.end(fake.loop.service)
+    kept.end(fake.service)
     assert not kept.path.exists()
 
 
 def test_nothing_there_is_a_beginning(tmp_path):
     fake = Fake()
-    of(tmp_path / "new", fake).restore(fake.loop.service)
+    of(tmp_path / "new", fake).restore(fake.service)
     weights(*fake.join(0))
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_is_damaged(tmp_path, cut):
     kept = write(tmp_path, fake)
     kept.path.write_bytes(kept.path.read_bytes()[:cut])
     with pytest.raises(RuntimeError, match="Remove it to begin anew"):
-        of(tmp_path, fake).restore(Fake().loop.service)
+        of(tmp_path, fake).restore(Fake().service)
 
 
 def test_a_death_while_it_is_written_leaves_the_last_one(tmp_path, monkeypatch):
@@ -167,6 +167,6 @@ def test_a_worker_of_before_is_told_to_start_again(tmp_path):
     one.join(0)
     write(tmp_path, one)
     other = Fake()
-    of(tmp_path, other).restore(other.loop.service)
+    of(tmp_path, other).restore(other.service)
     (reply,) = other.push(0, 2.0, number=4)
     assert "was itself started again. Start the worker again" in refusal(reply)

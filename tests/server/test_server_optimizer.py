@@ -193,6 +193,17 @@ def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
         loaded.fit(np.zeros([4, 3]), np.zeros([4, 2]), verbose=0)
 
 
+def test_a_model_of_which_all_is_frozen_is_loaded(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(tf_dgc.ServerOptimizer(sgd()), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.trainable = False
+    model.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="no trainable variables"):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert not loaded.optimizer.built
+
+
 def test_serving_needs_the_servers_task(capsys):
     assert main.main(["serve"]) == 1
     assert "This process must be the server" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_a_worker_pushes_to_all_servers_before_it_waits_for_one(monkeypatch):
         ]
 
         def has_come(server):
-            return server.loop.service.clock.completed[0] == 1
+            return server.service.clock.completed[0] == 1
 
         def wait():
             deadline = time.monotonic() + 60

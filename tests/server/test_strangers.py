@@ -66,7 +66,7 @@ def test_a_newcomer_that_is_refused_does_not_replace_who_is_there():
     assert "The server refuses worker 1" in refusal(refused)
     assert fake.send(1, Kind.ASK) == []
     assert len(fake.push(0, 2.0)) == 2
-    assert fake.loop.service.failure is None
+    assert fake.service.failure is None
 
 
 def test_a_newcomer_replaces_who_is_there_when_it_has_said_all():

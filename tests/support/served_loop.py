@@ -21,6 +21,7 @@ class Fake:
     def __init__(self, mode="async", staleness=None, number=2, rule=None, **others):
         self.time, self.lines, self.sent = 0.0, [], []
         self.loop = Loop(self, number, LIMITS, "", self.lines.append, lambda: self.time)
+        self.service = self.loop.runs.service(0)
         self.number, self.numbers = number, {}
         settings = {"mode": mode, "staleness": staleness}
         settings |= {"error_feedback": False, "seed": 0}
@@ -57,7 +58,7 @@ class Fake:
     def take(self, slot, words):
         before = len(self.sent)
         self.loop._take(slot, words)
-        self.loop.service.settle(self.time)
+        self.loop.runs.settle(self.time)
         return self.sent[before:]
 
     def wait(self, seconds, alive=(), works=()):
@@ -67,12 +68,12 @@ class Fake:
             self.time += 0.5
             for worker, process in alive:
                 self.send(worker, Kind.BEAT, [worker in works], process, number=1)
-            self.loop.service.settle(self.time)
+            self.loop.runs.settle(self.time)
         return [s for s in self.sent[before:] if s[0] < self.number]
 
     @property
     def clock(self):
-        model = self.loop.service.model
+        model = self.service.model
         return model.clock if model else 0
 
     def join(self, worker, process=0, handed=None):

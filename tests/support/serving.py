@@ -34,6 +34,7 @@ class Server:
         self.transport = rpc.Server(self.address, 2 * num_workers)
         settings = {"say": self.lines.append, "secret": "", "shard": shard}
         self.loop = Loop(self.transport, num_workers, limits, **settings)
+        self.service = self.loop.runs.service(0)
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, daemon=True),
@@ -45,8 +46,13 @@ class Server:
             thread.start()
         return self
 
+    def join(self):
+        """Wait until it has ended by itself."""
+        self._threads[0].join(10)
+        assert not self._threads[0].is_alive()
+
     def __exit__(self, *_):
-        self.loop.service.is_over = lambda now: True
+        self.loop.runs.is_over = lambda now: True
         self._threads[0].join(10)
         self._over.set()
         self._threads[1].join(10)
@@ -100,7 +106,7 @@ class Served:
 
     @property
     def models(self):
-        return [server.loop.service.model for server in self.servers]
+        return [server.service.model for server in self.servers]
 
     @property
     def model(self):

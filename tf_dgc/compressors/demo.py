@@ -84,7 +84,7 @@ class DeMo(Compressor):
         kind, offset = self.value_dtype or dtype.name, tie_offset(size, draw)
         bounded = value_types.at_most(values, _LARGEST / self.tile**2)
         components = _turn(_to_tiles(bounded, self._tile(shape)))
-        turned = gaps.turn(self._choose(components, size), size, offset)
+        turned = gaps.turn(self._choose(components), size, offset)
         where, _ = gaps.encode(turned, size)
         at = gaps.turn_back(turned, size, offset)
         chosen = tf.gather(tf.reshape(components, [-1]), at)
@@ -121,7 +121,7 @@ class DeMo(Compressor):
         ]
         return Native(self.name, parameters, by_all=True)
 
-    def _choose(self, components: tf.Tensor, size: int) -> tf.Tensor:
+    def _choose(self, components: tf.Tensor) -> tf.Tensor:
         """Return the positions of the largest of each tile, int32 `[k]`."""
         tiles = tf.reshape(components, [-1, math.prod(components.shape[1:])])
         number, width = tiles.shape

@@ -26,7 +26,7 @@ from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import from_words, to_words
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
-_DENSE, _LEARNING, _CODED = 0, 1, 2
+_DENSE, _LEARNING = 0, 1  # and 2, in which all is coded
 _WIDEST = 8.0  # times the leader's largest entry
 
 

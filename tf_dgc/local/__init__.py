@@ -8,6 +8,7 @@ __all__ = [
     "delaying",
     "differing",
     "drift",
+    "ending",
     "gossiping",
     "inner_state",
     "known",

@@ -6,19 +6,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc._internals import keras_optimizers
 from tf_dgc.distribute import divergence
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.inner.updating import update
 from tf_dgc.local import drift, moving
-from tf_dgc.local.inner_state import InnerState
+from tf_dgc.local.ending import Ending
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers.kept import Kept
 from tf_dgc.steps import kinds
 
 
-class Averaging:
+class Averaging(Ending):
     """Moves the anchor by the mean of all workers' moves, and each worker to it.
 
     Args:
@@ -28,34 +27,21 @@ class Averaging:
 
     Attributes:
         anchor: variable of each variable of the model: what it was as the round began.
-        drift: measure of how far the workers are apart; None unless it is tracked.
     """
 
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
-        self._optimizer, self._kept = optimizer, kept
-        self._strategy = tf.distribute.get_strategy()
-        inner = optimizer.inner_optimizer
-        self._inner = InnerState(inner, variables, self._strategy)
+        super().__init__(optimizer, kept, variables)
         self.anchor = moving.make_anchor(variables)
-        self.drift = drift.Drift() if optimizer.track_drift else None
 
     def agreed(self, what: str) -> list[list[tf.Tensor]]:
-        """Return what all workers have alike, outside of steps: the anchor.
-
-        Args:
-            what: name of the use, for errors.
-
-        Returns:
-            Values of each variable, one per local replica.
-        """
+        """Return the anchor, see `Ending`."""
         del what  # it is at hand
         copies = (Copies(self._strategy, a.value).local for a in self.anchor)
         return [[c.read_value() for c in replicas] for replicas in copies]
 
     def begin(self, rounds: Rounds) -> None:
         """Take the anchor, if a round begins; in replica context."""
-        variables = keras_optimizers.trainable_variables(self._optimizer)
-        moving.cast_anchor(self.anchor, variables, rounds.begins())
+        moving.cast_anchor(self.anchor, self._variables, rounds.begins())
 
     def consensus(self, rounds: Rounds) -> None:
         """Do the same as `end`, which leaves all workers alike."""
@@ -64,7 +50,7 @@ class Averaging:
     def end(self, rounds: Rounds) -> None:
         """Exchange, and count the round; in replica context."""
         optimizer, made, number = self._optimizer, self._kept, rounds.number
-        variables = keras_optimizers.trainable_variables(optimizer)
+        variables = self._variables
         moved = moving.return_to(self.anchor, variables)
         anew = self._inner.begin_anew_unless_finite(moved, made.natively)
         everything = range(len(moved))

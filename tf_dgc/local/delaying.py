@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import arguments
-from tf_dgc._internals import keras_optimizers
 from tf_dgc.choice import Choice
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -181,10 +180,6 @@ class Delaying(Averaging):
         for a, value in zip(anchor, after, strict=True):
             a.assign(value)
         rounds.count_arrival(alike)
-
-    @property
-    def _variables(self) -> list[keras.Variable]:
-        return keras_optimizers.trainable_variables(self._optimizer)
 
     def _of(self, places: Sequence[int]) -> tuple[list, list[SharedVariable]]:
         """Return variables of the model, and their anchors."""

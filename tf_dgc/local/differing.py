@@ -13,8 +13,7 @@ from tf_dgc.cluster import meeting
 from tf_dgc.distribute.background import Background
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.inner.wrapper import OptimizerWrapper
-from tf_dgc.local.averaging import Averaging
-from tf_dgc.local.gossiping import Gossiping
+from tf_dgc.local.ending import Ending
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.local.shown import Shown
 from tf_dgc.optimizers import validation
@@ -30,7 +29,7 @@ class DifferingOptimizer(OptimizerWrapper):
     _progress: keras.Variable | None = None
     _rounds: Rounds | None = None
     _shown: Shown | None = None
-    _ending: Averaging | Gossiping | None = None
+    _ending: Ending | None = None
 
     @property
     def skipped(self) -> int:
@@ -66,7 +65,7 @@ class DifferingOptimizer(OptimizerWrapper):
         if self._rounds is None or not self._rounds.apart:
             return
         meeting.rendezvous(self._strategy, "come to a consensus")
-        ending, rounds = cast(Averaging, self._ending), self._rounds
+        ending, rounds = cast(Ending, self._ending), self._rounds
         self._strategy.run(lambda: ending.consensus(rounds))
 
     @contextlib.contextmanager

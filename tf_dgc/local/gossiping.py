@@ -6,15 +6,13 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc._internals import keras_optimizers
 from tf_dgc.choice import add_up
 from tf_dgc.cluster import meeting
 from tf_dgc.compressors import NoCompression
 from tf_dgc.distribute import near
-from tf_dgc.distribute.worker_variables import SharedVariable
 from tf_dgc.exchanges import Place
 from tf_dgc.local import drift
-from tf_dgc.local.inner_state import InnerState
+from tf_dgc.local.ending import Ending
 from tf_dgc.local.known import Known, Values, weighted
 from tf_dgc.local.neighbours import Neighbours
 from tf_dgc.local.rounds import Rounds
@@ -25,7 +23,7 @@ from tf_dgc.steps.near import Coder, Sent
 from tf_dgc.transforms import clipping
 
 
-class Gossiping:
+class Gossiping(Ending):
     """Moves each worker towards the mean of its neighbours: D-PSGD, or Choco-SGD.
 
     Without loss, x_i moves by the step size times the sum over neighbours j of
@@ -38,26 +36,15 @@ class Gossiping:
         variables: variables of the model.
 
     Attributes:
-        anchor: nothing, as there is none.
         known: public copies; None without loss.
-        drift: measure of how far the workers are apart; None unless it is tracked.
     """
 
     def __init__(self, optimizer: Any, kept: Kept, variables: Sequence[keras.Variable]):
-        self._optimizer, self._kept = optimizer, kept
-        self._strategy = tf.distribute.get_strategy()
-        inner = optimizer.inner_optimizer
-        self._inner = InnerState(inner, variables, self._strategy)
-        self.anchor: list[SharedVariable] = []
-        self.drift = drift.Drift() if optimizer.track_drift else None
+        super().__init__(optimizer, kept, variables)
         self.known: Known | None = None
         if not optimizer.compressor.lossless:
             method, number = optimizer.compressor, optimizer.num_workers
             self.known = Known(optimizer.exchange, method, kept.tensors, number)
-
-    @property
-    def _variables(self) -> list[keras.Variable]:
-        return keras_optimizers.trainable_variables(self._optimizer)
 
     # --- in replica context ---------------------------------------------------------
 

@@ -22,6 +22,7 @@ from tf_dgc.local import delaying, moving, neighbours
 from tf_dgc.local.averaging import Averaging
 from tf_dgc.local.delaying import Delaying
 from tf_dgc.local.differing import DifferingOptimizer
+from tf_dgc.local.ending import Ending
 from tf_dgc.local.gossiping import Gossiping
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.local.shown import Shown
@@ -161,7 +162,7 @@ class LocalOptimizer(DifferingOptimizer):
         self.track_staleness = self.overlap = False
         self.track_drift = bool(track_drift)
         self._keeps_residual = feedback and not ways.is_near
-        self._kept: kept.Kept | None = None
+        self.kept: kept.Kept | None = None
         self._counters: keras.Variable | None = None
 
     # --- before the first step ------------------------------------------------------
@@ -190,7 +191,7 @@ class LocalOptimizer(DifferingOptimizer):
         self.outer_optimizer.build(variables)
         keras_optimizers.remember_variables(self, variables)
         asks = Exclusions(), self._keeps_residual, self._took, natively
-        made = self._kept = kept.make(self, variables, *asks, self._strategy)
+        made = self.kept = kept.make(self, variables, *asks, self._strategy)
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)
@@ -229,9 +230,9 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         grads, variables = inputs.match(self, grads, trainable_variables)
-        made, rounds = cast(kept.Kept, self._kept), cast(Rounds, self._rounds)
+        made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
-            ends, ending = rounds.ends(), cast(Averaging, self._ending)
+            ends, ending = rounds.ends(), cast(Ending, self._ending)
             ending.begin(rounds)
             asks = grads, variables, self.num_workers, made.natively
             rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
@@ -253,7 +254,7 @@ class LocalOptimizer(DifferingOptimizer):
         A gradient that is not finite is counted by `skipped`; `nonfinite` counts
         workers whose weights were not, and that were left out of an exchange.
         """
-        return counting.read(self._counters, kept.name_of(self._kept, self.exchange))
+        return counting.read(self._counters, kept.name_of(self.kept, self.exchange))
 
     @property
     def variables(self) -> list[keras.Variable]:

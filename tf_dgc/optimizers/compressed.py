@@ -157,7 +157,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.exempt_dtype: str | None = None
         self._exclusions = Exclusions()
         self._counters: keras.Variable | None = None
-        self._kept: kept.Kept | None = None
+        self.kept: kept.Kept | None = None
         self._of_adam: list[keras.Variable] = []
         self._of_calls: list[keras.Variable] = []
 
@@ -207,7 +207,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.inner_optimizer.build(variables)
         keras_optimizers.remember_variables(self, variables)
         asks = self._exclusions, self._keeps_residual, self._took, natively
-        made = self._kept = kept.make(self, variables, *asks, self._strategy)
+        made = self.kept = kept.make(self, variables, *asks, self._strategy)
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = made.of_model(made.memory.residual)
@@ -235,7 +235,7 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         grads, variables = inputs.match(self, grads, trainable_variables)
-        made = cast(kept.Kept, self._kept)  # by now
+        made = cast(kept.Kept, self.kept)  # by now
 
         def step(given: list) -> None:
             stepping.take(self, given, variables, self._took, made, self._strategy)
@@ -265,12 +265,12 @@ class CompressedOptimizer(OptimizerWrapper):
     @property
     def tensors(self) -> list[Tensor]:
         """Descriptions of all variables; none before the optimizer is built."""
-        return self._kept.tensors if self._kept else []
+        return self.kept.tensors if self.kept else []
 
     @property
     def stats(self) -> counting.CompressionStats:
         """What was sent so far and in the last step, per worker."""
-        return counting.read(self._counters, kept.name_of(self._kept, self.exchange))
+        return counting.read(self._counters, kept.name_of(self.kept, self.exchange))
 
     @property
     def staleness(self) -> Staleness | None:
@@ -281,7 +281,7 @@ class CompressedOptimizer(OptimizerWrapper):
         if not self.track_staleness:
             return None
         with self._strategy.scope():
-            made = self._kept
+            made = self.kept
             return made.memory.staleness() if made else Staleness(0.0, 0.0, 0.0)
 
     def get_config(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: right;
 th:first-child, td:first-child { text-align: left; }
 tr.marked { background: #e9f3e6; }
 figure { margin: 1em 0; } svg { max-width: 100%; height: auto; }
-figcaption, p.note { color: #555; }
+figcaption { color: #555; }
 pre { background: #f6f6f6; padding: 0.8em; overflow-x: auto; font-size: 13px; }
 </style>
 </head>
@@ -47,11 +47,6 @@ def page(title: str, parts: Iterable[str]) -> str:
 def heading(text: str) -> str:
     """Return the head of a section."""
     return f"<h2>{html.escape(text)}</h2>"
-
-
-def note(text: str) -> str:
-    """Return a paragraph that says how something is meant."""
-    return f'<p class="note">{html.escape(text)}</p>'
 
 
 def paragraph(text: str) -> str:

@@ -31,7 +31,7 @@ class Size(NamedTuple):
 
 def of_each(optimizer: CompressedOptimizer | LocalOptimizer) -> list[Size]:
     """Return the sizes of all variables in the last step; none before it is built."""
-    made = optimizer._kept
+    made = optimizer.kept
     if made is None:
         return []
     compressor = made.chosen.compressor

@@ -23,6 +23,7 @@ __all__ = [
     "pulls",
     "pushes",
     "rows",
+    "runs",
     "saved",
     "sealing",
     "service",
@@ -31,6 +32,7 @@ __all__ = [
     "tables",
     "tabular",
     "tasks",
+    "turns",
     "validation",
     "worker",
 ]

@@ -35,6 +35,7 @@ class Connection:
 
     Attributes:
         clock: server's clock as it was seen last, scalar int64.
+        heartbeat: signs of life to the server.
 
     Raises:
         RuntimeError: if there is no server within `TF_DGC_START_TIMEOUT` seconds.
@@ -47,7 +48,7 @@ class Connection:
         self._client = self._connect()
         self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.clock = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._heartbeat = Heartbeat(self._client, task, self._incarnation)
+        self.heartbeat = Heartbeat(self._client, task, self._incarnation)
         scalars = [tf.TensorSpec([], d) for d in (tf.int32, tf.int64, tf.float64)]
         of_part = [tf.TensorSpec([], tf.int32)] * 2
 
@@ -92,7 +93,7 @@ class Connection:
         Raises:
             tf.errors.OpError: if the server refuses that, or does not respond.
         """
-        self._heartbeat.start()
+        self.heartbeat.start()
         text = tf.constant(messages.to_body(handing.to_text(handed)))
         _, _, words = self.ask(Kind.JOIN, text)
         told = json.loads(messages.to_text(words.numpy()))
@@ -125,7 +126,7 @@ class Connection:
 
     def leave(self) -> None:
         """Take part no longer."""
-        self._heartbeat.leave()
+        self.heartbeat.leave()
 
     # --- also within functions ------------------------------------------------------
 

@@ -27,6 +27,7 @@ def collect(
     exempt: Sequence[bool],
     tabular: Sequence[bool],
     shard: tuple[int, int] = (0, 1),
+    run: int = 0,
 ) -> Handed:
     """Return what the server is to be.
 
@@ -39,6 +40,7 @@ def collect(
         exempt: whether each is sent whole.
         tabular: whether rows of each are sent.
         shard: index of this server, and number of servers.
+        run: number of the run, from 0.
     """
     serialize = keras.saving.serialize_keras_object
     excluded = [
@@ -52,6 +54,7 @@ def collect(
             "settings": settings,
             "num_workers": num_workers,
             "shard": list(shard),
+            "run": run,
             "optimizer": serialize(rule),
             "compressor": serialize(compressor),
             "variables": [

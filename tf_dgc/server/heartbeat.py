@@ -51,14 +51,23 @@ class Heartbeat:
         """Say good-bye, once."""
         if self._left.is_set():
             return
-        self._left.set()
-        self._thread.join(_LAST_SECONDS)
-        atexit.unregister(self.leave)
+        self.stop()
         error = getattr(sys, "last_value", None)
         said = ""
         if error is not None:
             said = f"{type(error).__name__}: {messages.gist(str(error))[:300]}"
         self._say(Kind.LEAVE, messages.to_body(said))
+
+    def stop(self) -> None:
+        """End without a good-bye, as the server knows."""
+        self._left.set()
+        self._thread.join(_LAST_SECONDS)
+        atexit.unregister(self.leave)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._left.is_set()
 
     def _run(self) -> None:
         used = time.process_time()

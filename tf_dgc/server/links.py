@@ -72,6 +72,7 @@ class Link:
         self._plain, self._tables = split(variables, tabular)
         self._forms = list(map(rows.table_of, self._tables))
         self._connection: Connection | None = None
+        self._run = 0
         self._sparse: pulls.Form | None = None
         if optimizer.pull == "sparse" and self._plain:
             by = optimizer.compressor, optimizer.num_workers, optimizer.pull_sparsity
@@ -84,16 +85,17 @@ class Link:
 
     # --- outside of steps -----------------------------------------------------------
 
-    def connect(self, task: Task) -> None:
+    def connect(self, task: Task, run: int) -> None:
         """Find the server.
 
         Args:
             task: task of this process, a worker.
+            run: number of the run that this is to be.
 
         Raises:
             RuntimeError: as `Connection`.
         """
-        self._connection = Connection(task.at(self._shard[0]))
+        self._connection, self._run = Connection(task.at(self._shard[0])), run
 
     @property
     def connection(self) -> Connection:
@@ -162,6 +164,7 @@ class Link:
             [is_table or next(exempt).exempt for is_table in self._tabular],
             self._tabular,
             self._shard,
+            self._run,
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tf_dgc.server.admission import Admission
+from tf_dgc.server import turns
 from tf_dgc.server.members import Limits, Member
 from tf_dgc.server.messages import (
     REPLY,
@@ -23,6 +23,7 @@ from tf_dgc.server.messages import (
     unseal,
 )
 from tf_dgc.server.model import Push
+from tf_dgc.server.runs import Runs
 from tf_dgc.server.saved import Saved
 from tf_dgc.server.service import Service
 from tf_dgc.server.sessions import Session
@@ -39,7 +40,7 @@ class Transport(Protocol):
 
 
 class Loop:
-    """Serves one model, or a shard of it, to workers, until all that came have left.
+    """Serves models, or shards of them, to workers, until all that came have left.
 
     Worker i has two slots: i for its steps, N + i for signs of life, also while a step
     waits.
@@ -55,7 +56,7 @@ class Loop:
         shard: index of this server, and number of servers.
 
     Attributes:
-        service: object that does what is asked for.
+        runs: services that do what is asked for.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class Loop:
         saved: Saved | None = None,
         shard: tuple[int, int] = (0, 1),
     ):
-        self.service = Service(Admission(num_workers, shard), limits, say)
+        self.runs = Runs(num_workers, shard, limits, say, saved)
         self._transport, self._num_workers = transport, num_workers
         self._newcomers: dict[int, Session] = {}  # by worker; not yet let in
         self._secret = np.array(secret_words(secret), "<i4").tobytes()
-        self._say, self._now, self._saved = say, now, saved
+        self._say, self._now = say, now
 
     def run(self) -> None:
         """Serve until it is over.
@@ -81,21 +82,16 @@ class Loop:
         Raises:
             RuntimeError: if a checkpoint cannot be read.
         """
-        if self._saved:
-            self._saved.restore(self.service)
-        while not self.service.is_over(self._now()):
+        self.runs.service(0)
+        while not self.runs.is_over(self._now()):
             slot, words = self._transport.take()
             begin = self._now()
             if slot >= 0:
                 self._take(slot, words)
-            self.service.settle(self._now())
-            if self._saved:
-                self._saved.write_if_due(self.service)
+            self.runs.settle(self._now())
             # Meanwhile signs of life have come, and nobody has taken them.
-            self.service.members.forgive(self._now() - begin)
-        if self._saved:
-            self._saved.end(self.service)
-        self._say(self.service.summary())
+            self.runs.forgive(self._now() - begin)
+        self.runs.end()
 
     def _take(self, slot: int, words: np.ndarray) -> None:
         """Take a message of a slot, which gets one reply."""
@@ -108,23 +104,25 @@ class Loop:
             self._say(reason)
             self._refuse(slot, reason, head_of(words))
             return
-        member = self.service.members.find(head)
-        if member is not None:
-            member.seen = self._now()
+        found = self.runs.find(head)
+        if found is not None:
+            found[1].seen = self._now()
         if kind in (Kind.BEAT, Kind.LEAVE):
-            self._take_sign(slot, head, body, member)
-        elif member is not None:
-            self._take_step(member, head, body)
+            self._take_sign(slot, head, body, found)
+        elif found is not None:
+            self._take_step(*found, head, body)
         else:
             self._take_newcomer(slot, head, body)
 
     def _refuse(self, slot: int, reason: str, head: Any) -> None:
         """Answer who is not, or no longer, known in a slot that may be another's."""
-        member = self.service.members.get(slot)
-        if member is not None:
-            member.session.make_way()
+        self._make_way(slot)
         fields = {"status": Status.REFUSED, **_address(head)}
         self._transport.answer(slot, seal(REPLY, to_body(reason), parts=1, **fields))
+
+    def _make_way(self, slot: int) -> None:
+        for _, member in self.runs.of_worker(slot):
+            member.session.make_way()
 
     def _check(self, slot: int, head: Any) -> Kind:
         """Return the kind of a message.
@@ -149,29 +147,33 @@ class Loop:
         return kind
 
     def _take_sign(
-        self, slot: int, head: Any, body: np.ndarray, member: Member | None
+        self,
+        slot: int,
+        head: Any,
+        body: np.ndarray,
+        found: tuple[Service, Member] | None,
     ) -> None:
-        if member is not None and head["kind"] == Kind.LEAVE:
-            reason = to_text(body)
-            said = f"ended with {reason}" if reason else "has left"
-            self.service.drop(member, said, orderly=not reason)
-        elif member is not None and body.any():
-            member.worked = self._now()
+        if found is not None and head["kind"] == Kind.LEAVE:
+            self.runs.leave(*found, to_text(body))
+        elif found is not None and body.any():
+            found[1].worked = self._now()
         nothing = np.zeros([0], np.int32)
         self._transport.answer(slot, seal(REPLY, nothing, parts=1, **_address(head)))
 
-    def _take_step(self, member: Member, head: Any, body: np.ndarray) -> None:
+    def _take_step(
+        self, service: Service, member: Member, head: Any, body: np.ndarray
+    ) -> None:
         whole = member.session.take(head, body)
         if whole is None:
             return
         kind = Kind(head["kind"])
         if kind == Kind.PUSH:
             push = Push(whole, member.worker, int(head["step"]))
-            wrong = self.service.push(member, push, float(head["rate"]))
+            wrong = service.push(member, push, float(head["rate"]))
             if wrong:
                 member.refuse(wrong)
                 return
-        self.service.do(member, kind, whole, self._now())
+        service.do(member, kind, whole, self._now())
 
     def _take_newcomer(self, slot: int, head: Any, body: np.ndarray) -> None:
         """Take a message of a process that does not take part.
@@ -184,18 +186,18 @@ class Loop:
                 "has dropped it, as it did not respond or another one took its place, "
                 "or was itself started again. Start the worker again."
             )
+            if self.runs.has_left(int(head["incarnation"])):
+                reason = turns.LEFT
             self._refuse(slot, reason, head)
             return
-        member = self.service.members.get(slot)
-        if member is not None:
-            member.session.make_way()
+        self._make_way(slot)
         session = self._newcomers.get(slot)
         if session is None or session.incarnation != head["incarnation"]:
             session = self._newcomers[slot] = self._session(slot, head)
         whole = session.take(head, body)
         if whole is not None:
             del self._newcomers[slot]
-            self.service.admit(Member(slot, session, self._now()), whole, self._now())
+            self.runs.admit(Member(slot, session, self._now()), whole, self._now())
 
     def _session(self, slot: int, head: Any) -> Session:
         def send(words: np.ndarray) -> None:

@@ -58,9 +58,9 @@ class ServerOptimizer(OptimizerWrapper):
     slowest; in mode "backup" the first `quorum` pushes by the same weights are one step
     (Chen et al. 2016), and what comes later goes back into its worker's residual.
 
-    Momentum of an SGD becomes momentum correction, and clipping of the inner optimizer
-    local gradient clipping, both on the workers, as in `DGCOptimizer`. In a process
-    that `TF_CONFIG` says is the server, making one serves, and then ends the process.
+    Momentum of SGD becomes momentum correction, and clipping local gradient clipping,
+    on the workers, as in `DGCOptimizer`. Of a process one trains at a time. In one that
+    `TF_CONFIG` says is the server, making one serves, and then ends the process.
 
     Args:
         inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
@@ -185,7 +185,7 @@ class ServerOptimizer(OptimizerWrapper):
         Raises:
             ValueError: see the class.
         """
-        if self.built:
+        if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         common.check_variables(self._strategy, variables)
@@ -253,7 +253,7 @@ class ServerOptimizer(OptimizerWrapper):
         self._built_worker("pull_weights").pull()
 
     def leave(self) -> None:
-        """Take part no longer; the end of the process does so by itself."""
+        """Take part no longer, as at the process's end, or when another one begins."""
         if self._worker is not None:
             self._worker.leave()
 

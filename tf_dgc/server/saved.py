@@ -37,6 +37,7 @@ class Saved:
         say: function that is given lines of the log.
         shard: index of this server, and number of servers.
         now: function that returns the time, in seconds, the same on all machines.
+        run: number of the run, from 0.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Saved:
         say: Callable[[str], None],
         shard: tuple[int, int] = (0, 1),
         now: Callable[[], float] = time.time,
+        run: int = 0,
     ):
-        index, number = shard
-        name = f"server-{index}.npz" if index else "server.npz"
-        self.path = pathlib.Path(directory) / name
-        self._is_alone = number == 1
+        name = f"server-{shard[0]}" if shard[0] else "server"
+        name += f"-run-{run + 1}" if run else ""
+        self.path = pathlib.Path(directory) / f"{name}.npz"
+        self._shard, self._is_alone = shard, shard[1] == 1
         self._seconds, self._say, self._now = seconds, say, now
         self._written: tuple[int, int] | None = None  # in which period; and the clock
 
@@ -79,6 +81,16 @@ class Saved:
                 f"number of seconds. Received: {text!r}"
             )
         return cls(directory, seconds, say, shard) if directory else None
+
+    def of_run(self, run: int, say: Callable[[str], None]) -> "Saved":
+        """Return the checkpoint of a run, in a file of its own.
+
+        Args:
+            run: number of the run, from 0, whose checkpoint this one is.
+            say: function that is given lines of its log.
+        """
+        directory, by = str(self.path.parent), (self._shard, self._now, run)
+        return Saved(directory, self._seconds, say, *by)
 
     def restore(self, service: Service) -> None:
         """Let a server go on from the file, if there is one.

@@ -14,7 +14,7 @@ from tf_dgc.inner.taken import TakeOver
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, tensors
 from tf_dgc.optimizers import validation as common
-from tf_dgc.server import joining, tabular, validation
+from tf_dgc.server import joining, tabular, turns, validation
 from tf_dgc.server.links import Link, Pushed
 from tf_dgc.server.messages import gist
 from tf_dgc.server.sharding import shards
@@ -108,14 +108,18 @@ class Worker:
         """Take part, unless this was called before.
 
         Raises:
-            RuntimeError: outside of a cluster; and as `Connection`.
+            RuntimeError: outside of a cluster; if it has left; and as `Connection`.
         """
         if self._joined:
+            if self._links[0].connection.heartbeat.is_over:
+                raise RuntimeError(f"{turns.LEFT} Received: {self._optimizer!r}")
             return
         task = validation.check_task(self._task, self._optimizer)
+        run = turns.next_run(task)
         for link in self._links:
-            link.connect(task)
+            link.connect(task, run)
         joining.join(self._links)
+        turns.begin(task, run, [link.connection.heartbeat for link in self._links])
         self._set_iterations()
         self._joined = True
 
