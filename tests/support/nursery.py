@@ -7,6 +7,7 @@ to the end of the interpreter. Run as a file, this is the nursery.
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -93,7 +94,13 @@ class Worker:
         self.pid, self.returncode = pid, None
 
     def wait(self, timeout):
-        self.returncode = self._nursery.wait(self.pid, timeout)
+        try:
+            self.returncode = self._nursery.wait(self.pid, timeout)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+                time.sleep(1.0)  # until it is written
+            raise
         return self.returncode
 
 
@@ -141,6 +148,7 @@ def become(nursery, command, environment, log):
     with open(os.devnull) as nothing, open(log, "a") as output:
         for stream, descriptor in enumerate([nothing, output, output]):
             os.dup2(descriptor.fileno(), stream)
+    faulthandler.register(signal.SIGUSR1)  # of who hangs: where all threads are
     return command
 
 
