@@ -29,8 +29,10 @@ def check_choice(what: str, value: Any) -> bool | None:
         what: name of the argument.
         value: None, True or False; NumPy's too.
     """
-    if value is None or value in (0, 1):
-        return None if value is None else bool(value)
+    if value is None:
+        return None
+    if value in (0, 1):
+        return bool(value)
     raise ValueError(
         f"`{what}` must be True, False, or None for the default. "
         f"Received: {what}={value!r}"

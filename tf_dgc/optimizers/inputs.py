@@ -179,7 +179,8 @@ def _masks(
         return asked
     if took.adam:
         return False
-    sparsity = getattr(compressor, "sparsity", MASKED_FROM)  # by what has grown: masked
+    # Methods that send what has grown have no sparsity, and are masked.
+    sparsity = getattr(compressor, "sparsity", MASKED_FROM)
     return schedules.current(sparsity, iteration) >= MASKED_FROM
 
 
