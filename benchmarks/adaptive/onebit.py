@@ -19,7 +19,7 @@ def growing_intervals(steps, kappa=16):
 
     In these steps 0/1 Adam's second moment follows (Lu et al., "Maximizing
     communication efficiency for large-scale training via 0/1 Adam", ICLR 2023, section
-    6, which takes 16). Its local steps are not here: in all others 1 bit is sent.
+    6, which takes 16); `zero_one.ZeroOneAdam` takes its local steps, too.
     """
     found, at = [], 0
     while at < steps:

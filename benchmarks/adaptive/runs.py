@@ -14,7 +14,8 @@ Which stands for what:
 - `dgc for steps` is what `dgc_for_steps` makes for a run of that length.
 - `1-bit adam` is its paper's recipe. A fifth of the steps is dense, by which the total
   ratio stays below 5; `1-bit adam short` is dense in a hundredth, to be compared at
-  equal bytes.
+  equal bytes; `1-bit adam growing intervals` in those of 0/1 Adam, without the local
+  steps that `0/1 adam` takes.
 """
 
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from adaptive.feedback import MomentumEF21
 from adaptive.lamb import FrozenLamb
 from adaptive.micro import MicroTopK, WindowAdam
 from adaptive.waiting import WaitingAdam
+from adaptive.zero_one import ZeroOneAdam, dense_steps, ends_of_rounds
 
 ALMOST_NONE = 1e-9
 """Sparsity by which all is sent, and yet with an error feedback."""
@@ -113,6 +115,10 @@ def _one_bit(dense_steps, whole=False, kind=onebit.FrozenAdam):
         return tf_dgc.CompressedOptimizer(rule, method, adam_correction=False)
 
     return make
+
+
+def _zero_one(inner, steps):
+    return ZeroOneAdam(inner, dense_steps(steps), ends_of_rounds(steps))
 
 
 def _ef21(sparsity):
@@ -208,6 +214,7 @@ RUNS = {
     "1-bit adam growing intervals whole": Run(
         _one_bit(onebit.growing_intervals, True), "1-bit adam growing intervals whole"
     ),
+    "0/1 adam": Run(_zero_one),
     "1-bit lamb": Run(_one_bit(_in_first(5), kind=FrozenLamb), "1-bit lamb whole"),
     "1-bit lamb whole": Run(
         _one_bit(_in_first(5), True, FrozenLamb), "1-bit lamb whole"
