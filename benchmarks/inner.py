@@ -4,8 +4,8 @@
 
 Trains the tasks of `convergence.py` with each optimizer by itself, then within
 `DGCOptimizer` and with other methods: what an optimizer's rule makes of a sum of which
-most is left out for a while, or is rounded. Rates decay by a cosine, but for that of
-ScheduleFreeAdamW; nothing else is set.
+most is left out for a while, or is rounded. Rates decay by a cosine, but for those of
+ScheduleFreeAdamW and Ftrl; what else is set is in `common/inner_optimizers.py`.
 
 All rates are the best ones by a seed that does not count. An optimizer by itself has
 that of a third, once and three times its usual one, and a method then that of

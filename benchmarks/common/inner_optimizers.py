@@ -13,6 +13,29 @@ def _mixed(rate):
     return optimizers.MultiOptimizer(lambda v: small if len(v.shape) < 2 else large)
 
 
+def _constant(rate):
+    return getattr(rate, "initial_learning_rate", rate)
+
+
+def _ftrl(rate):
+    """Return Ftrl of a constant rate, whose accumulators begin at almost nothing.
+
+    It has weights in a closed form of what it accumulated. By 0.1, the default, those
+    that a network begins with count for nearly nothing there, and by a rate that goes
+    to 0 all weights do: no network trains then.
+    """
+    return optimizers.Ftrl(_constant(rate), initial_accumulator_value=1e-10)
+
+
+def _adafactor(rate):
+    """Return Adafactor that takes a row and a column without gradients.
+
+    By 1e-30, the default, the product of their two means is 0 in float32, and the
+    weights are no numbers.
+    """
+    return optimizers.Adafactor(rate, epsilon_1=1e-15)
+
+
 # How an optimizer is made with a learning rate, and which rate is usual.
 INNER = {
     "SGD": (optimizers.SGD, 0.3),
@@ -29,8 +52,8 @@ INNER = {
     "Adadelta": (optimizers.Adadelta, 1.0),
     "Lamb": (optimizers.Lamb, 1e-2),
     "Lion": (optimizers.Lion, 3e-4),
-    "Ftrl": (optimizers.Ftrl, 0.1),
-    "Adafactor": (optimizers.Adafactor, 1e-2),
+    "Ftrl": (_ftrl, 0.03),
+    "Adafactor": (_adafactor, 1e-2),
     "Muon": (optimizers.Muon, 1e-3),
     "MultiOptimizer": (_mixed, 2e-3),
 }
@@ -53,6 +76,6 @@ if hasattr(optimizers, "ScheduleFreeAdamW"):  # of Keras 3.15
 
     def _schedule_free(rate):
         """Return it with a constant rate, the first one of a schedule."""
-        return ScheduleFree(getattr(rate, "initial_learning_rate", rate))
+        return ScheduleFree(_constant(rate))
 
     INNER["ScheduleFreeAdamW"] = (_schedule_free, 2.5e-3)

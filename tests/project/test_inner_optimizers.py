@@ -53,3 +53,20 @@ def test_schedule_free_begins_at_its_first_step(strategies):
         trainer.step(gradients)
     for mine, other in zip(trainer.weights(), expected, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("name", ["Ftrl", "Adafactor"])
+def test_weights_stay_what_they_are(strategies, name):
+    """By Keras's defaults, of entries without gradients, and by a rate that is 0."""
+    rate = keras.optimizers.schedules.CosineDecay(1e-3, 2)
+    trainer = Trainer(
+        strategies[2], lambda: INNER[name][0](rate), initial_weights("float32", SHAPES)
+    )
+    for workers in make_gradients(2, 4, "float32", SHAPES):
+        for whole, _ in workers:
+            whole[:4, :], whole[:, :4] = 0, 0
+        trainer.step(workers)
+    whole, _ = trainer.weights()
+    start, _ = initial_weights("float32", SHAPES)
+    assert np.all(np.isfinite(whole))
+    np.testing.assert_allclose(whole[4:, 4:], start[4:, 4:], atol=0.05)
