@@ -288,15 +288,21 @@ def scenario_unequal(directory):
     )
     model, counts = make_model(), Counts()
     data = data_set(lengths[RANK]).with_options(options)
+    untold = data.filter(lambda *_: True)
     found = {}
-    for name, loop in [("fit", model.fit), ("evaluate", model.evaluate)]:
+    for name, loop, arguments in [
+        ("fit", model.fit, {"x": data}),
+        ("evaluate", model.evaluate, {"x": data}),
+        ("epochs", model.fit, {"x": data, "steps_per_epoch": 3, "epochs": 2}),
+        ("by steps", model.evaluate, {"x": data, "steps": 4}),
+        ("one told", model.fit, {"x": [data, untold][RANK]}),
+    ]:
         try:
-            loop(data, verbose=0)
+            loop(**arguments, verbose=0)
         except ValueError as error:
             found[name] = str(error)
-    limited = model.fit(data, steps_per_epoch=3, **QUIET).history
-    found["limited"] = limited["loss"][0]
-    untold = data.filter(lambda *_: True)
+    limited = {"steps_per_epoch": 1, "epochs": 4, "initial_epoch": 1}
+    found["limited"] = model.fit(data, **limited, **QUIET).history["loss"]
     history = model.fit(untold, callbacks=[counts], **QUIET).history
     x, y = (np.concatenate([a[:n] for n in lengths]) for a in (X, Y))
     return {

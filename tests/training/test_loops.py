@@ -71,10 +71,23 @@ def test_logs_of_an_epoch_are_of_all_workers(findings):
 def test_a_worker_that_runs_out_of_batches(findings):
     """Goes on with empty ones until the others are done, unless Keras counts them."""
     one, other = (found["unequal"] for found in findings)
-    for name, limit in (("fit", "steps_per_epoch"), ("evaluate", "steps")):
-        assert f"Pass `{limit}`" in one[name]
-        assert "of 3 and 5 batches, on this worker 5" in one.pop(name)
-        assert "of 3 and 5 batches, on this worker 3" in other.pop(name)
+    for name, limit, taken in [
+        ("fit", "steps_per_epoch", "a `fit` without `steps_per_epoch`"),
+        ("evaluate", "steps", "an `evaluate` without `steps`"),
+        ("epochs", "steps_per_epoch", "6 batches by `steps_per_epoch`, in all epochs"),
+        ("by steps", "steps", "4 batches by `steps`"),
+    ]:
+        for found, number in ((one, 5), (other, 3)):
+            message = found.pop(name)
+            assert f"Use `Dataset.repeat()` with `{limit}`" in message
+            said = f"of 3 and 5 batches, on this worker {number}, for {taken}."
+            assert message.endswith(said)
+    for found, number in ((one, "5"), (other, "an unknown number")):
+        assert (
+            "data sets of 5 batches and a data set that does not tell its length, on "
+            f"this worker {number}, for"
+        ) in found.pop("one told")
+    assert len(one["limited"]) == 3
     assert one == other
     assert one["steps"] == 9
     assert one["per_step"] == [2]
