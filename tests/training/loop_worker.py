@@ -97,6 +97,20 @@ class StopAt(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+class StopAfter(keras.callbacks.Callback):
+    """Stops behind an epoch, on one worker; also as a hook of validation."""
+
+    def __init__(self, rank, hook):
+        super().__init__()
+        self.epochs, self.rank = 0, rank
+        setattr(self, hook, self.stop)
+
+    def stop(self, *args, **kwargs):
+        self.epochs += 1
+        if self.epochs == 2 and self.rank == RANK:
+            self.model.stop_training = True
+
+
 def data_set(examples=70):
     return tf.data.Dataset.from_tensor_slices((X[:examples], Y[:examples])).batch(16)
 
@@ -212,11 +226,14 @@ def scenario_stops(directory):
         ("last step", StopAt(5, [0]), Y),
         ("early", keras.callbacks.EarlyStopping("loss", patience=1), Y),
         ("nan", keras.callbacks.TerminateOnNaN(), nan),
+        ("epoch's end", StopAfter(0, "on_epoch_end"), Y),
+        ("validation", StopAfter(1, "on_test_end"), Y),
     ]:
         counts = Counts()
-        epochs = 3 if name in ("last step", "early") else 1
-        data = {"x": X, "y": targets, "batch_size": 16, "epochs": epochs}
-        if epochs == 1:
+        data = {"x": X, "y": targets, "batch_size": 16, "epochs": 3}
+        if name == "validation":
+            data["validation_data"] = X, Y
+        if name in ("all", "one", "nan"):
             repeated = tf.data.Dataset.from_tensor_slices((X, targets)).repeat()
             data = {"x": repeated.batch(16), "steps_per_epoch": 1000}
         history = model.fit(**data, callbacks=[counts, callback], **QUIET).history
