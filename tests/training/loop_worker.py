@@ -313,6 +313,7 @@ def scenario_unequal(directory):
         ("epochs", model.fit, {"x": data, "steps_per_epoch": 3, "epochs": 2}),
         ("by steps", model.evaluate, {"x": data, "steps": 4}),
         ("one told", model.fit, {"x": [data, untold][RANK]}),
+        ("validation", model.fit, {"x": untold, "validation_data": data}),
     ]:
         try:
             loop(**arguments, verbose=0)

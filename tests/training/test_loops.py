@@ -72,13 +72,15 @@ def test_a_worker_that_runs_out_of_batches(findings):
     """Goes on with empty ones until the others are done, unless Keras counts them."""
     one, other = (found["unequal"] for found in findings)
     for name, limit, taken in [
-        ("fit", "steps_per_epoch", "a `fit` without `steps_per_epoch`"),
-        ("evaluate", "steps", "an `evaluate` without `steps`"),
+        ("fit", "steps_per_epoch", "all of them, without `steps_per_epoch`"),
+        ("evaluate", "steps", "all of them, without `steps`"),
+        ("validation", "validation_steps", "all of them, without `validation_steps`"),
         ("epochs", "steps_per_epoch", "6 batches by `steps_per_epoch`, in all epochs"),
         ("by steps", "steps", "4 batches by `steps`"),
     ]:
         for found, number in ((one, 5), (other, 3)):
             message = found.pop(name)
+            assert message.startswith("The validation") == (name == "validation")
             assert f"Use `Dataset.repeat()` with `{limit}`" in message
             said = f"of 3 and 5 batches, on this worker {number}, for {taken}."
             assert message.endswith(said)
@@ -118,7 +120,8 @@ def test_workers_stop_together(findings):
         assert wanted < one[name]["steps"] < wanted + 100, name
     assert one["last step"]["steps"] == 5  # the epoch's last, so with the epoch
     assert one["last step"]["epochs"] == 1
-    assert one["early"]["epochs"] == 2
+    for name in ("early", "epoch's end", "validation"):
+        assert one[name]["epochs"] == 2, name
 
 
 @pytest.mark.workers

@@ -78,8 +78,13 @@ class Loop:
 
     @property
     def limit(self) -> str:
-        """What the argument is called that says how many batches to use."""
-        return "steps_per_epoch" if self.name == "fit" else "steps"
+        """What the argument is called that says how many batches to use.
+
+        Of the user's call, which for validation is that of `fit`.
+        """
+        if self.name == "fit":
+            return "steps_per_epoch"
+        return "validation_steps" if self.is_validation else "steps"
 
     @property
     def batches_left(self) -> float:

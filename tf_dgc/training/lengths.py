@@ -38,21 +38,22 @@ def check(numbers: set[int], number: int, loop: trainer.Loop) -> None:
         loop: loop of Keras, in which each worker begins its data set anew, or leaves,
             after as many batches as it knows of, whatever the others have.
     """
+    sets = "validation data sets" if loop.is_validation else "data sets"
     if _INFINITE in numbers and len(numbers) > 1:
         raise ValueError(
-            "The data sets of all workers must be endless (`Dataset.repeat()`), or "
+            f"The {sets} of all workers must be endless (`Dataset.repeat()`), or "
             "none of them. Received: on this worker "
             f"{'an endless' if number == _INFINITE else 'a finite'} one."
         )
     told = numbers - {_UNKNOWN}
     if len(numbers) > 1 and min(told) < loop.batches_left:
         raise ValueError(
-            "All workers must have the same number of batches, since none can take a "
-            f"step without the others. Use `Dataset.repeat()` with `{loop.limit}`, or "
-            "on all workers data sets that do not tell their lengths, such as "
-            "`Dataset.filter(lambda *_: True)` makes: then who has no batch left goes "
-            f"on with empty ones. Received: {_describe(numbers)}, on this worker "
-            f"{'an unknown number' if number == _UNKNOWN else number}, for "
+            f"The {sets} of all workers must have the same number of batches, since "
+            f"none can take a step without the others. Use `Dataset.repeat()` with "
+            f"`{loop.limit}`, or on all workers data sets that do not tell their "
+            "lengths, such as `Dataset.filter(lambda *_: True)` makes: then who has no "
+            f"batch left goes on with empty ones. Received: {_describe(numbers)}, on "
+            f"this worker {'an unknown number' if number == _UNKNOWN else number}, for "
             f"{_describe_steps(loop)}."
         )
 
@@ -68,8 +69,7 @@ def _describe(numbers: set[int]) -> str:
 
 def _describe_steps(loop: trainer.Loop) -> str:
     if math.isinf(loop.batches_left):
-        article = "an" if loop.name == "evaluate" else "a"
-        return f"{article} `{loop.name}` without `{loop.limit}`"
+        return f"all of them, without `{loop.limit}`"
     together = ", in all epochs" if loop.name == "fit" else ""
     return f"{loop.batches_left} batches by `{loop.limit}`{together}"
 
