@@ -19,7 +19,7 @@ import tf_dgc
 from tf_dgc.distribute import cross_device
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+STRATEGY = tf_dgc.multi_worker_strategy()
 SGD = keras.optimizers.SGD
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 5)).astype("float32")
@@ -332,12 +332,23 @@ def scenario_unequal(directory):
     }
 
 
+def scenario_again(directory):
+    """The strategy, asked for again, with and without other options."""
+    options = tf.distribute.experimental.CommunicationOptions
+    same = [tf_dgc.multi_worker_strategy() is STRATEGY for _ in range(2)]
+    try:
+        tf_dgc.multi_worker_strategy(options(timeout_seconds=3.0))
+    except ValueError as error:
+        return {"same": same, "error": str(error)}
+
+
 SCENARIOS = [
     scenario_meetings,
     scenario_unequal,
     scenario_stops,
     scenario_statistics,
     scenario_alone,
+    scenario_again,
 ]
 
 

@@ -138,6 +138,14 @@ def test_statistics_are_the_mean_over_workers(findings):
         assert found["collectives"] == 1
 
 
+@pytest.mark.workers
+@pytest.mark.slow
+def test_a_process_has_one_strategy(findings):
+    for found in findings:
+        assert found["again"]["same"] == [True, True]
+        assert "timeout_seconds=3.0" in found["again"]["error"]
+
+
 class Shifted(keras.layers.Layer):
     """Keeps what it saw last, in double precision, and a number of calls."""
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -15,14 +16,15 @@ from tf_dgc._internals import service
 from tf_dgc.cluster import coordination, failures, tf_config, workers
 from tf_dgc.distribute.preparation import prepare
 
+Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
+
 _RETRY_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
 
 
 def multi_worker_strategy(
-    communication_options: tf.distribute.experimental.CommunicationOptions
-    | None = None,
-) -> tf.distribute.MultiWorkerMirroredStrategy:
+    communication_options: Options | None = None,
+) -> tf.distribute.Strategy:
     """Return a prepared `MultiWorkerMirroredStrategy`, or say which worker is missing.
 
     TensorFlow's own constructor waits very long for a worker that died while it
@@ -36,23 +38,33 @@ def multi_worker_strategy(
 
     >>> strategy = tf_dgc.multi_worker_strategy()
 
+    Called again it returns the same strategy: TensorFlow joins a cluster only once.
+
     Args:
         communication_options: options of the strategy; see
             `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Returns:
-        The strategy, as `tf_dgc.prepare` leaves it.
+        The strategy, as `tf_dgc.prepare` leaves it. For a task of type `evaluator`,
+        which stands beside the workers, the default strategy: it evaluates by itself.
 
     Raises:
-        ValueError: for a `TF_CONFIG` that cannot be right.
+        ValueError: for a `TF_CONFIG` that cannot be right, or a task of type `ps`.
+            Or for options other than those of the first call.
         RuntimeError: naming the workers that did not come in time; and if TensorFlow
-            was used before.
+            was used before, or has joined the cluster by a strategy made otherwise.
     """
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type == "evaluator":
+        return prepare(tf.distribute.get_strategy())
     addresses = workers.addresses(resolver.cluster_spec())
     me = f"{resolver.task_type} {resolver.task_id}"
+    if len(addresses) > 1 and service.is_in_a_cluster():
+        return _made_before(communication_options)
     limit = workers.start_timeout_seconds()
+    if resolver.cluster_spec() and me not in addresses:
+        raise ValueError(_NO_WORKER + repr(resolver.task_type))
     if addresses and service.is_too_late_for_a_cluster():
         raise RuntimeError(_TOO_LATE)
     if len(addresses) > 1 and me in addresses:
@@ -71,9 +83,42 @@ def multi_worker_strategy(
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=resolver, communication_options=communication_options
         )
+    _made.append((strategy, communication_options))
     return prepare(strategy)
 
 
+_made: list[tuple[tf.distribute.Strategy, Options | None]] = []
+
+
+def _made_before(options: Options | None) -> tf.distribute.Strategy:
+    """Return this process's strategy.
+
+    Another one would begin the collectives of the cluster anew, while other workers may
+    be in those of the first: TensorFlow's constructor ends them now and then.
+    """
+    if not _made:
+        raise RuntimeError(_JOINED)
+    strategy, before = _made[-1]
+    if options is not None and (before is None or vars(options) != vars(before)):
+        raise ValueError(
+            "`multi_worker_strategy` was called before, and TensorFlow joins a cluster "
+            "only once. Call it once, or with the same options. Received: "
+            f"communication_options={options}, before: {before}"
+        )
+    return strategy
+
+
+_NO_WORKER = (
+    "`multi_worker_strategy` is for tasks of type `chief` or `worker` (an `evaluator` "
+    "gets the default strategy). A parameter server, of type `ps`, is run by `tf-dgc "
+    "serve`, and its workers train with `tf_dgc.ServerOptimizer`, without a strategy. "
+    "Received, by the environment variable TF_CONFIG: a task of type "
+)
+_JOINED = (
+    "TensorFlow has joined the workers' cluster by another strategy of this process, "
+    "and joins it only once. Use that one, by `tf_dgc.prepare(strategy)`, or make it "
+    "by `tf_dgc.multi_worker_strategy()`, which returns it to whoever calls it again."
+)
 _TOO_LATE = (
     "TensorFlow was used before it was to join the workers' cluster, which it can only "
     "do at the start. Move `strategy = tf_dgc.multi_worker_strategy()` to the top of "
