@@ -4,6 +4,7 @@ python saving_scenarios.py saving DIRECTORY
 """
 
 import contextlib
+import pathlib
 import time
 import zipfile
 
@@ -21,6 +22,7 @@ from worker_scenarios import (
 )
 
 import tf_dgc
+from tf_dgc._internals import stores
 
 
 def save_to_one_path(directory):
@@ -179,6 +181,77 @@ def use_stock_callbacks(directory):
     return found
 
 
+WRITTEN = set()
+
+
+@keras.saving.register_keras_serializable("saving_scenarios")
+class Witness(keras.layers.Layer):
+    """Notes what files this worker writes."""
+
+    def build(self, shape):
+        self.add_weight()
+
+    def call(self, x):
+        return x
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if path := stores.path_being_saved():
+            WRITTEN.add(pathlib.Path(path).name)
+
+
+def use_a_stock_optimizer(directory):
+    """Without compression: all save to one path, or the chief alone does."""
+    stock = keras.callbacks
+    x, y = make_data(64)
+    with tf_dgc.prepare(STRATEGY).scope():
+        layers = [keras.Input((5,)), Witness(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
+
+    def train(*callbacks, epochs=2):
+        data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+        return model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **data).epoch
+
+    def backup(name, **settings):
+        return stock.BackupAndRestore(directory / name, **settings)
+
+    def weights(path, **settings):
+        path = directory / path
+        return stock.ModelCheckpoint(path, save_weights_only=True, **settings)
+
+    derived = type("Derived", (stock.ModelCheckpoint,), {})
+    train(
+        stock.ModelCheckpoint(directory / "a.keras"),
+        stock.ModelCheckpoint(directory / "old.h5"),
+        derived(directory / "derived.keras"),
+        weights("a.weights.h5", save_freq=2),
+        backup("backup", delete_checkpoint=False),
+    )
+    found = {"epochs": train(backup("backup", delete_checkpoint=False), epochs=3)}
+    found["backups"] = sorted(p.name for p in (directory / "backup").iterdir())
+    model.save(directory / "b.keras")
+    model.save_weights(directory / "b.weights.h5")
+    if RANK == 0:
+        model.save(directory / "chief.keras")
+    one = [weights("chief.weights.h5")] if RANK == 0 else []
+    train(*one, epochs=1)
+    try:
+        train(*([backup("some")] if RANK == 0 else []))
+    except ValueError as error:
+        found["some"] = str(error)
+    with STRATEGY.scope():
+        again = keras.models.load_model(directory / "b.keras")
+    again.load_weights(directory / "b.weights.h5")
+    tf_dgc.cluster.meeting.rendezvous(STRATEGY, "look at the files")
+    for path in directory.glob("*.keras"):
+        keras.models.load_model(path)
+    keras.models.load_model(directory / "old.h5", compile=False)
+    found["files"] = sorted(p.name for p in directory.glob("*.*"))
+    found["written"] = sorted(WRITTEN)
+    return found
+
+
 class Stop(Exception):
     """The end of a run that is to go on."""
 
@@ -223,6 +296,7 @@ def scenario_saving(directory):
     for part in (
         save_to_one_path,
         use_stock_callbacks,
+        use_a_stock_optimizer,
         back_up_to_own_directories,
         save_to_own_paths,
     ):

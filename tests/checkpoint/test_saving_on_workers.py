@@ -52,6 +52,25 @@ def test_keras_callbacks_with_one_path(finished):
         assert "must be to a file that ends in '.keras'" in found["save"]
 
 
+def test_one_path_with_a_stock_optimizer(finished):
+    """All write, none to what another one writes; or the chief alone."""
+    first, second = of(finished, "use_a_stock_optimizer")
+    assert not {*first.pop("written")} & {*second.pop("written")}
+    assert first == second
+    assert first["epochs"] == [2]  # goes on where the backup was made
+    assert first["backups"] == [
+        "backup-3.manifest-0.json",
+        "backup-3.model-0.weights.h5",
+        "backup-3.part-0.h5",
+        "backup-3.part-1.h5",
+    ]
+    assert first["files"] == [
+        *("a.keras", "a.weights.h5", "b.keras", "b.weights.h5", "chief.keras"),
+        *("chief.weights.h5", "derived.keras", "old.h5"),
+    ]
+    assert "same callbacks that restore" in first["some"]
+
+
 def test_backups_in_a_directory_of_each_worker(finished):
     for rank, found in enumerate(of(finished, "back_up_to_own_directories")):
         assert found["files"] == [

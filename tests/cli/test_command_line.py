@@ -85,6 +85,23 @@ def test_no_number_of_workers(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "70000"], "must be a port, from 1 to 65535; received: 70000"),
+        (["--port", "0"], "must be a port"),
+        (
+            ["--port", "65530", "--max-restarts", "3"],
+            "with --max-restarts 3 ports up to 65537 are needed, and 65535 is the last",
+        ),
+    ],
+)
+def test_ports_that_there_are_not(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["run", "--hosts", "a,me@b,b", *arguments, "-m", "train"])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argv", "orig_argv", "expected"),
     [
         (["/usr/bin/tf-dgc", "run"], ["python", "/usr/bin/tf-dgc", "run"], True),

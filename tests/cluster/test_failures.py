@@ -14,10 +14,9 @@ import pytest
 import tensorflow as tf
 
 from tf_dgc._internals import mirrored
-from tf_dgc.cluster import coordination, failures, meeting, workers
+from tf_dgc.cluster import arriving, coordination, failures, meeting, workers
 from tf_dgc.cluster.positions import Position
 from tf_dgc.cluster.watch import Watch
-from tf_dgc.distribute import startup
 from tf_dgc.launch import loopback
 
 SPEC = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
@@ -316,16 +315,16 @@ def free_addresses(number):
 
 def test_all_workers_meet():
     addresses = free_addresses(3)
-    with startup.ThreadPoolExecutor(3) as threads:
-        calls = [threads.submit(startup.meet, addresses, n, 20.0) for n in addresses]
+    with arriving.ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(arriving.meet, addresses, n, 20.0) for n in addresses]
         assert [call.result() for call in calls] == [None] * 3
 
 
 def test_only_those_who_are_missing_are_named():
     addresses = free_addresses(3)
-    with startup.ThreadPoolExecutor(2) as threads:
+    with arriving.ThreadPoolExecutor(2) as threads:
         calls = [
-            threads.submit(startup.meet, addresses, name, 2.0)
+            threads.submit(arriving.meet, addresses, name, 2.0)
             for name in ("worker 0", "worker 2")
         ]
         for call in calls:
@@ -340,7 +339,7 @@ def test_an_interrupt_ends_waiting_for_others():
     timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        startup.meet(free_addresses(2), "worker 0", 30.0)
+        arriving.meet(free_addresses(2), "worker 0", 30.0)
     timer.join()
     assert time.monotonic() - start < 15
 
@@ -348,9 +347,9 @@ def test_an_interrupt_ends_waiting_for_others():
 def test_a_port_that_is_busy_at_first_is_waited_for():
     addresses = free_addresses(2)
     port = int(addresses["worker 1"].rpartition(":")[2])
-    with startup.ThreadPoolExecutor(2) as threads:
-        with startup._server(port):
-            calls = [threads.submit(startup.meet, addresses, n, 20) for n in addresses]
+    with arriving.ThreadPoolExecutor(2) as threads:
+        with arriving._server(port):
+            calls = [threads.submit(arriving.meet, addresses, n, 20) for n in addresses]
             time.sleep(0.5)
         assert [call.result() for call in calls] == [None] * 2
 
@@ -359,10 +358,10 @@ def test_a_port_that_stays_busy_is_named():
     addresses = free_addresses(2)
     port = int(addresses["worker 1"].rpartition(":")[2])
     with (
-        startup._server(port),
+        arriving._server(port),
         pytest.raises(RuntimeError, match=rf"0.3 s for port {port}, in vain: another"),
     ):
-        startup.meet(addresses, "worker 1", 0.3)
+        arriving.meet(addresses, "worker 1", 0.3)
 
 
 def test_no_answer_from_the_worker_that_coordinates(monkeypatch):
@@ -381,11 +380,11 @@ def test_no_answer_from_the_worker_that_coordinates(monkeypatch):
 def test_who_speaks():
     """A server of TensorFlow does; a stopped process only lets others connect."""
     server = tf.distribute.Server.create_local_server()
-    assert startup._speaks(server.target.removeprefix("grpc://"))
+    assert arriving._speaks(server.target.removeprefix("grpc://"))
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         gone = f"127.0.0.1:{stopped.getsockname()[1]}"
-        assert not startup._speaks(gone)
-    assert not startup._speaks(gone)
+        assert not arriving._speaks(gone)
+    assert not arriving._speaks(gone)
 
 
 WAITED = "worker 2 (c:3) has waited 8 s in collective 24 for worker {}, which responds "

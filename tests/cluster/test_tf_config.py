@@ -28,6 +28,22 @@ CLUSTER = {"worker": ["a:1", "b:2"]}
             "cannot be read",
         ),
         (json.dumps({"cluster": {"worker": "a:1"}}), "cannot be read"),
+        *[
+            (json.dumps({"cluster": {"worker": ["127.0.0.1:1", address]}}), message)
+            for address, message in [
+                ("b", "names 'b', which is not a host, a colon and a port"),
+                (":1", "which is not a host"),
+                ("[::1]", r"names '\[::1\]'"),
+                ("b:x", "names 'b:x'"),
+                ("b:0", "a port from 1 to 65535"),
+                ("b:70000", "names 'b:70000'"),
+                ("127.0.0.1:1", "names '127.0.0.1:1' twice"),
+            ]
+        ],
+        (
+            json.dumps({"cluster": {"worker": ["a:1"], "ps": ["a:1"]}}),
+            "names 'a:1' twice",
+        ),
         (json.dumps({"cluster": CLUSTER, "task": "type"}), "cannot be read"),
         (json.dumps({"cluster": CLUSTER}), "names a task not in its cluster"),
     ],
@@ -46,6 +62,20 @@ def test_tf_config_may_be_what_tensorflow_takes(monkeypatch, hosts, index):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     assert resolver.task_id == 1
+    tf_config.check_tf_config()
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"worker": ["[::1]:1", "[::1]:2", "b.c-d:65535"]},
+        {"chief": ["a"]},  # alone it listens nowhere
+        {"worker": ["a:1", "b:1"], "evaluator": ["a"]},
+    ],
+)
+def test_addresses_that_are_right(monkeypatch, cluster):
+    task = {"type": next(iter(cluster)), "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     tf_config.check_tf_config()
 
 
@@ -77,6 +107,26 @@ def test_a_strategy_after_tensorflow_was_used(monkeypatch):
     with pytest.raises(RuntimeError, match="at program startup"):
         tf.distribute.MultiWorkerMirroredStrategy()
     with pytest.raises(RuntimeError, match=r"Move `strategy = .*top of the program"):
+        tf_dgc.multi_worker_strategy()
+
+
+@pytest.mark.parametrize("named", [{}, {"evaluator": ["c:3"]}])
+def test_an_evaluator_gets_the_default_strategy(monkeypatch, named):
+    task = {"type": "evaluator", "index": 0}
+    config = {"cluster": {**CLUSTER, **named}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    strategy = tf_dgc.multi_worker_strategy()
+    assert strategy is tf.distribute.get_strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(tf_dgc.DGCOptimizer(O.SGD(0.1)), "mse")
+    assert model.evaluate(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0) >= 0
+
+
+def test_a_server_is_told_what_to_run(monkeypatch):
+    config = {"cluster": {**CLUSTER, "ps": ["c:3"]}, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match=r"run by `tf-dgc serve`.*type 'ps'"):
         tf_dgc.multi_worker_strategy()
 
 

@@ -56,6 +56,8 @@ def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     assert first["predictions"] == [70, 1]
     assert first["restored"]
     assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
+    if num_workers > 1:
+        assert "Use that one, by `tf_dgc.prepare" in first["second strategy"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc.distribute import cross_device, startup, worker_variables
+from tf_dgc.cluster import arriving
+from tf_dgc.distribute import cross_device, worker_variables
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 RANK = CONFIG["task"]["index"]
@@ -107,8 +108,8 @@ def main():
     if FAULT == "stopped_start":
         stop()
     if FAULT == "met":
-        meet = startup.meet
-        startup.meet = lambda *arguments: (meet(*arguments), stop())
+        meet = arriving.meet
+        arriving.meet = lambda *arguments: (meet(*arguments), stop())
     strategy = tf_dgc.multi_worker_strategy()
     if FAULT == "variables":
         die()

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dgc.cli import main
-from tf_dgc.distribute import startup
+from tf_dgc.cluster import arriving
 from tf_dgc.launch import launcher, loopback
 
 
@@ -297,9 +297,9 @@ def test_ports_are_held_until_workers_listen():
                 other.bind(("", port))
         address = f"127.0.0.1:{ports[0]}"
         server = tf.distribute.Server({"local": [address]}, "local", 0)
-        assert startup._speaks(address)
+        assert arriving._speaks(address)
         assert server.target.endswith(address)
-        with startup._server(ports[1]):
+        with arriving._server(ports[1]):
             pass
 
 

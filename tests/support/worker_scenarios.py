@@ -116,6 +116,10 @@ def scenario_fit(directory):
         for a, b in zip(saved, loaded, strict=True)
     )
     result["residual"] = digest([model.optimizer.residual[0].numpy()])
+    try:
+        tf_dgc.multi_worker_strategy()
+    except RuntimeError as error:
+        result["second strategy"] = str(error)
     return result
 
 

@@ -19,7 +19,7 @@ import tf_dgc
 from tf_dgc.distribute import cross_device
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-STRATEGY = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+STRATEGY = tf_dgc.multi_worker_strategy()
 SGD = keras.optimizers.SGD
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 5)).astype("float32")
@@ -94,6 +94,20 @@ class StopAt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
         if self.steps == self.step and RANK in self.ranks:
+            self.model.stop_training = True
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Stops behind an epoch, on one worker; also as a hook of validation."""
+
+    def __init__(self, rank, hook):
+        super().__init__()
+        self.epochs, self.rank = 0, rank
+        setattr(self, hook, self.stop)
+
+    def stop(self, *args, **kwargs):
+        self.epochs += 1
+        if self.epochs == 2 and self.rank == RANK:
             self.model.stop_training = True
 
 
@@ -212,11 +226,14 @@ def scenario_stops(directory):
         ("last step", StopAt(5, [0]), Y),
         ("early", keras.callbacks.EarlyStopping("loss", patience=1), Y),
         ("nan", keras.callbacks.TerminateOnNaN(), nan),
+        ("epoch's end", StopAfter(0, "on_epoch_end"), Y),
+        ("validation", StopAfter(1, "on_test_end"), Y),
     ]:
         counts = Counts()
-        epochs = 3 if name in ("last step", "early") else 1
-        data = {"x": X, "y": targets, "batch_size": 16, "epochs": epochs}
-        if epochs == 1:
+        data = {"x": X, "y": targets, "batch_size": 16, "epochs": 3}
+        if name == "validation":
+            data["validation_data"] = X, Y
+        if name in ("all", "one", "nan"):
             repeated = tf.data.Dataset.from_tensor_slices((X, targets)).repeat()
             data = {"x": repeated.batch(16), "steps_per_epoch": 1000}
         history = model.fit(**data, callbacks=[counts, callback], **QUIET).history
@@ -288,15 +305,22 @@ def scenario_unequal(directory):
     )
     model, counts = make_model(), Counts()
     data = data_set(lengths[RANK]).with_options(options)
+    untold = data.filter(lambda *_: True)
     found = {}
-    for name, loop in [("fit", model.fit), ("evaluate", model.evaluate)]:
+    for name, loop, arguments in [
+        ("fit", model.fit, {"x": data}),
+        ("evaluate", model.evaluate, {"x": data}),
+        ("epochs", model.fit, {"x": data, "steps_per_epoch": 3, "epochs": 2}),
+        ("by steps", model.evaluate, {"x": data, "steps": 4}),
+        ("one told", model.fit, {"x": [data, untold][RANK]}),
+        ("validation", model.fit, {"x": untold, "validation_data": data}),
+    ]:
         try:
-            loop(data, verbose=0)
+            loop(**arguments, verbose=0)
         except ValueError as error:
             found[name] = str(error)
-    limited = model.fit(data, steps_per_epoch=3, **QUIET).history
-    found["limited"] = limited["loss"][0]
-    untold = data.filter(lambda *_: True)
+    limited = {"steps_per_epoch": 1, "epochs": 4, "initial_epoch": 1}
+    found["limited"] = model.fit(data, **limited, **QUIET).history["loss"]
     history = model.fit(untold, callbacks=[counts], **QUIET).history
     x, y = (np.concatenate([a[:n] for n in lengths]) for a in (X, Y))
     return {
@@ -308,12 +332,23 @@ def scenario_unequal(directory):
     }
 
 
+def scenario_again(directory):
+    """The strategy, asked for again, with and without other options."""
+    options = tf.distribute.experimental.CommunicationOptions
+    same = [tf_dgc.multi_worker_strategy() is STRATEGY for _ in range(2)]
+    try:
+        tf_dgc.multi_worker_strategy(options(timeout_seconds=3.0))
+    except ValueError as error:
+        return {"same": same, "error": str(error)}
+
+
 SCENARIOS = [
     scenario_meetings,
     scenario_unequal,
     scenario_stops,
     scenario_statistics,
     scenario_alone,
+    scenario_again,
 ]
 
 

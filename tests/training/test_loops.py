@@ -71,10 +71,25 @@ def test_logs_of_an_epoch_are_of_all_workers(findings):
 def test_a_worker_that_runs_out_of_batches(findings):
     """Goes on with empty ones until the others are done, unless Keras counts them."""
     one, other = (found["unequal"] for found in findings)
-    for name, limit in (("fit", "steps_per_epoch"), ("evaluate", "steps")):
-        assert f"Pass `{limit}`" in one[name]
-        assert "of 3 and 5 batches, on this worker 5" in one.pop(name)
-        assert "of 3 and 5 batches, on this worker 3" in other.pop(name)
+    for name, limit, taken in [
+        ("fit", "steps_per_epoch", "all of them, without `steps_per_epoch`"),
+        ("evaluate", "steps", "all of them, without `steps`"),
+        ("validation", "validation_steps", "all of them, without `validation_steps`"),
+        ("epochs", "steps_per_epoch", "6 batches by `steps_per_epoch`, in all epochs"),
+        ("by steps", "steps", "4 batches by `steps`"),
+    ]:
+        for found, number in ((one, 5), (other, 3)):
+            message = found.pop(name)
+            assert message.startswith("The validation") == (name == "validation")
+            assert f"Use `Dataset.repeat()` with `{limit}`" in message
+            said = f"of 3 and 5 batches, on this worker {number}, for {taken}."
+            assert message.endswith(said)
+    for found, number in ((one, "5"), (other, "an unknown number")):
+        assert (
+            "data sets of 5 batches and a data set that does not tell its length, on "
+            f"this worker {number}, for"
+        ) in found.pop("one told")
+    assert len(one["limited"]) == 3
     assert one == other
     assert one["steps"] == 9
     assert one["per_step"] == [2]
@@ -105,7 +120,8 @@ def test_workers_stop_together(findings):
         assert wanted < one[name]["steps"] < wanted + 100, name
     assert one["last step"]["steps"] == 5  # the epoch's last, so with the epoch
     assert one["last step"]["epochs"] == 1
-    assert one["early"]["epochs"] == 2
+    for name in ("early", "epoch's end", "validation"):
+        assert one[name]["epochs"] == 2, name
 
 
 @pytest.mark.workers
@@ -120,6 +136,14 @@ def test_statistics_are_the_mean_over_workers(findings):
         for name in ("own loop", "saved", "before evaluation"):
             np.testing.assert_array_equal(found[name], np.full(5, 0.5), err_msg=name)
         assert found["collectives"] == 1
+
+
+@pytest.mark.workers
+@pytest.mark.slow
+def test_a_process_has_one_strategy(findings):
+    for found in findings:
+        assert found["again"]["same"] == [True, True]
+        assert "timeout_seconds=3.0" in found["again"]["error"]
 
 
 class Shifted(keras.layers.Layer):

@@ -27,6 +27,12 @@ def is_too_late_for_a_cluster() -> bool:
     return context._context_handle is not None and context._collective_leader is None
 
 
+def is_in_a_cluster() -> bool:
+    """Whether TensorFlow has connected this process to other workers (`Context`)."""
+    context = eager_context.context()
+    return context._context_handle is not None and bool(context._collective_leader)
+
+
 def eager_context_capsule() -> Any:
     """Return the capsule of the `TFE_Context` (`Context._context_handle`)."""
     context = eager_context.context()

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import math
 import os
 import sys
 import traceback
@@ -77,13 +78,29 @@ class Loop:
 
     @property
     def limit(self) -> str:
-        """What the argument is called that says how many batches to use."""
-        return "steps_per_epoch" if self.name == "fit" else "steps"
+        """What the argument is called that says how many batches to use.
+
+        Of the user's call, which for validation is that of `fit`.
+        """
+        if self.name == "fit":
+            return "steps_per_epoch"
+        return "validation_steps" if self.is_validation else "steps"
 
     @property
-    def is_limited(self) -> bool:
-        """Whether that argument was given (`EpochIterator.steps_per_epoch`)."""
-        return self._found["epoch_iterator"].steps_per_epoch is not None
+    def batches_left(self) -> float:
+        """How many batches it takes at the most, `math.inf` if nothing says so.
+
+        At the beginning of an epoch: in all epochs, for `fit` goes on in a data set
+        where the last epoch ended (`EpochIterator.steps_per_epoch`).
+        """
+        iterator = self._found["epoch_iterator"]
+        if iterator.steps_per_epoch is None:
+            return math.inf
+        at_once = iterator.steps_per_execution
+        each = math.ceil(iterator.steps_per_epoch / at_once) * at_once
+        if self.name != "fit":
+            return each
+        return each * (self._found["epochs"] - self._found["epoch"])
 
     @property
     def callbacks(self) -> list[keras.callbacks.Callback]:

@@ -8,6 +8,7 @@ __all__ = [
     "generations",
     "hdf5",
     "keras_saving",
+    "one_path",
     "parts",
     "position",
     "resuming",

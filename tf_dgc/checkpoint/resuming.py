@@ -34,7 +34,7 @@ class ModelCheckpoint(stores.ModelCheckpointSeam):
 
     def check_filepath(self) -> None:
         """Raise `ValueError` for an ending that cannot be."""
-        if not self.save_weights_only and not self.filepath.endswith(".keras"):
+        if is_old_format(self):
             raise ValueError(
                 "`filepath` must end in `.keras`, or in `.weights.h5` with "
                 f"`save_weights_only=True`. Received: filepath={self.filepath!r}"
@@ -54,6 +54,11 @@ class ModelCheckpoint(stores.ModelCheckpointSeam):
         """Save the model, or its weights."""
         save = saving.save_weights if self.save_weights_only else saving.save_model
         save(self.model, path)
+
+
+def is_old_format(callback: keras.callbacks.ModelCheckpoint) -> bool:
+    """Whether it writes whole models as HDF5."""
+    return not callback.save_weights_only and not callback.filepath.endswith(".keras")
 
 
 class BackupAndRestore(keras.callbacks.Callback):

@@ -85,7 +85,7 @@ def save(
         write: function that saves to the path that it is given.
     """
     path = pathlib.Path(filepath)
-    if not path.name.endswith(ending) or "://" in str(filepath):
+    if not path.name.endswith(ending) or not is_local(filepath):
         raise ValueError(
             f"`filepath` must be a local path that ends in {ending!r}. "
             f"Received: filepath={str(filepath)!r}"
@@ -102,13 +102,18 @@ def save(
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def replacing(path: pathlib.Path, writer: str = "") -> Iterator[pathlib.Path]:
     """Yield a path to write to; what is there in the end takes the place of `path`.
 
     After an error, or the death of the process, `path` is what it was before.
+
+    Args:
+        path: path of a file.
+        writer: name of this process, where others may write to `path` meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".unfinished.{path.name}")
+    own = f"{writer}." if writer else ""
+    unfinished = path.with_name(f".unfinished.{own}{path.name}")
     try:
         yield unfinished
         _flush(unfinished)
@@ -164,10 +169,14 @@ def is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
         strategy: strategy whose workers call it.
         filepath: path of a file of this worker, or whatever a user has given for one.
     """
-    local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
-    path = os.path.realpath(filepath) if local else ""
+    path = os.path.realpath(filepath) if is_local(filepath) else ""
     notes = meeting.share_notes(strategy, path, "save")
     return bool(path) and len(set(notes.values())) == 1 and _is_one_disk(strategy, path)
+
+
+def is_local(filepath: Any) -> bool:
+    """Whether this is a path, and no address such as `gs://...`."""
+    return isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
 
 
 def _is_one_disk(strategy: tf.distribute.Strategy, path: str) -> bool:

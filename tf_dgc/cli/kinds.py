@@ -4,6 +4,8 @@ import argparse
 import math
 import re
 
+from tf_dgc.launch import starts
+
 _HOST = re.compile(r"(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])")
 
 
@@ -19,6 +21,15 @@ def count(text: str, least: int = 1) -> int:
 def count_or_0(text: str) -> int:
     """Return a whole number, 0 or more."""
     return count(text, least=0)
+
+
+def port(text: str) -> int:
+    """Return the number of a port."""
+    if not text.isdecimal() or not 0 < int(text) <= starts.LAST_PORT:
+        raise argparse.ArgumentTypeError(
+            f"must be a port, from 1 to {starts.LAST_PORT}; received: {text}"
+        )
+    return int(text)
 
 
 def counts(text: str) -> list[int]:

@@ -72,8 +72,7 @@ def _run(options: argparse.Namespace) -> int:
         options.error("--hosts has a worker for each host, and no servers")
     if not options.module and not os.path.isfile(options.script):
         options.error(f"no such script: {options.script}")
-    from tf_dgc.launch import launcher
-    from tf_dgc.launch.starts import Hosts
+    from tf_dgc.launch import launcher, starts
 
     how = ["-m"] if options.module else []
     command = [sys.executable, *how, options.script, *options.args]
@@ -82,7 +81,15 @@ def _run(options: argparse.Namespace) -> int:
             os.makedirs(options.log_dir, exist_ok=True)
         except OSError as error:
             options.error(f"--log-dir: {error}")
-    hosts = Hosts(options.hosts, options.port, options.ssh) if options.hosts else None
+    hosts = None
+    if options.hosts:
+        hosts = starts.Hosts(options.hosts, options.port, options.ssh)
+        last = starts.last_port(hosts, 1 + options.max_restarts)
+        if last > starts.LAST_PORT:
+            options.error(
+                f"--port: with --max-restarts {options.max_restarts} ports up to "
+                f"{last} are needed, and {starts.LAST_PORT} is the last"
+            )
     return launcher.launch(
         command,
         number,

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tf_dgc.cli.kinds import above_0, count, count_or_0, counts, hosts
+from tf_dgc.cli.kinds import above_0, count, count_or_0, counts, hosts, port
 from tf_dgc.launch import starts
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -38,7 +38,7 @@ def add_run(commands: Any, command: Command) -> None:
     )
     run.add_argument(
         "--port",
-        type=count,
+        type=port,
         default=starts.PORT,
         metavar="P",
         help=f"first port that workers on --hosts listen on ({starts.PORT})",

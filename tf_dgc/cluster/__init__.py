@@ -6,6 +6,7 @@ Nothing here is about gradients. May import `_internals`.
 from tf_dgc.cluster.slurm import from_slurm as from_slurm
 
 __all__ = [
+    "arriving",
     "coordination",
     "failures",
     "meeting",

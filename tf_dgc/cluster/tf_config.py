@@ -13,6 +13,8 @@ from tf_dgc.cluster.workers import (
     ALONE_VARIABLE,
 )
 
+_LAST_PORT = 65535
+
 
 def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     """Raise `ValueError` if `TF_CONFIG` is set but cannot be what was meant.
@@ -43,6 +45,8 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
         task_type, task_id = resolver.task_type, resolver.task_id
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(_wrong(f"cannot be read ({error})", text)) from error
+    if wrong := _wrong_address(cluster):
+        raise ValueError(_wrong(wrong, text))
     if task_type == "evaluator":  # stands beside the cluster
         return
     jobs = {job: cluster.num_tasks(job) for job in cluster.jobs}
@@ -53,6 +57,28 @@ def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
     num_workers = jobs.get("chief", 0) + jobs.get("worker", 0)
     if strategy is not None and num_workers > 1:
         _check_takes_part(strategy, num_workers)
+
+
+def _wrong_address(cluster: tf.train.ClusterSpec) -> str | None:
+    """Return what is wrong with an address that some process listens on."""
+    found = [
+        cluster.task_address(job, index)
+        for job in cluster.jobs
+        if job != "evaluator"
+        for index in cluster.task_indices(job)
+    ]
+    if len(found) == 1:  # it listens nowhere
+        return None
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+            return (
+                f"names {address!r}, which is not a host, a colon and a port from 1 "
+                f"to {_LAST_PORT}"
+            )
+        if found.count(address) > 1:
+            return f"names {address!r} twice, where each process needs its own"
+    return None
 
 
 def _check_takes_part(strategy: tf.distribute.Strategy, num_workers: int) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tf_dgc.checkpoint import keras_saving
+from tf_dgc.checkpoint import one_path
 from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.distribute import background, loss_scale
@@ -80,7 +80,7 @@ def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     watch = Watch(strategy, functools.partial(background.count, strategy))
     failures.tell_what_ends_this_worker(strategy)
     worker_interrupts.raise_in_time()
-    keras_saving.mend_saving(strategy)
+    one_path.mend_saving(strategy)
     report_failed_variables(strategy)
     strategy._tf_dgc_initial_values = InitialValues(strategy, watch.waiting)
     watch.start()

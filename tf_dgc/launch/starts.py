@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tf_dgc.launch import allocator, loopback
 
 PORT = 22360
+LAST_PORT = 65535
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15"
 _SERVE = (sys.executable, "-m", "tf_dgc", "serve")
 _PASSED_ON = ("TF_", "KERAS_", "PYTHON")
@@ -94,12 +95,21 @@ def on_hosts(
 def _addresses(hosts: Hosts, attempt: int) -> list[str]:
     """Return addresses of which no attempt has those of the one before."""
     before: Counter[str] = Counter()
-    most = max(Counter(map(_host, hosts.names)).values())
+    first = hosts.port + (attempt - 1) * _most_workers(hosts)
     found = []
     for host in map(_host, hosts.names):
-        found.append(f"{host}:{hosts.port + (attempt - 1) * most + before[host]}")
+        found.append(f"{host}:{first + before[host]}")
         before[host] += 1
     return found
+
+
+def last_port(hosts: Hosts, num_attempts: int) -> int:
+    """Return the last port that workers on hosts may be told to listen on."""
+    return hosts.port + num_attempts * _most_workers(hosts) - 1
+
+
+def _most_workers(hosts: Hosts) -> int:
+    return max(Counter(map(_host, hosts.names)).values())
 
 
 def _host(name: str) -> str:

@@ -1,5 +1,6 @@
 """How many batches the workers of a loop have, and whether that is known."""
 
+import math
 import warnings
 from typing import Any
 
@@ -34,23 +35,43 @@ def check(numbers: set[int], number: int, loop: trainer.Loop) -> None:
     Args:
         numbers: numbers of batches of all workers, without repetitions.
         number: number of this worker's batches.
-        loop: loop of Keras, which leaves it after as many batches as it knows of.
+        loop: loop of Keras, in which each worker begins its data set anew, or leaves,
+            after as many batches as it knows of, whatever the others have.
     """
+    sets = "validation data sets" if loop.is_validation else "data sets"
     if _INFINITE in numbers and len(numbers) > 1:
         raise ValueError(
-            "The data sets of all workers must be endless (`Dataset.repeat()`), or "
+            f"The {sets} of all workers must be endless (`Dataset.repeat()`), or "
             "none of them. Received: on this worker "
             f"{'an endless' if number == _INFINITE else 'a finite'} one."
         )
-    if len(numbers) > 1 and _UNKNOWN not in numbers and not loop.is_limited:
+    told = numbers - {_UNKNOWN}
+    if len(numbers) > 1 and min(told) < loop.batches_left:
         raise ValueError(
-            "All workers must have the same number of batches, since none can take a "
-            f"step without the others. Pass `{loop.limit}`, or data sets that do not "
-            "tell their lengths, such as `Dataset.filter(lambda *_: True)` makes: then "
-            "who has no batch left goes on with empty ones. Received: data sets of "
-            f"{' and '.join(map(str, sorted(numbers)))} batches, on this worker "
-            f"{number}."
+            f"The {sets} of all workers must have the same number of batches, since "
+            f"none can take a step without the others. Use `Dataset.repeat()` with "
+            f"`{loop.limit}`, or on all workers data sets that do not tell their "
+            "lengths, such as `Dataset.filter(lambda *_: True)` makes: then who has no "
+            f"batch left goes on with empty ones. Received: {_describe(numbers)}, on "
+            f"this worker {'an unknown number' if number == _UNKNOWN else number}, for "
+            f"{_describe_steps(loop)}."
         )
+
+
+def _describe(numbers: set[int]) -> str:
+    """Return what data sets there are, for messages."""
+    told = sorted(n for n in numbers if n != _UNKNOWN)
+    found = f"data sets of {' and '.join(map(str, told))} batches" if told else ""
+    if _UNKNOWN in numbers:
+        found += " and " * bool(found) + "a data set that does not tell its length"
+    return found
+
+
+def _describe_steps(loop: trainer.Loop) -> str:
+    if math.isinf(loop.batches_left):
+        return f"all of them, without `{loop.limit}`"
+    together = ", in all epochs" if loop.name == "fit" else ""
+    return f"{loop.batches_left} batches by `{loop.limit}`{together}"
 
 
 def warn_of_questions(numbers: set[int]) -> None:
@@ -59,15 +80,11 @@ def warn_of_questions(numbers: set[int]) -> None:
     Args:
         numbers: numbers of batches of all workers, without repetitions.
     """
-    told = sorted(n for n in numbers if n != _UNKNOWN)
-    found = f"data sets of {' and '.join(map(str, told))} batches" if told else ""
-    if _UNKNOWN in numbers:
-        found += " and " * bool(found) + "a data set that does not tell its length"
     warnings.warn(
         "Workers ask each other in every step whether one has another batch, a round "
         "trip, although the steps of their optimizer need nobody. Use "
         "`Dataset.repeat()` with `steps_per_epoch`, or data sets of one known length "
         "on all workers (`tf.data.experimental.assert_cardinality`). Received: "
-        + found,
+        + _describe(numbers),
         stacklevel=2,
     )

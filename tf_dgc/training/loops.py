@@ -160,6 +160,11 @@ class ModelLoops:
         first = self._strategy.experimental_local_results(gathered)[0]
         return tf.bitcast(tf.reshape(first, [-1, 2]), tf.int64).numpy().tolist()
 
+    def _ask(self, number: int) -> list[int]:
+        """Do what `_gather` does, for a callback."""
+        with self._named():
+            return self._gather(number)
+
     # --- what a step does not exchange --------------------------------------------
 
     def reduce_logs(self, value: Any) -> tf.Tensor:
@@ -198,18 +203,13 @@ class ModelLoops:
             loop = trainer.calling_loop()
             with self._named():
                 if loop is not None and loop.name == "fit":
-                    self._end_epoch()
+                    average_now(self._model)
                 found = stock(logs)
                 if found is logs and logs is self._last[0] and logs is not None:
                     return self._mean_of_all(self._last[1])
                 return found
 
         return results
-
-    def _end_epoch(self) -> None:
-        average_now(self._model)
-        if self._stopping and any(self._gather(int(self._stopping.wanted))):
-            self._model.stop_training = True
 
     def _mean_of_all(self, unreduced: Any) -> Any:
         """Return the logs of a step, which are no metrics, over all workers."""
@@ -247,7 +247,7 @@ class ModelLoops:
         if loop.name != "fit" or self._stopping is None:
             return
         if not any(isinstance(c, StopTogether) for c in loop.callbacks):
-            last = StopTogether(self._stopping)
+            last = StopTogether(self._stopping, self._ask)
             last.set_model(self._model)
             loop.callbacks.append(last)
 

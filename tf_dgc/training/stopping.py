@@ -3,7 +3,7 @@
 Every worker's callbacks see logs of its own, so one may set `model.stop_training` where
 the others do not, and leave them waiting in the next step. Here a worker that wants to
 stop says so through the coordination service, and all do after the same step. While
-nobody wants to, nothing is exchanged.
+nobody wants to, nothing is exchanged within an epoch; at its end all ask each other.
 """
 
 import atexit
@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -126,11 +127,12 @@ class StopTogether(keras.callbacks.Callback):
 
     Args:
         stopping: agreement of the workers of this `fit`.
+        gather: function of an integer that returns those of all workers.
     """
 
-    def __init__(self, stopping: Stopping):
+    def __init__(self, stopping: Stopping, gather: Callable[[int], list[int]]):
         super().__init__()
-        self._stopping = stopping
+        self._stopping, self._gather = stopping, gather
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -138,6 +140,11 @@ class StopTogether(keras.callbacks.Callback):
         """Let the model stop now if all do."""
         if self.model.stop_training:
             self.model.stop_training = self._stopping.want()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Let all stop if one wants to, since within the epoch or since its end."""
+        wanted = self.model.stop_training or self._stopping.wanted
+        self.model.stop_training = any(self._gather(int(wanted)))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """End."""

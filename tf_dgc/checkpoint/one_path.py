@@ -1,0 +1,209 @@
+"""One path for all workers, in the callbacks of `fit` and by `model.save`.
+
+Where all were given one path, one of them writes: for Keras's callbacks that save, and
+by `model.save` and `model.save_weights` once `fit` has seen the model. Only what
+workers have alike, as with an optimizer of Keras, one of them may save alone: then all
+who call `model.save` write, each for itself.
+"""
+
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import checkpoints, trainer
+from tf_dgc.checkpoint import keras_saving, resuming, saving
+from tf_dgc.cluster import meeting, workers
+from tf_dgc.training.statistics import average_statistics
+
+
+def mend_saving(strategy: tf.distribute.Strategy) -> None:
+    """Let one worker write where all are given one path, in and after `fit`.
+
+    Keras distributes the data at the beginning of `fit`; there its model is found, and
+    what that instance saves by is wrapped.
+    """
+    stock = strategy.experimental_distribute_dataset
+
+    def experimental_distribute_dataset(*args: Any, **kwargs: Any) -> Any:
+        dataset = stock(*args, **kwargs)
+        model = trainer.calling_trainer()
+        if model is not None and not getattr(model, "_tf_dgc_saves", False):
+            model._tf_dgc_saves = True
+            _wrap_save(strategy, model, "save", ".keras", saving.save_model)
+            _wrap_save(
+                strategy, model, "save_weights", ".weights.h5", saving.save_weights
+            )
+            begin = functools.partial(_share_callbacks, strategy)
+            checkpoints.call_when_fit_begins(model, begin)
+        return dataset
+
+    strategy.experimental_distribute_dataset = experimental_distribute_dataset
+
+
+def _wrap_save(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    name: str,
+    ending: str,
+    one_writes: Callable[[keras.Model, saving.Path], None],
+) -> None:
+    stock = getattr(model, name)
+
+    @functools.wraps(stock)
+    def save(filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+        write = functools.partial(stock, overwrite=overwrite, **kwargs)
+        by_all = _is_saved_by_all(model)
+        replaces = overwrite and not kwargs
+        if saving.is_writing():
+            write(filepath)
+        elif not by_all and replaces and _is_one_file(model, name, filepath):
+            _write_alone(strategy, write, filepath)
+        elif not by_all or not _is_one_path_when_averaged(strategy, model, filepath):
+            with saving.told_to_all(strategy, filepath):
+                write(filepath)
+        elif replaces and str(filepath).endswith(ending):
+            one_writes(model, filepath)
+        else:
+            raise ValueError(
+                f"`{name}` to one path for all workers must be to a file that ends in "
+                f"{ending!r}, and without further arguments. {keras_saving.INSTEAD} "
+                f"Received: filepath={filepath!r}, overwrite={overwrite!r}, {kwargs}"
+            )
+
+    setattr(model, name, save)
+
+
+def _is_one_path_when_averaged(
+    strategy: tf.distribute.Strategy, model: keras.Model, filepath: Any
+) -> bool:
+    average_statistics(model)
+    return saving.is_one_path(strategy, filepath)
+
+
+_ONE_FILE = {"save": (".keras", ".h5"), "save_weights": (".weights.h5",)}
+
+
+def _is_one_file(model: keras.Model, name: str, filepath: Any) -> bool:
+    """Whether Keras's own `save` or `save_weights` writes one local file there."""
+    stock = getattr(type(model), name) is getattr(keras.Model, name)
+    return (
+        stock and saving.is_local(filepath) and str(filepath).endswith(_ONE_FILE[name])
+    )
+
+
+def _write_alone(
+    strategy: tf.distribute.Strategy, write: Callable[[Any], None], filepath: Any
+) -> None:
+    """Write what all workers have alike, without asking whether others do too.
+
+    Each writes beside the file's place, by a name of its own; the last one's stays.
+    """
+    path = pathlib.Path(filepath)
+    with (
+        saving.told_to_all(strategy, path),
+        saving.replacing(path, workers.me(strategy).replace(" ", "-")) as unfinished,
+    ):
+        write(unfinished)
+
+
+def _is_saved_by_all(model: keras.Model) -> bool:
+    """Whether the model has an optimizer that every worker has to save."""
+    optimizer = model.optimizer
+    candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
+    return any(getattr(o, "saved_by_all_workers", False) for o in candidates)
+
+
+def _share_callbacks(
+    strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList
+) -> None:
+    """Let one worker write for Keras's callbacks that save, if all have one path.
+
+    Where workers have all in common that is to be saved, some of them may be without.
+
+    Raises:
+        ValueError: on all workers, if that cannot be.
+    """
+    by_all = _is_saved_by_all(callbacks.model)
+    saves = {i: c for i, c in enumerate(callbacks.callbacks) if _path(c)}
+    needed = [type(c).__name__ for c in saves.values() if by_all or _restores(c)]
+    places = {i: _place(c) for i, c in saves.items()}
+    note = json.dumps([needed, sorted(set(places.values()))])
+    notes = meeting.share_notes(strategy, note, "begin to train")
+    of_all = {peer: json.loads(text) for peer, text in notes.items()}
+    given = {peer: needed for peer, (needed, _) in of_all.items()}
+    if any(names != needed for names in given.values()):
+        raise ValueError(
+            f"All workers must be given the same callbacks that {_WHY_ALL[by_all]}. "
+            f"Received: {given}"
+        )
+    alike = set.intersection(*(set(found) for _, found in of_all.values()))
+    for place in sorted(alike):
+        _share(strategy, callbacks, [i for i, p in places.items() if p == place])
+
+
+_WHY_ALL = {
+    True: "save, as each holds a part of what is saved",
+    False: "restore, as all have to go on from the same place",
+}
+
+
+def _share(
+    strategy: tf.distribute.Strategy,
+    callbacks: keras.callbacks.CallbackList,
+    chosen: list[int],
+) -> None:
+    """Let one worker write for these callbacks, which have the same path."""
+    if not saving.is_one_path(strategy, _path(callbacks.callbacks[chosen[0]])):
+        return
+    for i in chosen:
+        callbacks.callbacks[i] = _for_all(callbacks.callbacks[i])
+        callbacks.callbacks[i].set_model(callbacks.model)
+        callbacks.callbacks[i].set_params(callbacks.params)
+
+
+def _place(callback: keras.callbacks.Callback) -> str:
+    """Return what is the same on workers whose callbacks may be one."""
+    return f"{type(callback).__name__} {os.path.realpath(_path(callback) or '')}"
+
+
+def _restores(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, keras.callbacks.BackupAndRestore)
+
+
+def _path(callback: keras.callbacks.Callback) -> str | None:
+    """Return where one of Keras's own callbacks saves."""
+    if _restores(callback):
+        return os.path.join(callback.backup_dir, "latest.weights.h5")
+    ours = isinstance(callback, resuming.ModelCheckpoint)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not ours:
+        return callback.filepath
+    return None
+
+
+def _for_all(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    """Return a callback that does the same, and of which one worker writes."""
+    if type(callback) is keras.callbacks.ModelCheckpoint:
+        if _is_saved_by_all(callback.model) or not resuming.is_old_format(callback):
+            callback.__class__ = resuming.ModelCheckpoint
+            callback.check_filepath()
+    elif type(callback) is keras.callbacks.BackupAndRestore:
+        return resuming.BackupAndRestore(
+            callback.backup_dir,
+            callback.save_freq,
+            callback.double_checkpoint,
+            callback.delete_checkpoint,
+        )
+    elif _restores(callback):
+        raise ValueError(
+            "Several workers would write to the same backup at once, which would "
+            "destroy it. Derive the callback from `tf_dgc.callbacks.BackupAndRestore`, "
+            "or give every worker a directory of its own. Received: "
+            f"{type(callback).__name__}, backup_dir={callback.backup_dir!r}"
+        )
+    return callback  # it saves by `model.save`, or `save_weights`: see `_wrap_save`
