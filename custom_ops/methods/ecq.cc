@@ -8,7 +8,7 @@ namespace {
 template <class C>
 struct ECQ : Levels<C> {
   explicit ECQ(const Setup& setup)
-      : Levels<C>(setup), alpha(setup.parameters[4]), beta(setup.parameters[5]) {}
+      : Levels<C>(setup), alpha(setup.parameters[5]), beta(setup.parameters[6]) {}
 
   static constexpr int kStates = 1;  // the accumulated error
   float alpha, beta;

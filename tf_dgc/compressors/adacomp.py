@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.common import quantize
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -83,8 +84,9 @@ class AdaComp(Compressor):
         gradient = tf.reshape(values - state["residual"], [-1])
         values = tf.reshape(values, [-1])
         soft = tf.abs(values + (self.scale - 1) * gradient)
-        largest = _maxima(tf.abs(values), self._bin(shape))
-        limit = tf.repeat(largest, self._bin(shape))[: values.shape[0]]
+        width = self._width(shape)
+        largest = tf.reduce_max(quantize.rows(tf.abs(values), width), axis=1)
+        limit = tf.repeat(largest, width)[: values.shape[0]]
         wanted = (soft >= limit) & (values != 0)
         factor = tf.where(wanted, soft, 0) / tf.where(wanted, limit, 1)
         positions = places.choose(factor, wanted, self._capacity(shape), draw)
@@ -93,10 +95,9 @@ class AdaComp(Compressor):
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method."""
-        bin_size = min(self._bin(shape), math.prod(shape))
         parameters = [
             *Native.in_halves(self._capacity(shape)),
-            *Native.in_halves(bin_size),
+            *Native.in_halves(self._width(shape)),
         ]
         return Native(self.name, [*parameters, self.scale - 1])
 
@@ -108,17 +109,12 @@ class AdaComp(Compressor):
             "per_bin": self.per_bin,
         }
 
-    def _bin(self, shape: tuple[int, ...]) -> int:
-        return self.bin_size or (50 if len(shape) > 2 else 500)
+    def _width(self, shape: tuple[int, ...]) -> int:
+        """Return the entries of a bin, which are at most those of the tensor."""
+        width = self.bin_size or (50 if len(shape) > 2 else 500)
+        return max(1, min(width, math.prod(shape)))
 
     def _capacity(self, shape: tuple[int, ...]) -> int:
         size = math.prod(shape)
-        bins = math.ceil(size / self._bin(shape))
+        bins = math.ceil(size / self._width(shape))
         return min(size, max(1, math.ceil(self.per_bin * bins)))
-
-
-def _maxima(magnitudes: tf.Tensor, width: int) -> tf.Tensor:
-    """Return the largest of every bin of `width` entries."""
-    missing = -magnitudes.shape[0] % width
-    rows = tf.reshape(tf.pad(magnitudes, [[0, missing]]), [-1, width])
-    return tf.reduce_max(rows, axis=1)
