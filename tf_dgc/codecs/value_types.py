@@ -160,6 +160,16 @@ def largest_share(dtype: tf.DType, num_workers: int) -> float:
     return math.ldexp(1.0, exponent - (num_workers - 1).bit_length())
 
 
+def largest_term(dtype: tf.DType, num_workers: int) -> float:
+    """Return what each worker may send of an entry that is summed as `dtype`.
+
+    It is the largest number over a power of two, which as many workers may send and
+    have a finite sum, in whatever order it is formed and rounded. That is one of 32
+    workers at least, so that fewer of them all send the same.
+    """
+    return math.ldexp(float(dtype.max), -max(5, (num_workers - 1).bit_length()))
+
+
 def at_most(values: tf.Tensor, largest: float) -> tf.Tensor:
     """Return values whose magnitude is at most `largest`; infinity for no bound."""
     if math.isinf(largest):
