@@ -81,7 +81,9 @@ class ECQ(Compressor):
         compensated = values + self.alpha * error
         sent = yield from self.quantizer.exchange(compensated, {}, draw)
         mine = tf.reshape(sent.sent, values.shape)
-        return Result(sent.sum, mine, {"error": self.beta * error + (values - mine)})
+        after = self.beta * error + (values - mine)
+        bounded = tf.clip_by_value(after, after.dtype.min, after.dtype.max)
+        return Result(sent.sum, mine, {"error": bounded})
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method of the quantizer's coding."""

@@ -120,10 +120,14 @@ class VarianceBased(Compressor):
 
 
 def _hypotenuse(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Return `sqrt(a**2 + b**2)`, without squares of large or small numbers."""
+    """Return `sqrt(a**2 + b**2)`, the largest number if larger.
+
+    Without squares of large or small numbers.
+    """
     longer = tf.maximum(tf.abs(a), tf.abs(b))
     shorter = tf.minimum(tf.abs(a), tf.abs(b))
-    return longer * tf.sqrt(1 + tf.square(tf.math.divide_no_nan(shorter, longer)))
+    both = longer * tf.sqrt(1 + tf.square(tf.math.divide_no_nan(shorter, longer)))
+    return tf.minimum(both, a.dtype.max)
 
 
 def _powers(values: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,10 +1,14 @@
 """`ECQ` against its recursion, and what it is for."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_dgc
 from tf_dgc.compressors import ECQ, QSGD
 from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.steps import composed, kinds
 from tf_dgc.testing.simulation import Simulation
 
 
@@ -68,6 +72,26 @@ def test_without_decay_nothing_is_lost():
         given = given + gradients.sum(axis=0)
     kept = sum(worker[0]["error"] for worker in simulation.state)
     np.testing.assert_allclose(arrived + kept, given, atol=1e-12)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_error_of_spikes_is_finite(native, monkeypatch):
+    """Of two entries near the largest float32, of which one or none is sent."""
+    if not native:
+        monkeypatch.setattr(kinds, "KINDS", [composed.begin])
+    variable = keras.Variable(np.zeros((1, 2), "float32"))
+    method = ECQ(levels=1, bucket=2, alpha=0.1, beta=1.0)
+    optimizer = tf_dgc.CompressedOptimizer(
+        keras.optimizers.SGD(1e-6), method, min_compress_size=0
+    )
+    optimizer.build([variable])
+    (error,) = (v for v in optimizer.variables if "error" in v.path)
+    seen = 0.0
+    for number in [3e38, 3e38, 3e38, -3e38, -3e38, -3e38]:
+        optimizer.apply([tf.fill([1, 2], np.float32(number))], [variable])
+        assert np.isfinite(error.numpy()).all()
+        seen = max(seen, np.abs(error.numpy()).max())
+    assert seen == np.finfo("float32").max
 
 
 @pytest.mark.slow
