@@ -33,7 +33,7 @@ def check_exempt_choice(exempt_dtype: str | None) -> None:
 
 
 def _check(name: str, chosen: str | None, choices: tuple[str, ...]) -> None:
-    if chosen is not None and str(chosen) not in choices:
+    if chosen is not None and not (isinstance(chosen, str) and chosen in choices):
         raise ValueError(
             f"`{name}` must be None or one of {', '.join(choices)}. "
             f"Received: {name}={chosen!r}"
