@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
@@ -50,26 +51,15 @@ class AdaComp(Compressor):
         scale: float = 2.0,
         per_bin: float = 5.0,
     ):
-        if bin_size is not None and (
-            isinstance(bin_size, bool) or int(bin_size) != bin_size or bin_size < 1
-        ):
-            raise ValueError(
-                "`bin_size` must be None or a whole number of entries, 1 or more. "
-                f"Received: bin_size={bin_size!r}"
-            )
-        if not 1 <= scale < math.inf:
-            raise ValueError(
-                "`scale` must be a finite number, 1 or more: with less, entries that "
-                f"grow would be held back. Received: scale={scale!r}"
-            )
-        if not 0 < per_bin < math.inf:
-            raise ValueError(
-                "`per_bin` is the capacity of the payload and must be a finite number "
-                f"above 0. Received: per_bin={per_bin!r}"
-            )
-        self.bin_size = None if bin_size is None else int(bin_size)
-        self.scale = float(scale)
-        self.per_bin = float(per_bin)
+        if bin_size is not None:
+            rest = ", or None for the paper's"
+            bin_size = check_whole("bin_size", bin_size, 1, " of entries", rest)
+        self.bin_size = bin_size
+        reason = ": with less, entries that grow would be held back"
+        self.scale = check_number("scale", scale, "[1, inf)", reason)
+        self.per_bin = check_number(
+            "per_bin", per_bin, "(0, inf)", ", the capacity of the payload"
+        )
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of as many positions and signs as fit, and of a magnitude."""

@@ -126,7 +126,7 @@ class ChunkedTopK(Compressor):
         return [each] * whole + ([self._share(rest)] if rest else [])
 
     def _cut(self, size: int) -> tuple[int, int]:
-        """Return the entries of a chunk, at most the tensor's, and how many are sent."""
+        """Return the entries of a chunk, at most all, and how many of them are sent."""
         chunk = max(1, min(self.chunk, size))
         return chunk, self._share(chunk)
 

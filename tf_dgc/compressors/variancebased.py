@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
@@ -58,14 +59,8 @@ class VarianceBased(Compressor):
     reads_residual = True
 
     def __init__(self, alpha: float = 1.0, zeta: float = 0.999, capacity: float = 0.01):
-        if not 0 < alpha < math.inf:
-            raise ValueError(
-                f"`alpha` must be a finite number above 0. Received: alpha={alpha!r}"
-            )
-        if not 0 < zeta <= 1:
-            raise ValueError(f"`zeta` must be in (0, 1]. Received: zeta={zeta!r}")
-        self.alpha = float(alpha)
-        self.zeta = float(zeta)
+        self.alpha = check_number("alpha", alpha, "(0, inf)")
+        self.zeta = check_number("zeta", zeta, "(0, 1]")
         self.capacity = places.check_share("capacity", capacity)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
