@@ -1,10 +1,13 @@
 """Checks of arguments that several classes take."""
 
+import math
 import numbers
 from typing import Any
 
 
-def check_whole(what: str, value: Any, smallest: int = 1, unit: str = "") -> int:
+def check_whole(
+    what: str, value: Any, smallest: int = 1, unit: str = "", means: str = ""
+) -> int:
     """Return an argument as an int; raise `ValueError` unless it is a whole number.
 
     Args:
@@ -12,14 +15,41 @@ def check_whole(what: str, value: Any, smallest: int = 1, unit: str = "") -> int
         value: number that was passed; NumPy's too, and floats that are whole.
         smallest: least number that is allowed.
         unit: words for the message, of what is counted.
+        means: words for the message, at its end, of what else there is.
     """
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or value != value // 1 or value < smallest:
+    if not _is_real(value) or value != value // 1 or value < smallest:
         raise ValueError(
-            f"`{what}` must be a whole number{unit}, {smallest} or more. "
+            f"`{what}` must be a whole number{unit}, {smallest} or more{means}. "
             f"Received: {what}={value!r}"
         )
     return int(value)
+
+
+def check_number(what: str, value: Any, interval: str, means: str = "") -> float:
+    """Return an argument as a float; raise `ValueError` unless it is in an interval.
+
+    Args:
+        what: name of the argument.
+        value: number that was passed; NumPy's too.
+        interval: interval as it is written in mathematics, such as "(0, 1]"; one that
+            ends with "inf)" is of finite numbers.
+        means: words for the message, at its end, of what the number is.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    within = _is_real(value) and (
+        low < value < high
+        or (interval[0] == "[" and value == low)
+        or (interval[-1] == "]" and value == high)
+    )
+    if not within:
+        wanted = f"number in {interval}"
+        if math.isinf(high):
+            first = f", {low:g} or more" if interval[0] == "[" else f" above {low:g}"
+            wanted = f"finite number{first}"
+        raise ValueError(
+            f"`{what}` must be a {wanted}{means}. Received: {what}={value!r}"
+        )
+    return float(value)
 
 
 def check_choice(what: str, value: Any) -> bool | None:
@@ -41,25 +71,18 @@ def check_choice(what: str, value: Any) -> bool | None:
 
 def check_decay(decay: Any) -> float:
     """Return a share of the residual to be kept; raise `ValueError` if it is none."""
-    number = isinstance(decay, numbers.Real) and not isinstance(decay, bool)
-    if not number or not 0 < decay <= 1:
-        raise ValueError(
-            "`decay` must be in (0, 1]: the share of what was not sent that is added "
-            f"to what is to be sent next, 1 for all. Received: decay={decay!r}"
-        )
-    return float(decay)
+    means = (
+        ": the share of what was not sent that is added to what is to be sent next, 1 "
+        "for all"
+    )
+    return check_number("decay", decay, "(0, 1]", means)
 
 
 def check_sparsity(value: Any, what: str = "sparsity") -> float:
     """Return `value` as a float, or raise `ValueError` unless it is in [0, 1)."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 <= value < 1
-    ):
-        raise ValueError(
-            f"`{what}` must be a number in [0, 1): the share of gradient entries that "
-            "is not sent, for example 0.999. "
-            f"Received: {what}={value!r}"
-        )
-    return float(value)
+    means = ": the share of gradient entries that is not sent, for example 0.999"
+    return check_number(what, value, "[0, 1)", means)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -17,7 +17,7 @@ from common.gpu_contenders import (
 # in, if it is.
 METHODS = {
     "two_bit": ((0.5,), 20, None),
-    "qsgd, fixed": ((7, 512, 0, 0), 20, None),
+    "qsgd, fixed": ((7, 0, 512, 0, 0), 20, None),
     "natural": ((), 21, None),
     "float16": ((2047,), 22, "float16"),
     "ef_sign_sgd": ((), 28, None),

@@ -73,7 +73,7 @@ Way WayOf(const M& method, int64_t size) {
   if (M::kColumns) return Way::kColumns;
   if (!kMeasures<M> || (size <= kTile && method.unit >= size)) return Way::kAtOnce;
   if (method.unit >= size) return Way::kByTiles;
-  return PartOf(method, size) <= kTile ? Way::kAtOnce : Way::kByUnits;
+  return WholeUnits(method) <= kTile ? Way::kAtOnce : Way::kByUnits;
 }
 
 // Where a tensor's words or numbers are: behind `base`, which is null where nobody knows yet.

@@ -18,12 +18,11 @@ inline Planes LevelCodes(const Setup& setup, Planes planes) {
 }
 
 inline Elias LevelCodes(const Setup& setup, Elias elias) {
-  elias.words = (static_cast<int64_t>(setup.parameters[2]) << 20) +
-                static_cast<int64_t>(setup.parameters[3]);
+  elias.words = setup.Count(3);
   return elias;
 }
 
-// Parameters are levels, bucket and, in two halves, words by Elias. Codes are levels, signed
+// Parameters are levels and, in two halves each, bucket and words by Elias. Codes are levels, signed
 // if coded by Elias, else the lowest is 0.
 template <class C>
 struct Levels : Quantizer {
@@ -33,7 +32,7 @@ struct Levels : Quantizer {
         share(1.0 / levels),
         zero(std::is_same<C, Planes>::value ? levels : 0),
         codes(LevelCodes(setup, C())) {
-    unit = static_cast<int64_t>(setup.parameters[1]);
+    unit = setup.Count(1);
     stream = setup.draw.Local();
   }
 
@@ -43,6 +42,7 @@ struct Levels : Quantizer {
   using Partial = Summed<SquareOf>;
   using Codes = C;
   static constexpr bool kDraws = true;
+  static constexpr bool kBuckets = true;
   float levels, share, zero;
   Codes codes;
 

@@ -68,6 +68,26 @@ struct Largest {
   TF_DGC_INLINE float value() const { return BitCast<float>(bits); }
 };
 
+// A `Partial` of a run that comes in pieces, whole lanes each but for the last one: what `Add` of
+// all of it at once makes.
+template <class Partial>
+struct ByLanes {
+  Partial lanes[kLanes];
+
+  TF_DGC_INLINE_ON_CPU void Add(const float* values, int64_t n) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int j = 0; j < kLanes; ++j) lanes[j].AddOne(values[i + j]);
+    }
+    for (; i < n; ++i) lanes[0].AddOne(values[i]);
+  }
+  Partial merged() const {
+    Partial all{};
+    for (const Partial& lane : lanes) all.Merge(lane);
+    return all;
+  }
+};
+
 }  // namespace tf_dgc
 
 #endif  // TF_DGC_ENGINE_MEASURES_H_

@@ -35,16 +35,32 @@ struct Scratch {
   std::vector<int32_t> codes;
   std::vector<uint32_t> random;
 
-  // Of this thread, for n entries and what loops write beyond them.
-  static Scratch& Of(int64_t n) {
-    thread_local Scratch scratch;
-    const size_t size = n + 64;
-    if (scratch.values.size() < size) {
-      for (auto* v : {&scratch.values, &scratch.coded, &scratch.sent}) v->resize(size);
-      scratch.codes.resize(size);
-      scratch.random.resize(size);
-    }
-    return scratch;
+  void Fit(size_t size) {
+    if (values.size() >= size) return;
+    for (auto* v : {&values, &coded, &sent}) v->resize(size);
+    codes.resize(size);
+    random.resize(size);
+  }
+};
+
+// That of this thread, for n entries and what loops write beyond them. What a long block that
+// is rotated took is given back.
+class ScratchOfThread {
+ public:
+  explicit ScratchOfThread(int64_t n) : scratch(Own()) { scratch.Fit(n + kBeyond); }
+  ~ScratchOfThread() {
+    if (scratch.values.size() > kLongestPart + kBeyond) scratch = {};
+  }
+  ScratchOfThread(const ScratchOfThread&) = delete;
+
+  Scratch& scratch;
+
+ private:
+  static constexpr int64_t kBeyond = 64;
+
+  static Scratch& Own() {
+    thread_local Scratch own;
+    return own;
   }
 };
 

@@ -33,6 +33,7 @@ struct Quantizer {
   static constexpr bool kDraws = false;     // whether `Code` needs a random word
   static constexpr bool kNumbersLast = false;  // whether `Code` does without numbers
   static constexpr bool kRotates = false;   // whether units are, with random `signs` before
+  static constexpr bool kBuckets = false;   // whether units are buckets; `AddOne` adds by lanes
   static constexpr int kStates = 0;         // 1 if `Before` and `After` are to be called
   static constexpr int kShared = 0;         // 1 if `TotalFrom` and `SharedAfter` are
   // Whether units are `columns` instead, with two numbers each: `AddAt` adds the values of

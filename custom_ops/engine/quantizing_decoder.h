@@ -46,8 +46,9 @@ class QuantizingDecoder : public Decoder {
       std::fill(sums, sums + (end - begin), 0.0f);
       return;
     }
+    const ScratchOfThread own(part_);
     TF_DGC_OF_LEVEL(level_, SumPart<M>)
-    (method_, workers, opened_, begin, end - begin, size_, &Scratch::Of(part_), sums);
+    (method_, workers, opened_, begin, end - begin, size_, &own.scratch, sums);
   }
 
   void Share(int64_t begin, int64_t end, const std::vector<float*>& shared, bool keeps,

@@ -18,7 +18,8 @@ class QuantizingEncoder : public Encoder {
         level_(level),
         part_(PartOf(method_, source.size)),
         job_(JobOf(method_, part_)),
-        measures_(M::kColumns || M::kMeasures ||
+        splits_(SplitsBuckets(method_, source.size)),
+        measures_(M::kColumns || M::kMeasures || splits_ ||
                   (kNumberWords<M> > 0 && !M::kNumbersLast && !M::kKnowsNumbers &&
                    source.size > part_ && method_.unit >= source.size && !M::kRotates)),
         numbers_(static_cast<char*>(words)),
@@ -37,21 +38,27 @@ class QuantizingEncoder : public Encoder {
   bool measures() const override { return measures_; }
 
   void Measure(int64_t job) override {
+    const ScratchOfThread own(part_);
+    Scratch& scratch = own.scratch;
+    if constexpr (M::kBuckets) {
+      if (splits_) return MeasureBuckets(job, &scratch);
+    }
     ForEachPartOf(job, [&](int64_t begin, int64_t n) {
-      Scratch& scratch = Scratch::Of(part_);
-      float* values = ValuesOf(begin, &scratch);
-      left_out_[job] |= Load(source_, begin, begin + n, level_, values);
-      TF_DGC_OF_LEVEL(level_, MeasurePart<M>)
-      (method_, PartFrom(values, job, begin, n), &scratch);
+      const float* values = LoadForMeasure(job, begin, n, &scratch);
+      TF_DGC_OF_LEVEL(level_, MeasurePart<M, typename M::Partial>)
+      (method_, PartFrom(values, job, begin, n), &scratch, &partials_[job]);
     });
   }
 
-  void Agree() override { SetNumbers(); }
+  void Agree() override {
+    if (!splits_) SetNumbers();
+  }
 
   void Encode(int64_t job) override {
     const auto sink = output_.Of(job);
+    const ScratchOfThread own(part_);
+    Scratch& scratch = own.scratch;
     ForEachPartOf(job, [&](int64_t begin, int64_t n) {
-      Scratch& scratch = Scratch::Of(part_);
       const bool loaded = measures_ && source_.residual != nullptr;
       float* values = loaded || kJoins ? ValuesOf(begin, &scratch) : scratch.values.data();
       if (!loaded) left_out_[job] |= Load(source_, begin, begin + n, level_, values);
@@ -82,8 +89,9 @@ class QuantizingEncoder : public Encoder {
     if constexpr (kJoins) {
       if (source_.residual == nullptr && !M::kStates) return;
       auto next = output_.Entries(job);
+      const ScratchOfThread own(part_);
+      Scratch& scratch = own.scratch;
       ForEachPartOf(job, [&](int64_t begin, int64_t n) {
-        Scratch& scratch = Scratch::Of(part_);
         int32_t* codes = scratch.codes.data();
         std::fill(codes, codes + n, 0);
         for (; !next.ends() && (*next).position < begin + n; ++next) {
@@ -114,6 +122,30 @@ class QuantizingEncoder : public Encoder {
   // Where values wait for another look: in the residual, if there is one.
   float* ValuesOf(int64_t begin, Scratch* scratch) const {
     return source_.residual == nullptr ? scratch->values.data() : source_.residual + begin;
+  }
+
+  const float* LoadForMeasure(int64_t job, int64_t begin, int64_t n, Scratch* scratch) {
+    float* values = ValuesOf(begin, scratch);
+    left_out_[job] |= Load(source_, begin, begin + n, level_, values);
+    return values;
+  }
+
+  // Finds the numbers of the buckets that begin in a job.
+  void MeasureBuckets(int64_t job, Scratch* scratch) {
+    const int64_t behind = std::min(source_.size, (job + 1) * job_), unit = method_.unit;
+    int64_t bucket = (job * job_ + unit - 1) / unit;
+    for (int64_t first = bucket * unit; first < behind; first += unit, ++bucket) {
+      const int64_t length = std::min(unit, source_.size - first);
+      ByLanes<typename M::Partial> sums{};
+      for (int64_t at = 0; at < length; at += part_) {
+        const int64_t begin = first + at, n = std::min(part_, length - at);
+        const float* values = LoadForMeasure(job, begin, n, scratch);
+        TF_DGC_OF_LEVEL(level_, MeasurePart<M, ByLanes<typename M::Partial>>)
+        (method_, PartFrom(values, job, begin, n), scratch, &sums);
+      }
+      const auto numbers = method_.Of(sums.merged(), length);
+      std::memcpy(numbers_ + 4 * kNumberWords<M> * bucket, &numbers, sizeof(numbers));
+    }
   }
 
   template <class Work>
@@ -148,6 +180,7 @@ class QuantizingEncoder : public Encoder {
   const Level level_;
   const int64_t part_;
   const int64_t job_;
+  const bool splits_;  // whether parts do not hold buckets whole
   const bool measures_;
   char* const numbers_;
   Output<typename M::Codes> output_;

@@ -7,10 +7,10 @@
 namespace tf_dgc {
 
 struct RotatedBlocks : Quantizer {
-  // `block` is where in the parameters the length of a block is, a power of two.
+  // `block` is where in the parameters the length of a block is, in two halves: a power of two.
   RotatedBlocks(const Setup& setup, int block)
       : Quantizer(setup), size(setup.size), draw(setup.draw), signs(draw.Shared(1)) {
-    unit = static_cast<int64_t>(setup.parameters[block]);
+    unit = setup.Count(block);
   }
 
   static constexpr bool kRotates = true;

@@ -8,7 +8,7 @@ namespace {
 
 template <class C>
 struct DIANA : Levels<C> {
-  explicit DIANA(const Setup& setup) : Levels<C>(setup), alpha(setup.parameters[4]) {}
+  explicit DIANA(const Setup& setup) : Levels<C>(setup), alpha(setup.parameters[5]) {}
 
   static constexpr int kStates = 1;  // this worker's shift
   static constexpr int kShared = 1;  // the sum of all shifts

@@ -10,15 +10,14 @@
 namespace tf_dgc {
 
 struct Uniform8Bit : Quantizer {
-  explicit Uniform8Bit(const Setup& setup) : Quantizer(setup) {
-    if (setup.parameters[0] > 0) unit = static_cast<int64_t>(setup.parameters[0]);
-  }
+  explicit Uniform8Bit(const Setup& setup) : Quantizer(setup) { unit = setup.Count(0); }
 
   struct Numbers {
     float largest;
   };
   using Partial = Largest;
   using Codes = Bytes;
+  static constexpr bool kBuckets = true;
   Codes codes;
 
   TF_DGC_INLINE_ON_CPU void Add(const float* values, int64_t n, Partial* partial) const {

@@ -1,16 +1,20 @@
 // What is certain, as powers of two (tf_dgc/compressors/variancebased.py).
+#include <algorithm>
+#include <limits>
+
 #include "measures.h"
 #include "powers.h"
 
 namespace tf_dgc {
 namespace {
 
-// Without squares of large or small numbers.
+// Without squares of large or small numbers; at most the largest number.
 TF_DGC_INLINE float Hypotenuse(float a, float b) {
   const float x = std::abs(a), y = std::abs(b);
   const float longer = x > y ? x : y;
   const float ratio = (x > y ? y : x) / (longer == 0 ? 1 : longer);
-  return longer * std::sqrt(1 + ratio * ratio);
+  const float both = longer * std::sqrt(1 + ratio * ratio);
+  return std::min(both, std::numeric_limits<float>::max());
 }
 
 struct VarianceBased : Powers {

@@ -37,6 +37,16 @@ def test_both_ways_match_the_oracle(values, share, shift):
         np.testing.assert_array_equal(positions, expected)
 
 
+@pytest.mark.parametrize(
+    ("k", "size"), [(20_000_000, 80_000_000), (250_000_000, 1_000_000_000)]
+)
+def test_most_of_a_large_tensor_is_not_few(k, size):
+    """By a number of entries that is known at run time, in int32."""
+    for one_of in (16, 128):
+        assert not largest._are_few(tf.constant(k), size, one_of)
+        assert largest._are_few(tf.constant(size // one_of), size, one_of)
+
+
 LARGE = 1 << 17
 LARGE_INPUTS = {
     "normal": lambda rng: rng.normal(size=LARGE),

@@ -74,6 +74,12 @@ CASES = {
         {"error_feedback": True},
     ),
     "qsgd, one bucket": Case(lambda: compressors.QSGD(127, 10_000, "fixed")),
+    # Longer than a part of the work, and none of whole words.
+    "uniform_8bit, long buckets": Case(lambda: compressors.Uniform8Bit(3001), 2),
+    "qsgd, long buckets": Case(
+        lambda: compressors.QSGD(127, 3001, "elias"), settings={"error_feedback": True}
+    ),
+    "diana, long buckets": Case(lambda: compressors.DIANA(3, 2501, coding="fixed"), 2),
     "none": Case(compressors.NoCompression, 2),
     "none, adam": Case(compressors.NoCompression, 1, keras.optimizers.Adam),
     "float16": Case(compressors.Float16, 2),
@@ -170,6 +176,7 @@ ALWAYS = [
     "ef_sign_sgd, adam",
     "uniform_8bit, by chance",
     "qsgd, elias, kept",
+    "qsgd, long buckets",
     "stc, momentum",
     "random_k, unbiased",
     "laq, often lazy",

@@ -110,9 +110,9 @@ def test_config(graph):
         ({"graph": np.eye(3)}, r"must be connected.*worker 0 reaches \[0\] of 3"),
         ({"graph": [[0, 1], [1, 0]]}, "hand their weights around"),
         ({"graph": np.roll(np.eye(3), 1, axis=0)}, "hand their weights around"),
-        ({"step_size": 0}, r"`step_size` must be in \(0, 1\]"),
+        ({"step_size": 0}, r"`step_size` must be a number in \(0, 1\]"),
         *(
-            ({"step_size": size}, r"`step_size` must be in \(0, 1\]")
+            ({"step_size": size}, r"`step_size` must be a number in \(0, 1\]")
             for size in (1.5, np.nan, "0.5", [1], True)
         ),
     ],

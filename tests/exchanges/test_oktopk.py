@@ -387,6 +387,12 @@ def test_too_many_places():
         Regions(form, 4, 0.25)
 
 
+@pytest.mark.parametrize("slack", [1e16, 1e18, 1e308])
+def test_any_room_is_all_there_is(slack):
+    form = Form([Tensor("a", (100, 100), tf.float32, False)], [1000])
+    np.testing.assert_array_equal(Regions(form, 3, slack).rooms, 3 * [[1000]])
+
+
 @pytest.mark.parametrize("slack", [-0.1, math.inf, math.nan])
 def test_no_share_of_room(slack):
     with pytest.raises(ValueError, match=r"0 or more\. Received"):

@@ -100,7 +100,7 @@ def test_small_methods_of_the_engine(
     methods = [
         ("ef_sign_sgd", ()),  # numbers of the whole tensor: a second pass
         ("two_bit", (0.5,)),
-        ("qsgd, fixed", (3, 5000, 0, 0)),
+        ("qsgd, fixed", (3, 0, 5000, 0, 0)),
         ("one_bit", (1,)),
     ]
     cases = [

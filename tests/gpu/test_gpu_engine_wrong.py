@@ -18,7 +18,7 @@ NONE = cuda_engine.vectors([])
         ({"method": "float16"}, "does not travel in this way"),
         ({"method": "one_bit", "size": 0}, "parameters are impossible"),
         (
-            {"method": "qsgd, fixed", "parameters": [3, 0, 0, 0]},
+            {"method": "qsgd, fixed", "parameters": [3, 0, 0, 0, 0]},
             "parameters are impossible",
         ),
     ],

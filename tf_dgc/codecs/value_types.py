@@ -33,7 +33,7 @@ def check_exempt_choice(exempt_dtype: str | None) -> None:
 
 
 def _check(name: str, chosen: str | None, choices: tuple[str, ...]) -> None:
-    if chosen is not None and str(chosen) not in choices:
+    if chosen is not None and not (isinstance(chosen, str) and chosen in choices):
         raise ValueError(
             f"`{name}` must be None or one of {', '.join(choices)}. "
             f"Received: {name}={chosen!r}"
@@ -158,6 +158,16 @@ def largest_share(dtype: tf.DType, num_workers: int) -> float:
     """
     exponent = math.frexp(float(dtype.max))[1] - 1
     return math.ldexp(1.0, exponent - (num_workers - 1).bit_length())
+
+
+def largest_term(dtype: tf.DType, num_workers: int) -> float:
+    """Return what each worker may send of an entry that is summed as `dtype`.
+
+    It is the largest number over a power of two, which as many workers may send and
+    have a finite sum, in whatever order it is formed and rounded. That is one of 32
+    workers at least, so that fewer of them all send the same.
+    """
+    return math.ldexp(float(dtype.max), -max(5, (num_workers - 1).bit_length()))
 
 
 def at_most(values: tf.Tensor, largest: float) -> tf.Tensor:

@@ -21,7 +21,7 @@ def run_together(
     """
     outcomes: list[Outcome] = []
     replies: Sequence[Any] = [None] * len(steps)
-    while not outcomes:
+    while len(outcomes) < len(steps):
         asked = []
         for step, reply in zip(steps, replies, strict=True):
             try:

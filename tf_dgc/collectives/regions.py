@@ -120,8 +120,8 @@ def _split(counts: tf.Tensor, num_workers: int, slack: float) -> _Split:
     low = tf.maximum(ranks[:-1, tf.newaxis], ends - counts)
     high = tf.minimum(ranks[1:, tf.newaxis], ends)
     shares = tf.cast(tf.maximum(high - low, 0), tf.float64)
-    wider = tf.cast(tf.math.ceil(shares * (1 + slack)), tf.int64)
-    rooms = tf.cast(tf.minimum(wider, counts), tf.int32)
+    wider = tf.math.ceil(shares * (1 + slack))  # perhaps more than any int holds
+    rooms = tf.cast(tf.minimum(wider, tf.cast(counts, tf.float64)), tf.int32)
     capacity = tf.reduce_max(tf.reduce_sum(rooms, axis=1))
     return _Split(ranks[:-1], rooms, capacity)
 

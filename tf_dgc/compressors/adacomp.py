@@ -6,9 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.common import quantize
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -49,26 +51,15 @@ class AdaComp(Compressor):
         scale: float = 2.0,
         per_bin: float = 5.0,
     ):
-        if bin_size is not None and (
-            isinstance(bin_size, bool) or int(bin_size) != bin_size or bin_size < 1
-        ):
-            raise ValueError(
-                "`bin_size` must be None or a whole number of entries, 1 or more. "
-                f"Received: bin_size={bin_size!r}"
-            )
-        if not 1 <= scale < math.inf:
-            raise ValueError(
-                "`scale` must be a finite number, 1 or more: with less, entries that "
-                f"grow would be held back. Received: scale={scale!r}"
-            )
-        if not 0 < per_bin < math.inf:
-            raise ValueError(
-                "`per_bin` is the capacity of the payload and must be a finite number "
-                f"above 0. Received: per_bin={per_bin!r}"
-            )
-        self.bin_size = None if bin_size is None else int(bin_size)
-        self.scale = float(scale)
-        self.per_bin = float(per_bin)
+        if bin_size is not None:
+            rest = ", or None for the paper's"
+            bin_size = check_whole("bin_size", bin_size, 1, " of entries", rest)
+        self.bin_size = bin_size
+        reason = ": with less, entries that grow would be held back"
+        self.scale = check_number("scale", scale, "[1, inf)", reason)
+        self.per_bin = check_number(
+            "per_bin", per_bin, "(0, inf)", ", the capacity of the payload"
+        )
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of as many positions and signs as fit, and of a magnitude."""
@@ -83,8 +74,9 @@ class AdaComp(Compressor):
         gradient = tf.reshape(values - state["residual"], [-1])
         values = tf.reshape(values, [-1])
         soft = tf.abs(values + (self.scale - 1) * gradient)
-        largest = _maxima(tf.abs(values), self._bin(shape))
-        limit = tf.repeat(largest, self._bin(shape))[: values.shape[0]]
+        width = self._width(shape)
+        largest = tf.reduce_max(quantize.rows(tf.abs(values), width), axis=1)
+        limit = tf.repeat(largest, width)[: values.shape[0]]
         wanted = (soft >= limit) & (values != 0)
         factor = tf.where(wanted, soft, 0) / tf.where(wanted, limit, 1)
         positions = places.choose(factor, wanted, self._capacity(shape), draw)
@@ -93,10 +85,9 @@ class AdaComp(Compressor):
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method."""
-        bin_size = min(self._bin(shape), math.prod(shape))
         parameters = [
             *Native.in_halves(self._capacity(shape)),
-            *Native.in_halves(bin_size),
+            *Native.in_halves(self._width(shape)),
         ]
         return Native(self.name, [*parameters, self.scale - 1])
 
@@ -108,17 +99,12 @@ class AdaComp(Compressor):
             "per_bin": self.per_bin,
         }
 
-    def _bin(self, shape: tuple[int, ...]) -> int:
-        return self.bin_size or (50 if len(shape) > 2 else 500)
+    def _width(self, shape: tuple[int, ...]) -> int:
+        """Return the entries of a bin, which are at most those of the tensor."""
+        width = self.bin_size or (50 if len(shape) > 2 else 500)
+        return max(1, min(width, math.prod(shape)))
 
     def _capacity(self, shape: tuple[int, ...]) -> int:
         size = math.prod(shape)
-        bins = math.ceil(size / self._bin(shape))
+        bins = math.ceil(size / self._width(shape))
         return min(size, max(1, math.ceil(self.per_bin * bins)))
-
-
-def _maxima(magnitudes: tf.Tensor, width: int) -> tf.Tensor:
-    """Return the largest of every bin of `width` entries."""
-    missing = -magnitudes.shape[0] % width
-    rows = tf.reshape(tf.pad(magnitudes, [[0, missing]]), [-1, width])
-    return tf.reduce_max(rows, axis=1)

@@ -78,6 +78,8 @@ class Native(NamedTuple):
         by_all: whether all workers must have it, as its sums have other bits than those
             of `exchange`.
         bounded: whether it takes, as one more parameter, what may be sent of an entry.
+        takes_term: whether it takes, as one more parameter, what each worker may send
+            of an entry that is summed as `summed_as` (`value_types.largest_term`).
     """
 
     name: str
@@ -92,6 +94,7 @@ class Native(NamedTuple):
     num_notes: int = 0
     by_all: bool = False
     bounded: bool = False
+    takes_term: bool = False
 
     @staticmethod
     def in_halves(number: int) -> list[float]:

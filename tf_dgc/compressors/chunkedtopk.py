@@ -1,5 +1,6 @@
 """Top-k of chunks, with values in 2 bits, as SparseLoCo sends how far workers moved."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -84,12 +85,12 @@ class ChunkedTopK(Compressor):
         bound = min(draw.largest, _LARGEST)
         flat = value_types.at_most(tf.reshape(values, [-1]), bound)
         size, dtype = flat.shape[0], flat.dtype
-        counts = self._counts(size)
+        (chunk, _), counts = self._cut(size), self._counts(size)
         k, offset = sum(counts), tie_offset(size, draw)
         turned = gaps.turn(self._choose(flat, draw), size, offset)
         where, _ = gaps.encode(turned, size)
         at = gaps.turn_back(turned, size, offset)
-        what = _encode(tf.gather(flat, at), at // self.chunk, counts)
+        what = _encode(tf.gather(flat, at), at // chunk, counts)
         words = tf.concat([where, *what], axis=0)
         gathered = yield Gather(words)
         split = gaps.num_words(size, k)
@@ -97,7 +98,7 @@ class ChunkedTopK(Compressor):
         def decode(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             turned, _ = gaps.decode(words[:split], size, k)
             there, at = turned < size, gaps.turn_back(turned, size, offset)
-            found = _decode(words[split:], at // self.chunk, len(counts), dtype)
+            found = _decode(words[split:], at // chunk, len(counts), dtype)
             found = value_types.at_most(found, draw.largest)
             kept = tf.where(there, found, tf.zeros_like(found))
             return tf.scatter_nd(at[:, tf.newaxis], kept, [size]), there
@@ -112,8 +113,7 @@ class ChunkedTopK(Compressor):
         """Return the native method."""
         size = math.prod(shape)
         parameters = [
-            *Native.in_halves(self.chunk),
-            *Native.in_halves(self.per_chunk),
+            *itertools.chain(*map(Native.in_halves, self._cut(size))),
             self.decay,
             *gaps.native_parameters(size, sum(self._counts(size))),
         ]
@@ -121,19 +121,29 @@ class ChunkedTopK(Compressor):
 
     def _counts(self, size: int) -> list[int]:
         """Return how many entries of each chunk are sent."""
-        whole, rest = divmod(size, self.chunk)
-        last = [-(-self.per_chunk * rest // self.chunk)] if rest else []
-        return [self.per_chunk] * whole + last
+        chunk, each = self._cut(size)
+        whole, rest = divmod(size, chunk)
+        return [each] * whole + ([self._share(rest)] if rest else [])
+
+    def _cut(self, size: int) -> tuple[int, int]:
+        """Return the entries of a chunk, at most all, and how many of them are sent."""
+        chunk = max(1, min(self.chunk, size))
+        return chunk, self._share(chunk)
+
+    def _share(self, length: int) -> int:
+        """Return how many entries of a chunk of this length are sent."""
+        return -(-self.per_chunk * length // self.chunk)
 
     def _choose(self, flat: tf.Tensor, draw: Draw) -> tf.Tensor:
         """Return the positions to be sent, int32 `[k]`, in any order."""
-        size, counts = flat.shape[0], self._counts(flat.shape[0])
-        whole = size // self.chunk * self.chunk
+        size = flat.shape[0]
+        chunk, _ = self._cut(size)
+        whole = size // chunk * chunk
         found = []
-        for start, end, width in ((0, whole, self.chunk), (whole, size, size - whole)):
+        for start, end, width in ((0, whole, chunk), (whole, size, size - whole)):
             if start < end:
                 rows = tf.abs(tf.reshape(flat[start:end], [-1, width]))
-                k = counts[start // self.chunk]
+                k = self._share(width)
                 # `top_k` takes the first of equal ones: no place is to be favoured.
                 turn = tf.cast(draw.tie() * width, tf.int32)
                 best = tf.math.top_k(tf.roll(rows, -turn, 1), k, sorted=False).indices

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
+from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
@@ -66,19 +67,20 @@ class CountSketch(Compressor):
         second_round: bool = True,
         momentum: float = 0.0,
     ):
-        if isinstance(rows, bool) or int(rows) != rows or rows < 1 or rows % 2 == 0:
+        self.rows = check_whole("rows", rows)
+        self.momentum = check_number("momentum", momentum, "[0, 1)")
+        if self.rows % 2 == 0:
             raise ValueError(
                 "`rows` must be an odd whole number, 1 or more. "
                 f"Received: rows={rows!r}"
             )
-        if not 0 <= momentum < 1 or (momentum and second_round):
+        if self.momentum and second_round:
             raise ValueError(
-                "`momentum` must be in [0, 1), and 0 with `second_round=True`, where "
-                "it belongs to the inner optimizer. "
+                "`momentum` must be 0 with `second_round=True`, where it belongs to "
+                "the inner optimizer. "
                 f"Received: momentum={momentum!r}, second_round={second_round!r}"
             )
         self.sparsity = schedules.check_sparsity(sparsity)
-        self.rows = int(rows)
         self.columns = places.check_share("columns", columns)
         self.second_round = bool(second_round)
         self.momentum = float(momentum)

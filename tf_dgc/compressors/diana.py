@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Exchange, Result
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
@@ -44,10 +45,9 @@ class DIANA(Compressor):
         alpha: float | None = None,
         coding: str | None = None,
     ):
-        if alpha is not None and not 0 < alpha <= 1:
-            raise ValueError(
-                f"`alpha` must be None or a number in (0, 1]. Received: alpha={alpha!r}"
-            )
+        if alpha is not None:
+            rest = ", or None for what the theory allows"
+            alpha = check_number("alpha", alpha, "(0, 1]", rest)
         self.quantizer = QSGD(levels, bucket, coding)
         self.alpha = alpha
 

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Exchange, Result
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
@@ -48,11 +49,8 @@ class ECQ(Compressor):
         coding: str | None = None,
     ):
         self.quantizer = QSGD(levels, bucket, coding)
-        for what, value in (("alpha", alpha), ("beta", beta)):
-            if not 0 <= value <= 1:
-                raise ValueError(
-                    f"`{what}` must be a number in [0, 1]. Received: {what}={value!r}"
-                )
+        self.alpha = check_number("alpha", alpha, "[0, 1]")
+        self.beta = check_number("beta", beta, "[0, 1]")
         omega = self.quantizer.error_bound(self.quantizer.bucket)
         if (beta - alpha) ** 2 + omega * alpha**2 > 1:
             raise ValueError(
@@ -62,8 +60,6 @@ class ECQ(Compressor):
                 "`alpha`, or take more levels or smaller buckets. "
                 f"Received: alpha={alpha}, beta={beta}"
             )
-        self.alpha = float(alpha)
-        self.beta = float(beta)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return this worker's accumulated error h."""
@@ -81,7 +77,9 @@ class ECQ(Compressor):
         compensated = values + self.alpha * error
         sent = yield from self.quantizer.exchange(compensated, {}, draw)
         mine = tf.reshape(sent.sent, values.shape)
-        return Result(sent.sum, mine, {"error": self.beta * error + (values - mine)})
+        after = self.beta * error + (values - mine)
+        bounded = tf.clip_by_value(after, after.dtype.min, after.dtype.max)
+        return Result(sent.sum, mine, {"error": bounded})
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method of the quantizer's coding."""

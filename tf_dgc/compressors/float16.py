@@ -10,8 +10,6 @@ from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native
 
-_HEADROOM = 32  # workers that can send the largest number without overflow of the sum
-
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Float16(Compressor):
@@ -19,8 +17,9 @@ class Float16(Compressor):
 
     Micikevicius et al., section 3.2, recommend float16 for values, and a loss scale so
     that small gradients do not vanish: below 6e-8 there is nothing. Magnitudes above
-    2047 become 2047, so that the sum of 32 workers stays finite. With error feedback
-    both losses of the sender stay in its residual; rounding while summing does not.
+    2047 become 2047, so that the sum of 32 workers stays finite; of more workers half
+    of that for every doubling, 1023.5 of 33 to 64. With error feedback both losses of
+    the sender stay in its residual; rounding while summing does not.
     """
 
     name = "float16"
@@ -40,8 +39,9 @@ class Float16(Compressor):
         self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
     ) -> Exchange:
         """Round, sum, and widen."""
-        del state, draw
-        limited = tf.clip_by_value(values, -self._limit, self._limit)
+        del state
+        limit = value_types.largest_term(self.wire_dtype, draw.num_workers)
+        limited = value_types.at_most(values, limit)
         narrow = value_types.narrow(limited, self.wire_dtype)
         total = yield Sum(narrow)
         return Result(tf.cast(total, values.dtype), tf.cast(narrow, values.dtype))
@@ -49,11 +49,8 @@ class Float16(Compressor):
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method."""
         del shape
-        return Native(self.wire_dtype.name, [self._limit], (), self.wire_dtype)
-
-    @property
-    def _limit(self) -> float:
-        return float(self.wire_dtype.max) / _HEADROOM
+        summed_as = self.wire_dtype
+        return Native(summed_as.name, summed_as=summed_as, takes_term=True)
 
     def error_bound(self, size: int) -> float:
         """Return the square of the unit roundoff, for entries in the normal range."""

@@ -11,8 +11,9 @@ class GlobalTopK(TopK):
 
     `TopK` takes the same share of every tensor; here one tensor may send many entries
     and another none, until its residual has grown. n, of which k is `TopK`'s share, is
-    the number of entries of all that are not exempt. Compared in theory and practice
-    by Dutta et al. ("entire-model" against "layer-wise" compression).
+    the number of entries of all that are not exempt, 2**31 - 1 at most. Compared in
+    theory and practice by Dutta et al. ("entire-model" against "layer-wise"
+    compression).
 
     Args:
         sparsity: share of entries not sent, in [0, 1); or a schedule of the iteration.

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
 from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.common import quantize
@@ -72,11 +72,9 @@ class LAQ(TwoRounds):
         self.bits = check_whole("bits", bits)
         self.memory = check_whole("memory", memory)
         self.patience = check_whole("patience", patience, 0)
-        if bits > 16:
+        if self.bits > 16:
             raise ValueError(f"`bits` must be at most 16. Received: bits={bits!r}")
-        if not 0 <= xi < float("inf"):
-            raise ValueError(f"`xi` must be a number, 0 or more. Received: xi={xi!r}")
-        self.xi = float(xi)
+        self.xi = check_number("xi", xi, "[0, inf)")
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return what is uploaded, its sum and past lengths, and what the rule needs.

@@ -1,6 +1,5 @@
 """LGC: values that an autoencoder has compressed, learned from earlier gradients."""
 
-import math
 from collections.abc import Generator
 from typing import Any
 
@@ -8,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import (
@@ -110,12 +109,7 @@ class LGC(Compressor):
         self.learning_steps = check_whole("learning_steps", learning_steps)
         self.channels = check_whole("channels", channels)
         self.min_values = check_whole("min_values", min_values)
-        if not 0 < learning_rate < math.inf:
-            raise ValueError(
-                "`learning_rate` must be a number above 0. "
-                f"Received: learning_rate={learning_rate!r}"
-            )
-        self.learning_rate = float(learning_rate)
+        self.learning_rate = check_number("learning_rate", learning_rate, "(0, inf)")
         self.keep_loss = bool(keep_loss)
 
     def common_state(self) -> dict[str, StateSpec]:

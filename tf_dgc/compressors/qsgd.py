@@ -41,7 +41,8 @@ class QSGD(OneRound):
 
     Args:
         levels: number s of magnitudes above 0; 1 is ternary.
-        bucket: entries that share a norm (section 4: 512 for 4 bits).
+        bucket: entries that share a norm (section 4: 512 for 4 bits); of a tensor that
+            is not longer, all of them.
         coding: code of the levels: "elias", "fixed", or None for the shorter one of a
             tensor's size; that is "elias" with the defaults and 100 entries or more.
             Within XLA, where nothing travels, it is always "fixed": what is sent is the
@@ -97,10 +98,11 @@ class QSGD(OneRound):
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method of the coding, with the words of levels by Elias."""
-        words = self._elias_words(math.prod(shape)) or 0
+        size = math.prod(shape)
+        words = self._elias_words(size) or 0
         coding = "elias" if words else "fixed"
-        # In two parts, as float32 is exact below 2**24 only.
-        parameters = [self.levels, self.bucket, *divmod(words, 2**20)]
+        bucket = Native.in_halves(min(size, self.bucket))
+        parameters = [self.levels, *bucket, *Native.in_halves(words)]
         return Native(f"{self.name}, {coding}", parameters)
 
     def error_bound(self, size: int) -> float:

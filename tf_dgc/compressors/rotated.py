@@ -87,8 +87,10 @@ class RotatedQuantization(Compressor):
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method."""
-        del shape
-        return Native(self.name, [self.levels, self.block])
+        # Longer blocks than fit into the tensor leave it cut into the same ones.
+        longest = 1 << max(0, math.prod(shape).bit_length() - 1)
+        block = Native.in_halves(min(self.block, longest))
+        return Native(self.name, [self.levels, *block])
 
     def error_bound(self, size: int) -> float:
         """Return `(2 ln d + 2) / (k - 1)^2` for blocks of d entries."""

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import schedules
+from tf_dgc.arguments import check_number
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum, marks, whole
@@ -45,12 +46,7 @@ class ScaleCom(Compressor):
 
     def __init__(self, sparsity: float = 0.999, low_pass: float = 1.0):
         self.sparsity = schedules.check_sparsity(sparsity)
-        if not 0 < low_pass <= 1:
-            raise ValueError(
-                "`low_pass` must be a number above 0 and at most 1, which keeps all. "
-                f"Received: low_pass={low_pass!r}"
-            )
-        self.low_pass = float(low_pass)
+        self.low_pass = check_number("low_pass", low_pass, "(0, 1]", "; 1 keeps all")
         self.additive = self.conserves = self.low_pass == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Exchange, Result
 from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.signsgd import SignSGD
@@ -29,12 +30,7 @@ class Signum(SignSGD):
     reference = "Bernstein et al., signSGD, ICML 2018"
 
     def __init__(self, momentum: float = 0.9):
-        if not 0 <= momentum < 1:
-            raise ValueError(
-                "`momentum` must be a number in [0, 1); 0 is `SignSGD`. "
-                f"Received: momentum={momentum!r}"
-            )
-        self.momentum = float(momentum)
+        self.momentum = check_number("momentum", momentum, "[0, 1)", "; 0 is `SignSGD`")
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return this worker's momentum."""

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 from tf_dgc.compressors.base import Draw, Native
@@ -44,12 +45,10 @@ class TernGrad(TwoRounds):
     error_feedback = "forbidden"
 
     def __init__(self, clip: float | None = 2.5):
-        if clip is not None and not 0 < clip < float("inf"):
-            raise ValueError(
-                "`clip` must be a finite number of standard deviations above 0, or "
-                f"None not to clip. Received: clip={clip!r}"
-            )
-        self.clip = None if clip is None else float(clip)
+        if clip is not None:
+            means = ", of standard deviations, or None not to clip"
+            clip = check_number("clip", clip, "(0, inf)", means)
+        self.clip = clip
         self.unbiased = clip is None
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
@@ -47,18 +48,13 @@ class Threshold(Compressor):
         binary: bool = False,
         value_dtype: str | None = None,
     ):
-        if not 0 < threshold < math.inf:
-            raise ValueError(
-                "`threshold` must be a finite number above 0. "
-                f"Received: threshold={threshold!r}"
-            )
+        self.threshold = check_number("threshold", threshold, "(0, inf)")
         places.check_value_dtype(value_dtype)
         if binary and value_dtype is not None:
             raise ValueError(
                 "With `binary=True` signs are sent; `value_dtype` must be None. "
                 f"Received: value_dtype={value_dtype!r}"
             )
-        self.threshold = float(threshold)
         self.capacity = places.check_share("capacity", capacity)
         self.binary = bool(binary)
         self.value_dtype = value_dtype

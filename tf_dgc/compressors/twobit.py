@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
@@ -37,12 +38,8 @@ class TwoBit(OneRound):
     has_units = True
 
     def __init__(self, threshold: float = 0.5):
-        if not 0 < threshold < float("inf"):
-            raise ValueError(
-                "`threshold` must be a finite number above 0, of the size that entries "
-                f"are to have when they are sent. Received: threshold={threshold!r}"
-            )
-        self.threshold = float(threshold)
+        means = ", of the size that entries are to have when they are sent"
+        self.threshold = check_number("threshold", threshold, "(0, inf)", means)
 
     def words(self, size: int, dtype: tf.DType) -> int:
         """Return those of codes of 2 bits."""

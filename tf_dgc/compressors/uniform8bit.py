@@ -78,9 +78,9 @@ class Uniform8Bit(OneRound):
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method, to the nearest or stochastic."""
-        del shape
+        size = math.prod(shape)
         name = self.name + (", stochastic" if self.stochastic else "")
-        return Native(name, [self.bucket or 0])
+        return Native(name, Native.in_halves(min(size, self.bucket or size)))
 
     def error_bound(self, size: int) -> float:
         """Return what follows from errors of at most half a step, or of the entry.

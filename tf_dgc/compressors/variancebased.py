@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
@@ -58,14 +59,8 @@ class VarianceBased(Compressor):
     reads_residual = True
 
     def __init__(self, alpha: float = 1.0, zeta: float = 0.999, capacity: float = 0.01):
-        if not 0 < alpha < math.inf:
-            raise ValueError(
-                f"`alpha` must be a finite number above 0. Received: alpha={alpha!r}"
-            )
-        if not 0 < zeta <= 1:
-            raise ValueError(f"`zeta` must be in (0, 1]. Received: zeta={zeta!r}")
-        self.alpha = float(alpha)
-        self.zeta = float(zeta)
+        self.alpha = check_number("alpha", alpha, "(0, inf)")
+        self.zeta = check_number("zeta", zeta, "(0, 1]")
         self.capacity = places.check_share("capacity", capacity)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
@@ -120,10 +115,14 @@ class VarianceBased(Compressor):
 
 
 def _hypotenuse(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Return `sqrt(a**2 + b**2)`, without squares of large or small numbers."""
+    """Return `sqrt(a**2 + b**2)`, the largest number if larger.
+
+    Without squares of large or small numbers.
+    """
     longer = tf.maximum(tf.abs(a), tf.abs(b))
     shorter = tf.minimum(tf.abs(a), tf.abs(b))
-    return longer * tf.sqrt(1 + tf.square(tf.math.divide_no_nan(shorter, longer)))
+    both = longer * tf.sqrt(1 + tf.square(tf.math.divide_no_nan(shorter, longer)))
+    return tf.minimum(both, a.dtype.max)
 
 
 def _powers(values: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.choice import Choice, choose
 from tf_dgc.cluster import meeting, workers
 
@@ -35,16 +36,9 @@ _ADVICE = {
 
 def check_settings(check_every: int | None, on_divergence: str) -> None:
     """Raise `ValueError` for settings that mean nothing."""
-    wrong = check_every is not None and (
-        isinstance(check_every, bool)
-        or check_every != int(check_every)
-        or check_every < 0
-    )
-    if wrong:
-        raise ValueError(
-            "`check_every` must be a number of steps, 1 or more, or None never to look "
-            f"whether workers differ. Received: check_every={check_every!r}"
-        )
+    if check_every is not None:
+        rest = ", or None never to look whether workers differ"
+        check_whole("check_every", check_every, 1, " of steps", rest)
     if on_divergence not in _ADVICE:
         raise ValueError(
             '`on_divergence` must be "raise" or "warn". '

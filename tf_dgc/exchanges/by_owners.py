@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.collectives import owning
 from tf_dgc.collectives.packs import SumPack
 from tf_dgc.collectives.regions import Regions
@@ -40,12 +41,8 @@ class ByOwners(Ring):
     drops_entries = True
 
     def __init__(self, slack: float = 0.25):
-        if not 0 <= slack < math.inf:
-            raise ValueError(
-                "`slack` must be the share of room beyond an even split, a number of 0 "
-                f"or more. Received: slack={slack!r}"
-            )
-        self.slack = slack
+        means = ", the share of room beyond an even split"
+        self.slack = check_number("slack", slack, "[0, inf)", means)
 
     def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
         """Agree on regions, send entries to their owners, gather the largest sums."""

@@ -1,12 +1,12 @@
 """Gossip: workers exchange with their neighbours in a graph, and with nobody else."""
 
-import numbers
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Swap
 from tf_dgc.exchanges import graphs
 from tf_dgc.exchanges.base import Place, Rounds, hand_over
@@ -52,13 +52,10 @@ class Gossip(Ring):
     def __init__(self, graph: Any = "ring", step_size: float | None = None):
         named = isinstance(graph, str) and graph in graphs.NAMED
         self.graph = graph if named else graphs.check_matrix(graph)
-        number = isinstance(step_size, numbers.Real) and not isinstance(step_size, bool)
-        if step_size is not None and not (number and 0 < step_size <= 1):
-            raise ValueError(
-                "`step_size` must be in (0, 1]: the share of the way to the "
-                f"neighbours' mean, or None. Received: step_size={step_size!r}"
-            )
-        self.step_size = None if step_size is None else float(step_size)
+        if step_size is not None:
+            means = ": the share of the way to the neighbours' mean, or None"
+            step_size = check_number("step_size", step_size, "(0, 1]", means)
+        self.step_size = step_size
 
     def weights(self, num_workers: int) -> list[np.ndarray]:
         """Return the weights of each round in turn, `[num_workers, num_workers]`.

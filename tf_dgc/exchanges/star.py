@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Swap
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds, hand_over, num_entries
 
@@ -26,12 +27,7 @@ class Star(Exchange):
     reference = "Li et al., Parameter Server, OSDI 2014"
 
     def __init__(self, shards: int = 1):
-        if not isinstance(shards, int) or shards < 1:
-            raise ValueError(
-                "`shards` must be the number of workers that collect, 1 or more. "
-                f"Received: shards={shards!r}"
-            )
-        self.shards = shards
+        self.shards = check_whole("shards", shards, 1, " of workers that collect")
 
     def sum(self, values: tf.Tensor, place: Place) -> Rounds:
         """Sum each shard at its server, worker after worker."""

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.choice import add_up
+from tf_dgc.codecs import value_types
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.packs import num_bytes
-from tf_dgc.compressors.base import Compressor, Native
+from tf_dgc.compressors.base import Native
 from tf_dgc.ops import loader
 from tf_dgc.steps import engine_on_gpu, native
 from tf_dgc.steps.accumulation import divide
@@ -27,7 +28,7 @@ def begin(inputs: Inputs) -> Step | None:
     if not _suits(inputs):
         return None
     apart = inputs.sums_exempt
-    methods = [_method(inputs.compressor, t, apart) for t in inputs.tensors]
+    methods = [_method(inputs, t, apart) for t in inputs.tensors]
     known = [m for m in methods if m is not None]
     by_some = any(m.by_all for m in known) and not inputs.by_all
     if len(known) < len(methods) or by_some:
@@ -63,8 +64,9 @@ def _suits(inputs: Inputs) -> bool:
     return plain and live and not watched
 
 
-def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | None:
+def _method(inputs: Inputs, tensor: Tensor, apart: bool) -> Native | None:
     """Return what a tensor is sent by; exempt ones are summed if they are apart."""
+    compressor = inputs.compressor
     if tensor.exempt:
         summed = apart or compressor.aggregation == "sum"
         return Native("whole", [tensor.largest], (), tf.float32 if summed else None)
@@ -72,7 +74,12 @@ def _method(compressor: Compressor, tensor: Tensor, apart: bool) -> Native | Non
     if compressor.together or "native" not in vars(type(compressor)):
         return None
     method = compressor.native(tensor.shape)
-    if method is None or not compressor.respects_largest:
+    if method is None:
+        return None
+    if method.takes_term:
+        term = value_types.largest_term(method.summed_as, inputs.num_workers)
+        method = method._replace(parameters=[*method.parameters, term])
+    if not compressor.respects_largest:
         return method
     if method.bounded:
         return method._replace(parameters=[*method.parameters, tensor.largest])

@@ -14,7 +14,7 @@ from tf_dgc.distribute import elastic
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import LastSent, Staleness
-from tf_dgc.steps.views import width
+from tf_dgc.steps.views import views, width
 
 State: TypeAlias = dict[str, PerWorkerVariable | SharedVariable]
 
@@ -132,7 +132,11 @@ def make_memory(
         keeps_largest_moment: whether it is the root of the largest so far.
         tracks_staleness: whether to remember when entries were sent, where something
             is kept back.
+
+    Raises:
+        ValueError: for a method that sees all tensors as one, if that is too large.
     """
+    views(tensors, compressor.together)  # raises before memory is taken
     counters = counting.make_counters()
     residual = _accumulators(tensors, "residual") if keeps_residual else []
     last_sent = LastSent(tensors) if keeps_residual and tracks_staleness else None

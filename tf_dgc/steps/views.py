@@ -128,6 +128,9 @@ def views(tensors: Sequence[Tensor], together: bool) -> list[View]:
         tensors: descriptions of all tensors of the step.
         together: whether the method sees those that are not exempt as one. As wide or
             narrow as each other, that is: what is seen has one `width`.
+
+    Raises:
+        ValueError: if what is seen as one has more entries than positions, int32, are.
     """
     groups: dict[object, list[int]] = {}
     for place, t in enumerate(tensors):
@@ -145,6 +148,13 @@ def _view(tensors: list[Tensor], places: list[int], flat: bool) -> View:
         return View(places, tensors, first)
     label = f"{len(tensors)} tensors from {first.label} on"
     size = sum(t.size for t in tensors)
+    if size > tf.int32.max:
+        raise ValueError(
+            "Positions are sent as int32, and this method sees all tensors that are "
+            f"not exempt as one, so together they may have at most {tf.int32.max} "
+            "entries. Use a method that sees each by itself, as `TopK`, or exclude "
+            f"some from compression. Received: {label}, with {size} entries"
+        )
     return View(places, tensors, first._replace(label=label, shape=(size,)))
 
 

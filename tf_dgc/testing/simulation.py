@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import check_whole
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Message, whole
 from tf_dgc.compressors import get
@@ -29,7 +30,7 @@ class Simulation:
     Args:
         compressor: method, a `Compressor`, or its name.
         shapes: shapes of the tensors; none of them is exempt.
-        num_workers: number of workers, N.
+        num_workers: number of workers, N, 1 or more.
         dtype: name of the gradients' dtype, float32 or float64.
         error_feedback: whether what is not sent is kept, as in `CompressedOptimizer`.
         seed: seed of all random choices.
@@ -59,7 +60,7 @@ class Simulation:
         compiled: bool = False,
     ):
         self.compressor = get(compressor)
-        self.num_workers = num_workers
+        self.num_workers = check_whole("num_workers", num_workers)
         self.seed = seed
         self.iteration = 0
         self.sent_bytes = 0
@@ -73,7 +74,7 @@ class Simulation:
         self._tensors = [
             Tensor(f"tensor {i}", tuple(s), kind, False) for i, s in enumerate(shapes)
         ]
-        workers = range(num_workers)
+        workers = range(self.num_workers)
         self.residual = [[np.zeros(s, dtype) for s in shapes] for _ in workers]
         self.state = [
             [

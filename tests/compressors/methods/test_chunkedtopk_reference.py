@@ -53,8 +53,8 @@ def test_no_place_is_favoured_among_equal_ones():
     [
         ({"chunk": 0}, "`chunk` must be a whole number"),
         ({"chunk": 4, "per_chunk": 5}, "`per_chunk` must be at most `chunk`"),
-        ({"decay": 0.0}, r"`decay` must be in \(0, 1\]"),
-        ({"decay": 1.5}, r"`decay` must be in \(0, 1\]"),
+        ({"decay": 0.0}, r"`decay` must be a number in \(0, 1\]"),
+        ({"decay": 1.5}, r"`decay` must be a number in \(0, 1\]"),
     ],
 )
 def test_bad_arguments(settings, message):

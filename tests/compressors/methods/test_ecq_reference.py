@@ -1,10 +1,14 @@
 """`ECQ` against its recursion, and what it is for."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_dgc
 from tf_dgc.compressors import ECQ, QSGD
 from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.steps import composed, kinds
 from tf_dgc.testing.simulation import Simulation
 
 
@@ -68,6 +72,24 @@ def test_without_decay_nothing_is_lost():
         given = given + gradients.sum(axis=0)
     kept = sum(worker[0]["error"] for worker in simulation.state)
     np.testing.assert_allclose(arrived + kept, given, atol=1e-12)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_error_of_spikes_is_finite(native, monkeypatch):
+    """Of 100 entries that are sent in one of ten steps, and add up until then."""
+    if not native:
+        monkeypatch.setattr(kinds, "KINDS", [composed.begin])
+    variable = keras.Variable(np.zeros((1, 100), "float32"))
+    method = ECQ(levels=1, bucket=100, alpha=0.0, beta=1.0)
+    optimizer = tf_dgc.CompressedOptimizer(
+        keras.optimizers.SGD(1e-6), method, min_compress_size=0
+    )
+    optimizer.build([variable])
+    (error,) = (v for v in optimizer.variables if "error" in v.path)
+    for _ in range(30):
+        optimizer.apply([tf.fill([1, 100], np.float32(3e37))], [variable])
+        assert np.isfinite(error.numpy()).all()
+    assert np.abs(error.numpy()).max() == np.finfo("float32").max
 
 
 @pytest.mark.slow

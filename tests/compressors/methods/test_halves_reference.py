@@ -1,8 +1,15 @@
 """`Float16` and `BFloat16` against NumPy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tf_dgc import compressors
+from tf_dgc.codecs import value_types
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.steps import engine
 from tf_dgc.testing.simulation import Simulation
 
 
@@ -24,3 +31,39 @@ def test_rounds_to_nearest(name, bits):
     rounded = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
     np.testing.assert_array_equal(total, rounded)
     assert simulation.sent_bytes == 2 + 2 * 1000
+
+
+@pytest.mark.parametrize("num_workers", [32, 33, 64, 100])
+def test_spikes_of_many_workers_stay_in_the_residual(num_workers):
+    simulation = Simulation("float16", [(2,)], num_workers, error_feedback=True)
+    spikes = np.float32([3000.0, -3000.0])
+    (total,) = simulation.step([[spikes]] * num_workers)
+    largest = {32: 2047.0, 33: 1023.5, 64: 1023.5, 100: 511.75}[num_workers]
+    np.testing.assert_array_equal(simulation.sent[0][0], [largest, -largest])
+    np.testing.assert_allclose(total, num_workers * simulation.sent[0][0], rtol=1e-3)
+    kept = spikes - simulation.sent[0][0]
+    np.testing.assert_array_equal(simulation.residual[-1][0], kept)
+
+
+@pytest.mark.parametrize(("num_workers", "halvings"), [(1, 5), (32, 5), (33, 6)])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_the_engine_is_told_the_same_bound(dtype, num_workers, halvings):
+    method = compressors.get(dtype.name)
+    inputs = SimpleNamespace(compressor=method, num_workers=num_workers)
+    tensor = Tensor("w", (3, 4), tf.float32, exempt=False)
+    found = engine._method(inputs, tensor, apart=False)
+    assert found.parameters == [float(dtype.max) / 2**halvings]
+
+
+@pytest.mark.parametrize("num_workers", [33, 48, 64, 1000, 1024, 5000])
+def test_sums_of_the_largest_terms_are_finite(num_workers):
+    """One after the other, and in pairs of pairs."""
+    term = np.float16(value_types.largest_term(tf.float16, num_workers))
+    total, sums = np.float16(0), [term] * num_workers
+    for each in sums:
+        total += each
+    while len(sums) > 1:
+        rest = sums[-1:] if len(sums) % 2 else []
+        pairs = zip(sums[::2], sums[1::2], strict=False)
+        sums = [a + b for a, b in pairs] + rest
+    assert np.isfinite([total, *sums]).all()

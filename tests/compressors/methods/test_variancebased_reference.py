@@ -2,10 +2,14 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_dgc
 from tf_dgc.compressors import VarianceBased
+from tf_dgc.steps import composed, kinds
 from tf_dgc.testing.simulation import Simulation
 
 
@@ -98,6 +102,23 @@ def test_squares_neither_vanish_nor_overflow(scale):
     simulation.step([[scale * np.array([1.0, 1.0, -2.0])]])
     (total,) = simulation.step([[scale * np.array([1.0, -1.0, -2.5])]])
     np.testing.assert_array_equal(total != 0, [True, False, True])
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_spike_wears_off(native, monkeypatch):
+    """Its square root of a sum of squares is beyond the largest float32."""
+    if not native:
+        monkeypatch.setattr(kinds, "KINDS", [composed.begin])
+    variable = keras.Variable(np.zeros((1, 2), "float32"))
+    optimizer = tf_dgc.CompressedOptimizer(
+        *(keras.optimizers.SGD(1.0), VarianceBased(1.0, 0.09, 1.0)), min_compress_size=0
+    )
+    optimizer.build([variable])
+    (deviation,) = (v for v in optimizer.variables if "deviation" in v.path)
+    for number in [3.4e38, -3.4e38, *[1.0] * 120]:
+        optimizer.apply([tf.fill([1, 2], np.float32(number))], [variable])
+        assert np.isfinite(deviation.numpy()).all()
+    assert np.all(variable.numpy() < 0)
 
 
 def test_bytes():

@@ -8,6 +8,7 @@ fit, those with the highest scores go, and the others stay in the residual.
 
 import tensorflow as tf
 
+from tf_dgc import arguments
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.collectives.requests import Exchange, Result, marks, whole
@@ -23,12 +24,7 @@ def check_share(what: str, share: float) -> float:
     Raises:
         ValueError: unless it is in (0, 1].
     """
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"`{what}` is a share of the entries and must be in (0, 1]. "
-            f"Received: {what}={share!r}"
-        )
-    return float(share)
+    return arguments.check_number(what, share, "(0, 1]", ", a share of the entries")
 
 
 def check_value_dtype(value_dtype: str | None) -> None:

@@ -35,7 +35,7 @@ def top_k(
     size = values.shape[0]
     sampled = not tracing.in_xla_context() and size >= _SAMPLED_FROM
     positions = choose(
-        k * 16 <= size if sampled else False,
+        _are_few(k, size, 16) if sampled else False,
         lambda: _by_sample(magnitudes, k, offset),
         lambda: _among_all(magnitudes, k, offset),
     )
@@ -78,7 +78,12 @@ def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
     Its time grows with k: a warm-up step at 75 % of 1 M entries takes it 100 ms, the
     threshold 23 ms. XLA compiles only the heap.
     """
-    return tracing.in_xla_context() or k * 128 <= size
+    return tracing.in_xla_context() or _are_few(k, size, 128)
+
+
+def _are_few(k: int | tf.Tensor, size: int, one_of: int) -> Choice:
+    """Whether k entries are at most one of so many; without a product in int32."""
+    return k <= size // one_of
 
 
 def _by_sample(

@@ -8,7 +8,12 @@ _TRITS = 20  # ternary digits in a word
 
 
 def rows(values: tf.Tensor, bucket: int) -> tf.Tensor:
-    """Return `[ceil(n / bucket), bucket]` of `[n]`, filled up with zeros."""
+    """Return `[ceil(n / bucket), bucket]` of `[n]`, filled up with zeros.
+
+    A bucket is at most as long as there are values, so that memory does not grow with
+    what it could hold.
+    """
+    bucket = max(1, min(bucket, values.shape[0]))
     missing = -values.shape[0] % bucket
     return tf.reshape(tf.pad(values, [[0, missing]]), [-1, bucket])
 

@@ -1,0 +1,34 @@
+"""What a method sees as one tensor."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc import compressors
+from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.steps.views import views
+
+
+def tensors(*sizes, exempt=False):
+    return [Tensor(f"t{i}", (n,), tf.float32, exempt) for i, n in enumerate(sizes)]
+
+
+def test_positions_of_all_together_are_int32():
+    half = 2**30
+    (view,) = views(tensors(half, half - 1), together=True)
+    assert view.seen.size == tf.int32.max
+    with pytest.raises(ValueError, match=r"2 tensors from t0 on, with 2147483648"):
+        views(tensors(half, half), together=True)
+    assert len(views(tensors(half, half), together=False)) == 2
+    assert len(views(tensors(half, half, exempt=True), together=True)) == 2
+
+
+@pytest.mark.parametrize("method", [compressors.GlobalTopK, compressors.LGC])
+def test_it_is_refused_before_memory_is_taken(method, monkeypatch):
+    """Of two variables of 8 entries, where positions end at 15."""
+    monkeypatch.setattr(type(tf.int32), "max", 15)
+    variables = [keras.Variable(tf.zeros([2, 4])) for _ in range(2)]
+    optimizer = tf_dgc.CompressedOptimizer("sgd", method(0.5), min_compress_size=0)
+    with pytest.raises(ValueError, match=r"at most 15 entries.*with 16 entries"):
+        optimizer.build(variables)
