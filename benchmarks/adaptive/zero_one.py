@@ -85,10 +85,15 @@ class ZeroOneAdam:
         rule: an `AdamW`, whose settings are taken.
         dense: numbers of the dense steps, each behind the end of a round.
         ends: numbers of the steps that end a round.
+
+    Attributes:
+        inner_optimizer: the rule.
+        variables: the state, when it is built.
     """
 
     def __init__(self, rule, dense, ends):
-        self._rule, self._dense, self._ends = rule, list(dense), list(ends)
+        self.inner_optimizer = rule
+        self._dense, self._ends = list(dense), list(ends)
         self._slots, self.variables = [], []
 
     def build(self, variables):
@@ -114,6 +119,10 @@ class ZeroOneAdam:
         """What one worker has handed to collectives so far, as `bytes`."""
         return SimpleNamespace(bytes=int(self._sent.numpy()))
 
+    def apply_gradients(self, pairs):
+        """Take a step by pairs of gradient and variable, see `apply`."""
+        self.apply(*zip(*pairs, strict=True))
+
     def apply(self, gradients, variables):
         """Take a step; in replica context.
 
@@ -135,7 +144,7 @@ class ZeroOneAdam:
         self._count(when)
 
     def _when(self):
-        rule, step = self._rule, self._step.local()
+        rule, step = self.inner_optimizer, self._step.local()
         followed = tf.reduce_sum(
             tf.cast(tf.constant(self._dense, tf.float64) <= step, tf.float64)
         )
@@ -154,7 +163,7 @@ class ZeroOneAdam:
 
         The last is what is kept back if one ends.
         """
-        share, counts = self._rule.beta_1, slots.square.local() > 0
+        share, counts = self.inner_optimizer.beta_1, slots.square.local() > 0
         momentum = share * slots.momentum.local() + (1 - share) * number * gradient
         momentum = tf.where(counts, momentum, 0.0)
         moved = slots.moved.local() + tf.cast(when.rate, gradient.dtype) * momentum
@@ -166,7 +175,7 @@ class ZeroOneAdam:
     def _move(self, variable, slots, mine, total, when):
         """Update a variable and its state by what arrived."""
         momentum, moved, residual = mine
-        rule, dtype = self._rule, total.dtype
+        rule, dtype = self.inner_optimizer, total.dtype
         rate, kept, rates = (
             tf.cast(n, dtype) for n in (when.rate, when.kept, when.rates)
         )

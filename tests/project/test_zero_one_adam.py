@@ -12,13 +12,6 @@ SHAPES = [(40, 30), (5,)]  # the second is exempt
 DENSE, ENDS = [0, 2], [0, 1, 2, 3, 6, 8, 11]
 
 
-class Applying(zero_one.ZeroOneAdam):
-    """One that the harness can step."""
-
-    def apply_gradients(self, pairs):
-        self.apply(*zip(*pairs, strict=True))
-
-
 class Reference:
     """Lu et al., algorithm 1, of all workers."""
 
@@ -91,7 +84,7 @@ def test_against_numpy(strategies, late):
     rates = [float(schedule(t)) for t in range(STEPS)]
     trainer = Trainer(
         strategies[2],
-        lambda: Applying(
+        lambda: zero_one.ZeroOneAdam(
             keras.optimizers.AdamW(schedule, weight_decay=DECAY), DENSE, ENDS
         ),
         initial_weights("float64", SHAPES),
