@@ -7,6 +7,7 @@ __all__ = [
     "admission",
     "changed",
     "clock",
+    "configs",
     "connection",
     "copies",
     "corrections",
