@@ -1,10 +1,8 @@
 """Backups where a disk is full, where workers die, and where files are not theirs."""
 
-import contextlib
 import itertools
 import os
 import pathlib
-import resource
 import threading
 import warnings
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+from full_disk import disk_of
 from selection import rows
 from test_backups import back_up, copies, fit, make_model, names, open_backups, restore
 
@@ -27,17 +26,6 @@ def alone(strategies):
 
 
 # --- a full disk ----------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def disk_of(size):
-    """Let no file become larger, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("missing", rows([1, 100, 2000, 10**6], [1]))

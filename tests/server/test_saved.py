@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from full_disk import disk_of
 from served_loop import WEIGHTS, Fake, refusal, weights
 
-from tf_dgc.server import saved
+from tf_dgc.server import process, saved
 from tf_dgc.server.messages import Kind
 from tf_dgc.server.saved import Saved
+from tf_dgc.server.tasks import Task
 
 
 def adam(rate=0.5):
@@ -142,12 +144,59 @@ def test_a_death_while_it_is_written_leaves_the_last_one(tmp_path, monkeypatch):
 
     def dies(file, **arrays):
         file.write(b"half")
-        raise OSError("no space left")
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(saved.np, "savez", dies)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(KeyboardInterrupt):
         write(tmp_path, fake)
     assert kept.path.read_bytes() == before
+
+
+def test_a_full_disk_ends_nothing(tmp_path):
+    """The file stays as it was, and is written again in the next period."""
+    fake = Fake(number=1)
+    time = 0.0
+    kept = of(tmp_path, fake, 10.0, now=lambda: time)
+    fake.join(0)
+    for time in (0.0, 10.0):  # noqa: B007
+        kept.write_if_due(fake.service)
+    before = kept.path.read_bytes()
+    fake.push(0, 2.0)
+    time = 20.0
+    with disk_of(100):
+        kept.write_if_due(fake.service)
+        kept.end(fake.service)
+    assert "at update 1: [Errno 27] File too large" in fake.lines[-1]
+    assert fake.lines[-2] == fake.lines[-1]
+    assert kept.path.read_bytes() == before
+    time = 25.0
+    kept.write_if_due(fake.service)
+    assert kept.path.read_bytes() == before
+    time = 30.0
+    kept.write_if_due(fake.service)
+    other = Fake()
+    of(tmp_path, other).restore(other.service)
+    assert other.clock == 1
+
+
+def test_a_file_that_cannot_be_removed_ends_nothing(tmp_path):
+    fake = Fake(number=1)
+    fake.join(0)
+    fake.send(0, Kind.LEAVE, number=1)
+    kept = of(tmp_path, fake)
+    kept.path.mkdir()
+    kept.end(fake.service)
+    assert f"cannot remove {kept.path}, though all is done" in fake.lines[-1]
+
+
+def test_a_directory_that_cannot_be_is_told_at_the_beginning(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path / "file" / "sub"))
+    with pytest.raises(RuntimeError, match=r"cannot write .*TF_DGC_SERVER_DIR: \[Err"):
+        process.serve(Task(("127.0.0.1:1",), 1, None))
+    monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path / "new" / "sub"))
+    assert Saved.of_environment(print)
+    assert list(tmp_path.rglob("sub/*")) == []
 
 
 def test_environment(monkeypatch, tmp_path):
