@@ -44,13 +44,51 @@ def test_another_server_goes_on_where_the_last_one_was(tmp_path, correction):
         np.testing.assert_array_equal(weights(*mine), weights(*theirs))
 
 
+@pytest.mark.parametrize("correction", [None, "rate"])
+def test_the_rate_that_workers_come_with_counts(tmp_path, correction):
+    """A script that was changed, or a callback before the first step, has set it."""
+    one = Fake(rule=adam(), correction=correction)
+    one.join(0)
+    one.push(0, 2.0)
+    write(tmp_path, one)
+    other = Fake(rule=adam(0.125), correction=correction)
+    of(tmp_path, other).restore(other.service)
+    for worker in range(2):
+        other.join(worker)
+    assert "learning rate 0.125, in place of 0.5, by worker 0" in other.lines
+    for rate in (0.125, 0.125, 0.25):
+        mine, theirs = (fake.push(0, 1.0, rate=rate) for fake in (other, one))
+        np.testing.assert_array_equal(weights(*mine), weights(*theirs))
+        assert other.service.model.rate == rate
+
+
 def test_workers_that_differ_from_the_checkpoint_are_refused(tmp_path):
     one = Fake(rule=adam())
     one.join(0)
-    write(tmp_path, one)
+    path = write(tmp_path, one).path
     other = Fake(rule=keras.optimizers.SGD(0.5))
     of(tmp_path, other).restore(other.service)
-    assert "optimizer" in other.join(0)
+    said = other.join(0)
+    assert "optimizer class_name is 'SGD', not 'Adam'" in said
+    assert f"as in the checkpoint {path}. Train with what that is of" in said
+    (begun,) = other.join(1, handed=one.handed)
+    np.testing.assert_array_equal(weights(begun), WEIGHTS)
+
+
+def test_another_number_of_workers_goes_on_and_in_another_mode(tmp_path):
+    one = Fake("sync", number=1)
+    one.join(0)
+    one.push(0, 2.0)
+    write(tmp_path, one)
+    other = Fake("ssp", 1, number=3, correction="rate")
+    of(tmp_path, other).restore(other.service)
+    for worker in range(3):
+        other.join(worker)
+    # By this correction a push that is not old counts N times as much.
+    (told,) = other.push(0, 2.0)
+    np.testing.assert_array_equal(weights(told), WEIGHTS - 1 - 3)
+    assert told[1]["clock"] == 2
+    assert other.push(0, 2.0) == []  # more than a step ahead of the others
 
 
 def test_a_synchronous_run_waits_for_all_again(tmp_path):
@@ -176,7 +214,7 @@ def test_a_full_disk_ends_nothing(tmp_path):
     kept.write_if_due(fake.service)
     other = Fake()
     of(tmp_path, other).restore(other.service)
-    assert other.clock == 1
+    assert other.lines[-1] == f"goes on from {kept.path}, at update 1"
 
 
 def test_a_file_that_cannot_be_removed_ends_nothing(tmp_path):

@@ -5,6 +5,7 @@ May import `local` and what that may.
 
 __all__ = [
     "admission",
+    "beginnings",
     "changed",
     "clock",
     "configs",

@@ -14,6 +14,7 @@ from tf_dgc.server.messages import (
     REQUEST,
     DamagedError,
     Kind,
+    Push,
     Status,
     head_of,
     seal,
@@ -22,7 +23,6 @@ from tf_dgc.server.messages import (
     to_text,
     unseal,
 )
-from tf_dgc.server.model import Push
 from tf_dgc.server.runs import Runs
 from tf_dgc.server.saved import Saved
 from tf_dgc.server.service import Service

@@ -117,13 +117,65 @@ class Member:
 
 
 class Members(dict[int, Member]):
-    """Members by worker; those that are gone are not in it."""
+    """Members by worker; those that are gone are not in it.
+
+    Args:
+        num_workers: number of workers, N.
+
+    Attributes:
+        begun: time at which the first one came, in seconds; None before.
+        done: indices of the workers that have done their part.
+    """
+
+    def __init__(self, num_workers: int):
+        super().__init__()
+        self.begun: float | None = None
+        self.done: set[int] = set()
+        self._num_workers = num_workers
+        self._seen = 0.0  # when somebody was there last
+
+    def come(self, member: Member, now: float) -> None:
+        """Note that a process takes part.
+
+        Args:
+            member: member that it is.
+            now: time, in seconds.
+        """
+        self.begun = now if self.begun is None else self.begun
+        self.done.discard(member.worker)
+        self[member.worker] = member
+
+    @property
+    def missing(self) -> list[int]:
+        """Indices of the workers of which no process takes part, ascending."""
+        return sorted(set(range(self._num_workers)) - set(self))
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all workers have done their part."""
+        return len(self.done) == self._num_workers
+
+    def note(self, now: float) -> None:
+        """Note that somebody is there, if so."""
+        if self:
+            self._seen = now
+
+    def stay_away(self, now: float, seconds: float) -> bool:
+        """Whether nobody has been there for so long."""
+        return not self and now - self._seen > seconds
 
     def find(self, head: Any) -> Member | None:
         """Return the member that a message is from, or None."""
         member = self.get(int(head["worker"]))
         same = member is not None and member.session.incarnation == head["incarnation"]
         return member if same else None
+
+    def wait_in_vain(
+        self, member: Member, others: Iterable[int], now: float, limits: Limits
+    ) -> bool:
+        """Whether one has waited too long for others, by their indices."""
+        present = [self[i] for i in others if i in self]
+        return member.waits_in_vain(now, present, limits)
 
     def forgive(self, seconds: float) -> None:
         """Let time in which nobody was heard count against no one."""

@@ -8,7 +8,7 @@ bears it.
 import enum
 import hashlib
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,20 @@ class Status(enum.IntEnum):
     REFUSED = 2  # with the reason as text
     AGAIN = 3  # join again: who was to give the first weights is gone
     LATE = 4  # done, but for the push, which came when its step had been taken
+
+
+class Push(NamedTuple):
+    """What a worker pushed.
+
+    Attributes:
+        words: message, int32 `[w]`.
+        worker: index of the worker.
+        step: number of the step that it was planned by.
+    """
+
+    words: np.ndarray
+    worker: int
+    step: int
 
 
 class DamagedError(Exception):

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tf_dgc.server.clock import Clock
 from tf_dgc.server.members import Member
-from tf_dgc.server.model import Model, Push
+from tf_dgc.server.messages import Push
+from tf_dgc.server.model import Model
 
 
 class Pushes:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tf_dgc.checkpoint.saving import replacing
+from tf_dgc.server.beginnings import Restored
 from tf_dgc.server.model import Model
 from tf_dgc.server.service import Service
 
@@ -111,15 +112,16 @@ class Saved:
         try:
             with open(self.path, "rb") as file, np.load(file) as found:
                 handed = json.loads(found["handed"].tobytes())
-                model = Model(handed)
-                model.restore(found["words"], int(found["clock"]), float(found["rate"]))
+                words, clock = found["words"], int(found["clock"])
+                restored = Restored(
+                    self.path, handed, words, clock, float(found["rate"])
+                )
         except _UNREADABLE as error:
             raise RuntimeError(
                 f"tf_dgc: the server cannot go on from {self.path}: {error}. Remove it "
                 "to begin anew."
             ) from error
-        service.restore(handed, model)
-        self._say(f"goes on from {self.path}, at update {model.clock}")
+        service.restore(restored)
 
     def write_if_due(self, service: Service) -> None:
         """Write the file, if another period has begun and there is something new.
