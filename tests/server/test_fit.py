@@ -57,7 +57,7 @@ def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision,
 def test_each_worker_goes_on_from_its_own_backup(monkeypatch, tmp_path):
     """Though all are given one directory, as scripts that all run alike do."""
     x = np.ones((8, 4), "float32")
-    with Served(2) as served:
+    with Served(3) as served:  # the third keeps it from ending
         for worker, epochs, trained in [(0, 2, [0, 1]), (1, 1, [0]), (0, 3, [2])]:
             sgd = keras.optimizers.SGD(0.05, momentum=0.9)
             optimizer = served.optimizer(monkeypatch, worker, sgd, "async")

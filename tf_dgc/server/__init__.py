@@ -7,6 +7,7 @@ __all__ = [
     "admission",
     "beginnings",
     "changed",
+    "checking",
     "clock",
     "configs",
     "connection",

@@ -1,16 +1,14 @@
 """Admission: who may take part. All must hand over the same."""
 
-import json
 from typing import Any
 
 import numpy as np
 
 from tf_dgc._versions import tf_dgc_version
-from tf_dgc.server import handing
+from tf_dgc.server import checking, handing
 from tf_dgc.server.beginnings import Restored
-from tf_dgc.server.clock import Clock
 from tf_dgc.server.handing import Handed
-from tf_dgc.server.messages import to_text
+from tf_dgc.server.messages import brief
 
 _SAME = (
     "All workers must run the same version of tf_dgc, with the same model and settings"
@@ -45,10 +43,10 @@ class Admission:
         """
         handed = None
         try:
-            handed = json.loads(to_text(body))
+            handed = checking.read(body)
             return handed, self._why_not(handed, late)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            return handed, f"it cannot be read ({type(error).__name__}: {error})"
+        except Exception as error:  # it may be anything
+            return handed, f"it cannot be read ({brief(error)})"
 
     def _why_not(self, handed: Handed, late: bool) -> str | None:
         different = self._differs(handed, late)
@@ -76,8 +74,7 @@ class Admission:
                 f"it is for server {there[0]} of {there[1]}, and by its own TF_CONFIG "
                 f"this one is server {here[0]} of {here[1]}"
             )
-        handing.rate_of(handed)
         if self.handed is None:
-            Clock.of_settings(handed["settings"])
+            checking.check(handed)
             return None
         return handing.difference(self.handed, handed, rates=not late)

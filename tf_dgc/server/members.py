@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_dgc.cluster import workers
+from tf_dgc.server.clock import names
 from tf_dgc.server.messages import Kind, Status
 from tf_dgc.server.sessions import Reply, Session
 
@@ -170,12 +171,25 @@ class Members(dict[int, Member]):
         same = member is not None and member.session.incarnation == head["incarnation"]
         return member if same else None
 
-    def wait_in_vain(
-        self, member: Member, others: Iterable[int], now: float, limits: Limits
-    ) -> bool:
-        """Whether one has waited too long for others, by their indices."""
+    def in_vain(
+        self, member: Member, others: Sequence[int], now: float, limits: Limits
+    ) -> str | None:
+        """Return what is said to one that has waited too long, or None.
+
+        Args:
+            member: member that waits.
+            others: indices of the workers that it waits for.
+            now: time, in seconds.
+            limits: seconds that it may wait.
+        """
         present = [self[i] for i in others if i in self]
-        return member.waits_in_vain(now, present, limits)
+        if not member.waits_in_vain(now, present, limits):
+            return None
+        return (
+            f"worker {member.worker} waited {limits.wait:g} s (environment variable "
+            f"TF_DGC_TIMEOUT) for {names(others)}, which responds but does not come, "
+            "and computes nothing"
+        )
 
     def forgive(self, seconds: float) -> None:
         """Let time in which nobody was heard count against no one."""

@@ -193,6 +193,12 @@ def part_of(body: np.ndarray, part: int) -> np.ndarray:
     return body[part * MOST_WORDS : (part + 1) * MOST_WORDS]
 
 
+def brief(error: Exception) -> str:
+    """Return class and text of an error, in a line that is not too long."""
+    text = str(getattr(error, "message", error)).split("\n", maxsplit=1)[0]
+    return f"{type(error).__name__}: {text:.500}"
+
+
 def gist(text: str) -> str:
     """Return what this package says in an error of TensorFlow, or its first line.
 

@@ -122,6 +122,7 @@ class Saved:
                 "to begin anew."
             ) from error
         service.restore(restored)
+        self._say(f"goes on from {self.path}, at update {clock}")
 
     def write_if_due(self, service: Service) -> None:
         """Write the file, if another period has begun and there is something new.

@@ -6,13 +6,13 @@ from typing import cast
 
 import numpy as np
 
-from tf_dgc.server import beginnings
+from tf_dgc.server import beginnings, checking, handing
 from tf_dgc.server.admission import Admission
 from tf_dgc.server.beginnings import Restored
 from tf_dgc.server.clock import Clock, names
 from tf_dgc.server.handing import Handed, rate_of
 from tf_dgc.server.members import Limits, Member, Members
-from tf_dgc.server.messages import Kind, Push, Status, to_body
+from tf_dgc.server.messages import Kind, Push, Status, brief, to_body
 from tf_dgc.server.model import Model
 from tf_dgc.server.pushes import Pushes
 from tf_dgc.server.sessions import Reply
@@ -45,6 +45,7 @@ class Service:
         self._admission, self._limits, self._say = admission, limits, say
         self._num_workers = admission.num_workers
         self._giver: Member | None = None
+        self._num_words = 0  # of all variables
         self._started = False
 
     def do(self, member: Member, kind: Kind, body: np.ndarray, now: float) -> None:
@@ -67,6 +68,10 @@ class Service:
             member.hold(now)
         else:
             member.refuse(f"a request of kind {kind} has no place here")
+
+    def most_words(self, kind: Kind) -> int:
+        """Return how many words a request of some kind may have."""
+        return checking.most_words(kind, self._num_words)
 
     # --- joining --------------------------------------------------------------------
 
@@ -106,6 +111,7 @@ class Service:
                 both = f"{self.model.rate:g}, in place of {restored.rate:g}"
                 self._say(f"learning rate {both}, by worker {member.worker}")
         self._admission.handed, self._admission.restored = handed, None
+        self._num_words = handing.num_words(handed)
         self.clock = Clock.of_settings(handed["settings"])
         self.pushes = Pushes(self.clock, self._say)
         return None
@@ -117,7 +123,6 @@ class Service:
             restored: what the checkpoint has.
         """
         self._admission.restored = restored
-        self._say(f"goes on from {restored.path}, at update {restored.clock}")
 
     def _join(self, member: Member) -> None:
         if self._started and self.clock:
@@ -211,7 +216,10 @@ class Service:
             for member, reason in self.pushes.apply(self.model):
                 self.drop(member, reason)
         for member in [m for m in self.members.values() if m.waits]:
-            self._settle(member, now)
+            try:
+                self._settle(member, now)
+            except Exception as error:  # as for want of memory; the others go on
+                self.drop(member, f"cannot be answered: {brief(error)}")
         self.members.note(now)
 
     def _start(self, now: float) -> None:
@@ -236,7 +244,7 @@ class Service:
         """Answer who waits, if there is something to say."""
         clock = self.clock
         others = clock.waited_for(member.worker) if clock else []
-        waits = member, others, now, self._limits
+        in_vain = self.members.in_vain(member, others, now, self._limits)
         if self.failure:
             member.refuse(f"The run cannot go on: {self.failure}. {_ADVICE}")
         elif self._giver is None and self.model is None:
@@ -247,12 +255,8 @@ class Service:
             pull = model.whole if member.whole else model.pull
             status = Status.LATE if member.late else Status.DONE
             member.give(Reply(status, pull(member.worker), model.clock))
-        elif self._started and self.members.wait_in_vain(*waits):
-            member.refuse(
-                f"worker {member.worker} waited {self._limits.wait:g} s (environment "
-                f"variable TF_DGC_TIMEOUT) for {names(others)}, which responds but "
-                f"does not come, and computes nothing. {_ADVICE}"
-            )
+        elif self._started and in_vain:
+            member.refuse(f"{in_vain}. {_ADVICE}")
         else:
             member.put_off(now, self._limits.hold)
 
