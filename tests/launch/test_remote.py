@@ -245,6 +245,9 @@ def test_who_may_be_running_yet():
         (["--hosts", "a,::1"], "such as a, me@a or [::1]"),
         (["--hosts", "a,b", "--workers", "3"], "a worker for each host"),
         (["--hosts", "a,b", "--servers", "1"], "a worker for each host"),
+        (["--hosts", "a", "--ssh", "ssh '"], "--ssh: No closing quotation; received"),
+        (["--hosts", "a", "--ssh", "nosuchssh -v"], "is no program 'nosuchssh'; rec"),
+        (["--hosts", "a", "--ssh", ""], "--ssh: there is no program ''; received: ''"),
     ],
 )
 def test_what_cannot_be(arguments, message, capsys):
