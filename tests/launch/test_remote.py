@@ -202,8 +202,9 @@ else:
 """
 
 
-def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts):
+def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts, monkeypatch):
     """Though a worker of the one before does not end, and its ssh could."""
+    monkeypatch.setattr(launcher, "_READ_SECONDS", 2.0)  # or it waits for that one
     code, output = launch(hosts, CANNOT_END, max_restarts=1)
     assert code == 0, output
     assert "['a:4002', 'b:4002', 'b:4003']" in output
