@@ -141,17 +141,13 @@ def test_a_request_of_more_parts_than_it_can_have(kind):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("method", "kind", "error"),
     [
-        MemoryError("no memory"),
-        RecursionError("too deep"),
-        AttributeError("no such name"),
-        tf.errors.ResourceExhaustedError(None, None, "no memory"),
+        ("apply", Kind.PUSH, MemoryError("no memory")),
+        ("apply", Kind.PUSH, tf.errors.ResourceExhaustedError(None, None, "no memory")),
+        ("whole", Kind.PUSH, AttributeError("no such name")),
+        ("whole", Kind.PULL, RecursionError("too deep")),
     ],
-)
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [("apply", Kind.PUSH), ("whole", Kind.PUSH), ("whole", Kind.PULL)],
 )
 def test_what_nobody_thought_of(monkeypatch, method, kind, error):
     """An error of any class, of a push or of a pull, is its sender's alone."""

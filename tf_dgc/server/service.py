@@ -120,7 +120,7 @@ class Service:
         """Go on from a checkpoint when the first worker has joined.
 
         Args:
-            restored: what the checkpoint has.
+            restored: content of the checkpoint.
         """
         self._admission.restored = restored
 
