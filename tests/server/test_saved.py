@@ -1,5 +1,7 @@
 """The server's checkpoint: complete or not at all, and what goes on from it."""
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
@@ -184,10 +186,14 @@ def test_a_death_while_it_is_written_leaves_the_last_one(tmp_path, monkeypatch):
         file.write(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(saved.np, "savez", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(saved.np, "savez", dies)
+        patch.setattr(pathlib.Path, "unlink", lambda *_, **__: None)
         write(tmp_path, fake)
     assert kept.path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2
+    of(tmp_path, fake).restore(Fake().service)
+    assert list(tmp_path.iterdir()) == [kept.path]
 
 
 def test_a_full_disk_ends_nothing(tmp_path):

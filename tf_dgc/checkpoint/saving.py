@@ -118,14 +118,14 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     end has it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
+    mine = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
     try:
-        yield unfinished
-        _flush(unfinished)
-        os.replace(unfinished, path)
+        yield mine
+        _flush(mine)
+        os.replace(mine, path)
         _flush(path.parent)
     finally:
-        unfinished.unlink(missing_ok=True)
+        mine.unlink(missing_ok=True)
     _remove_left(path)
 
 
@@ -134,12 +134,17 @@ def _remove_left(path: pathlib.Path) -> None:
 
     By times that the disk tells, which may be another machine's.
     """
-    name = re.compile(UNFINISHED + re.escape(path.name))
     with contextlib.suppress(OSError):
         old = path.stat().st_mtime - _LEFT_SECONDS
-        for other in path.parent.iterdir():
-            if name.fullmatch(other.name) and other.stat().st_mtime < old:
+        for other in unfinished(path):
+            if other.stat().st_mtime < old:
                 other.unlink(missing_ok=True)
+
+
+def unfinished(path: pathlib.Path) -> list[pathlib.Path]:
+    """Return what is being written to take the place of a file, or was left of that."""
+    name = re.compile(UNFINISHED + re.escape(path.name))
+    return [other for other in path.parent.iterdir() if name.fullmatch(other.name)]
 
 
 def _flush(path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """The server's checkpoint: one file, complete or not at all, from time to time."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tf_dgc.checkpoint.saving import replacing
+from tf_dgc.checkpoint.saving import replacing, unfinished
 from tf_dgc.server.beginnings import Restored
 from tf_dgc.server.model import Model
 from tf_dgc.server.service import Service
@@ -107,6 +108,7 @@ class Saved:
         Raises:
             RuntimeError: if the file cannot be read.
         """
+        self._remove_left()
         if not self.path.exists():
             return
         try:
@@ -123,6 +125,12 @@ class Saved:
             ) from error
         service.restore(restored)
         self._say(f"goes on from {self.path}, at update {clock}")
+
+    def _remove_left(self) -> None:
+        """Remove what a server left that was killed as it wrote; no other writes it."""
+        with contextlib.suppress(OSError):
+            for path in unfinished(self.path):
+                path.unlink(missing_ok=True)
 
     def write_if_due(self, service: Service) -> None:
         """Write the file, if another period has begun and there is something new.
@@ -165,7 +173,7 @@ class Saved:
         """Write the file; return whether it was."""
         handed = np.frombuffer(json.dumps(service.handed).encode(), np.uint8)
         try:
-            with replacing(self.path) as unfinished, open(unfinished, "wb") as file:
+            with replacing(self.path) as mine, open(mine, "wb") as file:
                 np.savez(
                     file,
                     handed=handed,
