@@ -120,6 +120,7 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
         ({"methods": ["zip"]}, r"`methods` must be of .*Received: 'zip'"),
         ({"methods": ["dgc much"]}, r"Received: 'dgc much'"),
         ({"methods": ["local_sgd 0"]}, r"Received: 'local_sgd 0'"),
+        ({"methods": ["dgc 2"]}, r"'dgc 2' cannot be: `sparsity` must be a number in"),
         ({"num_workers": 0}, "`num_workers` must be a whole number"),
         ({"batch_size": 0.5}, "`batch_size` must be a whole number"),
         ({"bandwidth": "fast"}, "`bandwidth` must be above 0"),
@@ -130,7 +131,9 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
         ({"methods": "zip"}, r"Received: 'zip'"),
     ],
 )
-def test_what_cannot_be(asks, message):
+def test_what_cannot_be(asks, message, monkeypatch):
+    """It is said before anything is timed."""
+    monkeypatch.setattr(advising.timing, "time_steps", pytest.fail)
     with pytest.raises(ValueError, match=message):
         tf_dgc.advise(make_model(), **asks)
 
@@ -262,6 +265,14 @@ def build():
 
 def number():
     return 1
+
+def needs(width):
+    return build()
+
+def fails():
+    return {}["width"]
+
+WIDTH = 3
 """
 
 
@@ -343,12 +354,28 @@ def test_options_that_cannot_be(asks, message, capsys):
         ),
         ("own_models.nothing", "name of a function"),
         ("own_models.number", "own_models.number must make a keras.Model"),
+        (
+            "own_models.needs",
+            "needs must make a keras.Model without arguments: missing",
+        ),
+        ("own_models.fails", "own_models.fails raised KeyError: 'width'"),
+        ("own_models.WIDTH", "own_models.WIDTH must be a function. Received: 3"),
         ("no_models.build", "name of a function"),
     ],
 )
 def test_modules_without_a_model(directory, model, message):
     with pytest.raises(SystemExit, match=message):
         main.main(["advise", model])
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_files_that_cannot_be_written(directory, option, monkeypatch, tmp_path):
+    """It is said before anything is timed, and nothing is left of the other one."""
+    monkeypatch.setattr(advising.timing, "time_steps", pytest.fail)
+    files = ["--json=fine.json", "--html=fine.html", f"{option}=none/file"]
+    with pytest.raises(SystemExit, match="No such file or directory: 'none/file'"):
+        main.main(["advise", "own_models.build", "--length=5", *files, *QUICKLY])
+    assert not list(tmp_path.glob("fine.*"))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,17 @@ def test_one_interrupt_that_comes_twice_is_one(tmp_path, monkeypatch):
     assert output.count("saved") == 2
 
 
+def test_one_who_interrupts_again_and_again_is_heard(monkeypatch):
+    times = iter(100 + 0.4 * i for i in range(10))
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(times))
+    with interrupts.Interrupts() as noted:
+        counts = []
+        for _ in range(4):
+            os.kill(os.getpid(), signal.SIGINT)
+            counts.append(noted.count)
+    assert counts == [1, 1, 2, 2]
+
+
 def test_who_survives_a_failure_is_interrupted_too(tmp_path):
     """Though it goes on after SIGTERM, as programs that use TensorFlow do."""
     script = tmp_path / "script.py"

@@ -362,3 +362,10 @@ def test_a_server_that_fails_ends_all(tmp_path, monkeypatch):
     assert code == 1
     assert "server 0 failed with exit code 1; ending the other 1" in output.getvalue()
     assert "[server] ZeroDivisionError" in output.getvalue()
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    output = io.StringIO()
+    assert launcher.launch([str(tmp_path / "none")], 1, output, show_all=True) == 1
+    assert f"[0] {tmp_path / 'none'}: No such file or directory" in output.getvalue()
+    assert "Traceback" not in output.getvalue()

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
 
 import programs
 import psutil
 import pytest
 
 from tf_dgc.cli import main
-from tf_dgc.launch import launcher
+from tf_dgc.launch import far_ends, launcher
 from tf_dgc.launch.starts import Hosts
 
 # What ssh does with a host and a command: a shell there runs it, with its input and
@@ -179,12 +180,61 @@ def test_what_it_is_not_told(told, message):
     assert message in ended.stderr
 
 
-def test_other_ports_for_another_attempt(hosts):
-    body = "print(config['cluster']['worker'], flush=True)\n"
-    body += "sys.exit(os.environ['TF_DGC_ATTEMPT'] == '1')\n"
-    code, output = launch(hosts, body, max_restarts=1)
+CANNOT_END = """
+import signal
+print(config['cluster']['worker'], flush=True)
+if os.environ['TF_DGC_ATTEMPT'] == '2':
+    if rank == 0:
+        print('alone:', not os.path.exists('/proc/' + open('pid').read()))
+elif rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open('now', 'w').write(str(os.getpid()))
+    os.rename('now', 'pid')
+    while True:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print('interrupted', flush=True)
+else:
+    while not os.path.exists('pid'):
+        time.sleep(0.05)
+    sys.exit(7)
+"""
+
+
+def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts, monkeypatch):
+    """Though a worker of the one before does not end, and its ssh could."""
+    monkeypatch.setattr(launcher, "_READ_SECONDS", 2.0)  # or it waits for that one
+    code, output = launch(hosts, CANNOT_END, max_restarts=1)
     assert code == 0, output
     assert "['a:4002', 'b:4002', 'b:4003']" in output
+    assert "[0] interrupted" in output
+    assert "[0] alone: True" in output
+    assert "may be running" not in output
+
+
+def test_who_may_be_running_yet():
+    """Where ssh ended before what it ran, or does not end."""
+    said, asked = [], []
+
+    def ended(code, stdin=True):
+        return SimpleNamespace(returncode=code, stdin=stdin)
+
+    def hurry():
+        asked.append(0)
+        return True
+
+    names = {"worker 0": ended(137), "worker 1": ended(-15), "worker 2": ended(7)}
+    far_ends.wait(names, said.append, hurry)
+    assert [line[:28] for line in said] == ["worker 1 may be running yet,"]
+    assert not asked
+    names = {"worker 0": ended(255), "server 0": ended(-15, None)}
+    far_ends.wait(names, said.append, hurry)
+    assert said[1].startswith(
+        "waiting 12 s for worker 0 to end, if only the connection"
+    )
+    assert len(said) == 2
+    assert asked
 
 
 @pytest.mark.parametrize(
@@ -196,6 +246,9 @@ def test_other_ports_for_another_attempt(hosts):
         (["--hosts", "a,::1"], "such as a, me@a or [::1]"),
         (["--hosts", "a,b", "--workers", "3"], "a worker for each host"),
         (["--hosts", "a,b", "--servers", "1"], "a worker for each host"),
+        (["--hosts", "a", "--ssh", "ssh '"], "--ssh: No closing quotation; received"),
+        (["--hosts", "a", "--ssh", "nosuchssh -v"], "is no program 'nosuchssh'; rec"),
+        (["--hosts", "a", "--ssh", ""], "--ssh: there is no program ''; received: ''"),
     ],
 )
 def test_what_cannot_be(arguments, message, capsys):

@@ -52,3 +52,21 @@ def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision,
     kept = keras.saving.load_model(best, compile=False)
     loss = np.mean((kept.predict(x, verbose=0).astype("float64") - y) ** 2)
     assert loss == pytest.approx(min(history["val_loss"]), rel=0.02)
+
+
+def test_each_worker_goes_on_from_its_own_backup(monkeypatch, tmp_path):
+    """Though all are given one directory, as scripts that all run alike do."""
+    x = np.ones((8, 4), "float32")
+    with Served(3) as served:  # the third keeps it from ending
+        for worker, epochs, trained in [(0, 2, [0, 1]), (1, 1, [0]), (0, 3, [2])]:
+            sgd = keras.optimizers.SGD(0.05, momentum=0.9)
+            optimizer = served.optimizer(monkeypatch, worker, sgd, "async")
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(optimizer, "mse")
+            backup = tf_dgc.callbacks.BackupAndRestore(
+                tmp_path / "backup", delete_checkpoint=epochs == 3
+            )
+            given = {"epochs": epochs, "verbose": 0, "callbacks": [backup]}
+            assert model.fit(x, x[:, :1], **given).epoch == trained
+            optimizer.leave()
+    assert [path.name for path in (tmp_path / "backup").iterdir()] == ["worker-1"]

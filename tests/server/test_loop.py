@@ -300,9 +300,9 @@ def test_an_optimizer_that_the_server_does_not_know():
     handed = json.loads(handing.to_text(fake.handed))
     handed["optimizer"]["class_name"] = "Mine"
     handed["optimizer"]["module"] = "my_module"
-    fake.send(0, Kind.JOIN, messages.to_body(json.dumps(handed)))
-    (reply,) = fake.send(0, Kind.GIVE, WEIGHTS.view(np.int32))
+    (reply,) = fake.send(0, Kind.JOIN, messages.to_body(json.dumps(handed)))
     assert "cannot make the optimizer" in refusal(reply)
+    assert "Received: ('my_module', 'Mine')" in refusal(reply)
     assert len(fake.join(1)) == 1  # another one can
 
 

@@ -8,7 +8,7 @@ from selection import rows as rows_of
 from serving import Served, leaving, run_together
 
 import tf_dgc
-from tf_dgc.server import handing, model, pulls, rows, tables, tabular
+from tf_dgc.server import handing, messages, model, pulls, rows, tables, tabular
 from tf_dgc.server.rows import Some
 
 VOCABULARY, WIDTH = 50, 6
@@ -141,9 +141,9 @@ def test_a_push_that_is_no_rows_updates_nothing():
     served.whole(0)
     some = slices([2, 5])
     words = rows.encode([rows.table_of(table)], [some], [tf.constant(1.0)]).numpy()
-    sound = model.Push(words, 0, 0)
+    sound = messages.Push(words, 0, 0)
     for wrong in (words[:-1], np.append(words, np.int32(0))):
-        push = model.Push(wrong, 0, 0)
+        push = messages.Push(wrong, 0, 0)
         assert not served.can_read(push)
         with pytest.raises(ValueError, match=r"rows|words follow"):
             served.apply([push])

@@ -1,13 +1,17 @@
 """The server's checkpoint: complete or not at all, and what goes on from it."""
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
+from full_disk import disk_of
 from served_loop import WEIGHTS, Fake, refusal, weights
 
-from tf_dgc.server import saved
+from tf_dgc.server import process, saved
 from tf_dgc.server.messages import Kind
 from tf_dgc.server.saved import Saved
+from tf_dgc.server.tasks import Task
 
 
 def adam(rate=0.5):
@@ -42,13 +46,51 @@ def test_another_server_goes_on_where_the_last_one_was(tmp_path, correction):
         np.testing.assert_array_equal(weights(*mine), weights(*theirs))
 
 
+@pytest.mark.parametrize("correction", [None, "rate"])
+def test_the_rate_that_workers_come_with_counts(tmp_path, correction):
+    """A script that was changed, or a callback before the first step, has set it."""
+    one = Fake(rule=adam(), correction=correction)
+    one.join(0)
+    one.push(0, 2.0)
+    write(tmp_path, one)
+    other = Fake(rule=adam(0.125), correction=correction)
+    of(tmp_path, other).restore(other.service)
+    for worker in range(2):
+        other.join(worker)
+    assert "learning rate 0.125, in place of 0.5, by worker 0" in other.lines
+    for rate in (0.125, 0.125, 0.25):
+        mine, theirs = (fake.push(0, 1.0, rate=rate) for fake in (other, one))
+        np.testing.assert_array_equal(weights(*mine), weights(*theirs))
+        assert other.service.model.rate == rate
+
+
 def test_workers_that_differ_from_the_checkpoint_are_refused(tmp_path):
     one = Fake(rule=adam())
     one.join(0)
-    write(tmp_path, one)
+    path = write(tmp_path, one).path
     other = Fake(rule=keras.optimizers.SGD(0.5))
     of(tmp_path, other).restore(other.service)
-    assert "optimizer" in other.join(0)
+    said = other.join(0)
+    assert "optimizer class_name is 'SGD', not 'Adam'" in said
+    assert f"as in the checkpoint {path}. Train with what that is of" in said
+    (begun,) = other.join(1, handed=one.handed)
+    np.testing.assert_array_equal(weights(begun), WEIGHTS)
+
+
+def test_another_number_of_workers_goes_on_and_in_another_mode(tmp_path):
+    one = Fake("sync", number=1)
+    one.join(0)
+    one.push(0, 2.0)
+    write(tmp_path, one)
+    other = Fake("ssp", 1, number=3, correction="rate")
+    of(tmp_path, other).restore(other.service)
+    for worker in range(3):
+        other.join(worker)
+    # By this correction a push that is not old counts N times as much.
+    (told,) = other.push(0, 2.0)
+    np.testing.assert_array_equal(weights(told), WEIGHTS - 1 - 3)
+    assert told[1]["clock"] == 2
+    assert other.push(0, 2.0) == []  # more than a step ahead of the others
 
 
 def test_a_synchronous_run_waits_for_all_again(tmp_path):
@@ -142,12 +184,63 @@ def test_a_death_while_it_is_written_leaves_the_last_one(tmp_path, monkeypatch):
 
     def dies(file, **arrays):
         file.write(b"half")
-        raise OSError("no space left")
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(saved.np, "savez", dies)
-    with pytest.raises(OSError, match="no space"):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(saved.np, "savez", dies)
+        patch.setattr(pathlib.Path, "unlink", lambda *_, **__: None)
         write(tmp_path, fake)
     assert kept.path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2
+    of(tmp_path, fake).restore(Fake().service)
+    assert list(tmp_path.iterdir()) == [kept.path]
+
+
+def test_a_full_disk_ends_nothing(tmp_path):
+    """The file stays as it was, and is written again in the next period."""
+    fake = Fake(number=1)
+    time = 0.0
+    kept = of(tmp_path, fake, 10.0, now=lambda: time)
+    fake.join(0)
+    for time in (0.0, 10.0):  # noqa: B007
+        kept.write_if_due(fake.service)
+    before = kept.path.read_bytes()
+    fake.push(0, 2.0)
+    time = 20.0
+    with disk_of(100):
+        kept.write_if_due(fake.service)
+        kept.end(fake.service)
+    assert "at update 1: [Errno 27] File too large" in fake.lines[-1]
+    assert fake.lines[-2] == fake.lines[-1]
+    assert kept.path.read_bytes() == before
+    time = 25.0
+    kept.write_if_due(fake.service)
+    assert kept.path.read_bytes() == before
+    time = 30.0
+    kept.write_if_due(fake.service)
+    other = Fake()
+    of(tmp_path, other).restore(other.service)
+    assert other.lines[-1] == f"goes on from {kept.path}, at update 1"
+
+
+def test_a_file_that_cannot_be_removed_ends_nothing(tmp_path):
+    fake = Fake(number=1)
+    fake.join(0)
+    fake.send(0, Kind.LEAVE, number=1)
+    kept = of(tmp_path, fake)
+    kept.path.mkdir()
+    kept.end(fake.service)
+    assert f"cannot remove {kept.path}, though all is done" in fake.lines[-1]
+
+
+def test_a_directory_that_cannot_be_is_told_at_the_beginning(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path / "file" / "sub"))
+    with pytest.raises(RuntimeError, match=r"cannot write .*TF_DGC_SERVER_DIR: \[Err"):
+        process.serve(Task(("127.0.0.1:1",), 1, None))
+    monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path / "new" / "sub"))
+    assert Saved.of_environment(print)
+    assert list(tmp_path.rglob("sub/*")) == []
 
 
 def test_environment(monkeypatch, tmp_path):

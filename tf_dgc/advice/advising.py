@@ -185,12 +185,15 @@ def advise(
     rate, round_trip = units.bits_per_second(bandwidth), units.seconds(latency)
     seconds = units.budget(seconds)
     wanted = candidates.find(methods)
+    inner = _inner(model)
+    with tf_config.alone():
+        candidates.check(wanted, inner)
     if data is None:
         data = batches.make(model, batch_size, length)
     if strategy is not None:
         links = measuring.links_of(strategy)
     with tf_config.alone():  # of a cluster, if there is one, each takes its own steps
-        timed = timing.time_steps(model, data, _inner(model), wanted, seconds)
+        timed = timing.time_steps(model, data, inner, wanted, seconds)
         timed = measuring.slowest(timed, strategy)
     if links is None:
         links = predicting.links_of(rate, round_trip, probing.local_speeds())

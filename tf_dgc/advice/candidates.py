@@ -48,6 +48,25 @@ def find(names: Sequence[str] | str) -> list[Candidate]:
     return [_find(name) for name in dict.fromkeys(wanted)]
 
 
+def copy_of(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return another optimizer of the same config."""
+    return type(inner).from_config(inner.get_config())
+
+
+def check(wanted: Sequence[Candidate], inner: keras.optimizers.Optimizer) -> None:
+    """Raise `ValueError` if one cannot be made, before any is timed.
+
+    Args:
+        wanted: ways to train.
+        inner: optimizer that they are to be made of, which is copied.
+    """
+    for candidate in wanted:
+        try:
+            candidate.make(copy_of(inner))
+        except ValueError as error:
+            raise ValueError(f"{candidate.name!r} cannot be: {error}") from error
+
+
 def _find(name: str) -> Candidate:
     kind, _, number = name.partition(" ")
     try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_dgc.advice.candidates import Candidate
+from tf_dgc.advice.candidates import Candidate, copy_of
 from tf_dgc.exchanges import Asked
 from tf_dgc.optimizers import choosing
 from tf_dgc.optimizers.compressed import CompressedOptimizer
@@ -56,11 +56,11 @@ def time_steps(
     first, *others = candidates
     share = budget / max(1, len(others)) / 2
     with _kept(model):
-        dense = _Steps(model, data, first.make(_copy(inner)))
+        dense = _Steps(model, data, first.make(copy_of(inner)))
         reference = statistics.median(dense.take(share))
         found = [Timed(first, reference, dense.asked)]
         for candidate in others:
-            made = candidate.make(_copy(inner))
+            made = candidate.make(copy_of(inner))
             if candidate.period > 1:  # its steps are those of the first
                 found.append(Timed(candidate, reference, dense.asked))
                 continue
@@ -127,10 +127,6 @@ def _loss(model: keras.Model, data: Any) -> tf.Tensor:
     outputs = tf.nest.flatten(model(data, training=True))
     squares = [tf.reduce_mean(tf.square(tf.cast(o, tf.float32))) for o in outputs]
     return tf.add_n([*squares, *(tf.cast(loss, tf.float32) for loss in model.losses)])
-
-
-def _copy(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    return type(inner).from_config(inner.get_config())
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from tf_dgc.checkpoint import saving
 
 # What is written here and nothing else, as the others may be of the user's own.
 _NAME = re.compile(
-    r"(?:\.unfinished\.)?backup-(\d+)\."
+    rf"(?:{saving.UNFINISHED})?backup-(\d+)\."
     r"(?:part-\d+\.h5|model-\d+\.weights\.h5|manifest-\d+\.json)"
 )
 _MANIFEST = re.compile(r"backup-(\d+)\.manifest-\d+\.json")

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import checkpoints, trainer
 from tf_dgc.checkpoint import keras_saving, resuming, saving
-from tf_dgc.cluster import meeting, workers
+from tf_dgc.cluster import meeting
 from tf_dgc.training.statistics import average_statistics
 
 
@@ -105,10 +105,7 @@ def _write_alone(
     Each writes beside the file's place, by a name of its own; the last one's stays.
     """
     path = pathlib.Path(filepath)
-    with (
-        saving.told_to_all(strategy, path),
-        saving.replacing(path, workers.me(strategy).replace(" ", "-")) as unfinished,
-    ):
+    with saving.told_to_all(strategy, path), saving.replacing(path) as unfinished:
         write(unfinished)
 
 

@@ -79,7 +79,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Where all workers see `backup_dir`, what all have alike is written once, and any
     number of workers can go on. Where each has a directory of its own, as many go on,
-    each from its own; others if the files of all are put into one.
+    each from its own; others if the files of all are put into one. With a
+    `ServerOptimizer` each worker backs up for itself, in `backup_dir/worker-INDEX`.
 
     Callbacks with a memory of their own (`EarlyStopping`, `ReduceLROnPlateau`) begin
     anew, as with Keras's.
@@ -141,7 +142,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "it an `Input`, or call `model.build(input_shape)`. "
                 f"Received: model={model.name!r}"
             )
-        self._backups = Backups(model.distribute_strategy, self._directory)
+        directory = self._directory / _own_backup(model)
+        self._backups = Backups(model.distribute_strategy, directory)
         found = self._backups.find()
         if found is not None:
             self._restore(self._backups, found)
@@ -243,6 +245,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         meeting.rendezvous(strategy, "finish training")
         if self.delete_checkpoint and self._backups is not None:
             self._backups.delete()
+
+
+def _own_backup(model: keras.Model) -> str:
+    """Return where in the directory a worker backs up for itself; "" with all others.
+
+    With a parameter server each trains by itself, and has state that nobody else has.
+    """
+    optimizer = model.optimizer
+    candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
+    return next(filter(None, (getattr(o, "own_backup", "") for o in candidates)), "")
 
 
 def _assign(variables: list[keras.Variable], values: list[Any]) -> None:

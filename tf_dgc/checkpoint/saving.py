@@ -12,7 +12,9 @@ import contextvars
 import functools
 import os
 import pathlib
+import re
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +28,12 @@ from tf_dgc.training import agreed
 from tf_dgc.training.statistics import average_statistics
 
 Path = str | os.PathLike
+_UNFINISHED = ".unfinished."
+_DRAWN = r"[0-9a-f]{32}"
+_LEFT_SECONDS = 3600.0  # without a write, behind which nobody writes any more
+
+UNFINISHED = re.escape(_UNFINISHED) + _DRAWN + r"\."
+"""Regular expression of what is before the name of a file while it is written."""
 
 
 def save_model(model: keras.Model, filepath: Path) -> None:
@@ -102,25 +110,41 @@ def save(
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path, writer: str = "") -> Iterator[pathlib.Path]:
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a path to write to; what is there in the end takes the place of `path`.
 
-    After an error, or the death of the process, `path` is what it was before.
-
-    Args:
-        path: path of a file.
-        writer: name of this process, where others may write to `path` meanwhile.
+    After an error, or the death of the process, `path` is what it was before. The path
+    is this writer's own: of several at once, each writes a whole file, and the last to
+    end has it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = f"{writer}." if writer else ""
-    unfinished = path.with_name(f".unfinished.{own}{path.name}")
+    mine = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
     try:
-        yield unfinished
-        _flush(unfinished)
-        os.replace(unfinished, path)
+        yield mine
+        _flush(mine)
+        os.replace(mine, path)
         _flush(path.parent)
     finally:
-        unfinished.unlink(missing_ok=True)
+        mine.unlink(missing_ok=True)
+    _remove_left(path)
+
+
+def _remove_left(path: pathlib.Path) -> None:
+    """Remove what processes that died left when they wrote this file.
+
+    By times that the disk tells, which may be another machine's.
+    """
+    with contextlib.suppress(OSError):
+        old = path.stat().st_mtime - _LEFT_SECONDS
+        for other in unfinished(path):
+            if other.stat().st_mtime < old:
+                other.unlink(missing_ok=True)
+
+
+def unfinished(path: pathlib.Path) -> list[pathlib.Path]:
+    """Return what is being written to take the place of a file, or was left of that."""
+    name = re.compile(UNFINISHED + re.escape(path.name))
+    return [other for other in path.parent.iterdir() if name.fullmatch(other.name)]
 
 
 def _flush(path: pathlib.Path) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import pathlib
 import sys
+import traceback
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from tf_dgc.advice.advising import Advice, advise
 from tf_dgc.cli import listing
 from tf_dgc.cluster import meeting, tf_config, workers
 from tf_dgc.distribute.startup import multi_worker_strategy
+from tf_dgc.reports import pictures
 
 _COLUMNS = (
     *("workers", "method", "exchange"),
@@ -30,8 +33,11 @@ def main(options: argparse.Namespace) -> int:
     given["methods"] = options.methods
     try:
         strategy = multi_worker_strategy() if options.measure else None
+        tells = strategy is None or meeting.is_chief(strategy)
         if strategy is None:
             _check_nobody_else()
+        if tells:
+            _check_files(options)
         with tf_config.alone():
             model = _model(options.model, options.imports)
         found = advise(
@@ -43,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
             seconds=options.seconds,
             **{name: value for name, value in given.items() if value is not None},
         )
-        if strategy is None or meeting.is_chief(strategy):
+        if tells:
             _tell(found, options)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"tf-dgc advise: {error}")
@@ -57,6 +63,23 @@ def _tell(found: Advice, options: argparse.Namespace) -> None:
         pathlib.Path(options.json).write_text(text + "\n")
     if options.html:
         pathlib.Path(options.html).write_text(found.html(), encoding="utf-8")
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise an error now if what is to be written at the end cannot be.
+
+    Raises:
+        ImportError: if matplotlib is not installed, for pictures.
+        OSError: if a file cannot be written.
+    """
+    if options.html:
+        pictures.check()
+    for path in filter(None, (options.json, options.html)):
+        there = os.path.exists(path)
+        with open(path, "a"):
+            pass
+        if not there:
+            os.remove(path)
 
 
 def _check_nobody_else() -> None:
@@ -102,10 +125,36 @@ def _model(name: str, imports: Sequence[str]) -> keras.Model:
             f"that makes one, as keras.applications.ResNet50. Received: {name}"
         )
     is_application = make is getattr(keras.applications, function, None)
-    model = make(weights=None) if is_application else make()
+    model = make(weights=None) if is_application else _called(make, name)
     if not isinstance(model, keras.Model):
         raise ValueError(f"{name} must make a keras.Model. Received: {model!r}")
     return model
+
+
+def _called(make: Any, name: str) -> Any:
+    """Return what a function of the user's makes.
+
+    Args:
+        make: function; or whatever has that name.
+        name: name of it.
+
+    Raises:
+        ValueError: if it is none, needs arguments, or raises an error, whose traceback
+            is printed.
+    """
+    if not callable(make):
+        raise ValueError(f"{name} must be a function. Received: {make!r}")
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must make a keras.Model without arguments: {error}"
+        ) from error
+    try:
+        return make()
+    except Exception as error:
+        traceback.print_exc()
+        raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def _import(name: str) -> types.ModuleType | None:

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +72,8 @@ def _run(options: argparse.Namespace) -> int:
         options.error(_about_workers(options.script, options.args))
     if options.hosts and (options.servers or options.workers not in (None, number)):
         options.error("--hosts has a worker for each host, and no servers")
+    if options.hosts and (wrong := _about_ssh(options.ssh)):
+        options.error(f"--ssh: {wrong}; received: {options.ssh!r}")
     if not options.module and not os.path.isfile(options.script):
         options.error(f"no such script: {options.script}")
     from tf_dgc.launch import launcher, starts
@@ -122,6 +126,15 @@ def _about_workers(script: str, arguments: Sequence[str]) -> str:
         "options of `tf-dgc run` come before the script, and what comes after "
         f"{script} is passed on to it: {usage}"
     )
+
+
+def _about_ssh(command: str) -> str | None:
+    """Return why a command cannot be run; None if it can."""
+    try:
+        program, *_ = shlex.split(command) or [""]
+    except ValueError as error:
+        return str(error)
+    return None if shutil.which(program) else f"there is no program {program!r}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,6 +35,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     """
 
     saved_by_all_workers = True  # each has a part
+    own_backup = ""  # name of the backup of who backs up without the other workers
     steps_alone = False  # whether a step of the inner optimizer meets nobody
 
     weight_decay = settings.shared("weight_decay")

@@ -6,6 +6,7 @@ Loads no TensorFlow, and imports nothing of the package.
 __all__ = [
     "allocator",
     "display",
+    "far_ends",
     "interrupts",
     "launcher",
     "log_records",

@@ -37,4 +37,4 @@ class Interrupts:
         now = time.monotonic()
         if now - self._last > _SAME_SECONDS:
             self.count += 1
-        self._last = now
+            self._last = now  # not of one more: who goes on and on is heard

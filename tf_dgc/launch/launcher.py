@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TextIO
 
-from tf_dgc.launch import onednn, starts, worker_processes
+from tf_dgc.launch import far_ends, onednn, starts, worker_processes
 from tf_dgc.launch.display import Display
 from tf_dgc.launch.interrupts import Interrupts
 from tf_dgc.launch.starts import Hosts, Start
@@ -71,10 +71,10 @@ def launch(
     that worker fails. As soon as one fails, or on an interrupt, the others get SIGINT,
     which Python raises as `KeyboardInterrupt`; those that have not ended 2 s later, or
     10 s after an interrupt, are ended with all their children. On a second interrupt
-    all are killed. After a failure all workers are started again, as often as
-    `max_restarts` says: with the same ranks, on other ports, and with the number of the
-    attempt, from 1, in the environment variable `TF_DGC_ATTEMPT`. Resuming is up to the
-    command.
+    all are killed; on other machines those 10 s after the first. After a failure all
+    workers are started again, as often as `max_restarts` says: with the same ranks, on
+    other ports, and with the number of the attempt, from 1, in the environment variable
+    `TF_DGC_ATTEMPT`. Resuming is up to the command.
 
     Args:
         command: program and arguments, the same for every worker.
@@ -137,13 +137,13 @@ def _attempts(run: Run, attempts: int) -> int:
         if attempt > 1:
             run.shown.say(f"attempt {attempt} of {attempts}: starting all "
                           f"{run.num_workers} workers again")  # fmt: skip
-        code = _attempt(run, attempt)
+        code = _attempt(run, attempt, attempt == attempts)
         if code == 0 or run.interrupts.count:
             break
     return code
 
 
-def _attempt(run: Run, attempt: int) -> int:
+def _attempt(run: Run, attempt: int, is_last: bool) -> int:
     """Run all workers once."""
     interrupts = run.interrupts
     number = run.num_workers + run.num_servers
@@ -163,6 +163,9 @@ def _attempt(run: Run, attempt: int) -> int:
         reader.stop(_READ_SECONDS)
     if failed is not None:
         _show_end(run, failed, outputs[failed])
+        if not is_last:
+            named = {run.name(place): worker for place, worker in enumerate(workers)}
+            far_ends.wait(named, run.shown.say, lambda: interrupts.count > 0)
     if interrupts.count:
         return 128 + signal.SIGINT
     return 0 if failed is None else exit_code(workers[failed]) or 0

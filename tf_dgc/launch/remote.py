@@ -8,14 +8,15 @@ import sys
 from tf_dgc.launch import worker_processes
 from tf_dgc.launch.worker_processes import POLL_SECONDS, exit_code
 
-_INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt` in the program
+INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt`, if nothing is said
 
 
 def main() -> int:
     """Run what a line of standard input says; return its exit code.
 
     When standard input ends, as it does with the ssh that this is run by, the program
-    gets SIGINT, and is killed with all its children if it has not ended 10 s later.
+    gets SIGINT, and is killed with all its children if it has not ended 10 s later; or
+    when a second line says so, and as many seconds later as that says.
     """
     told = sys.stdin.fileno()
     line = _first_line(told)
@@ -28,17 +29,17 @@ def main() -> int:
         sys.exit(f"tf-dgc remote: the directory must be the same as there: {error}")
     environment = {**asked["defaults"], **os.environ, **asked["environment"]}
     worker = worker_processes.start(asked["command"], environment, sys.stdout.fileno())
-    gone = False
+    seconds = None
     try:
-        while exit_code(worker) is None and not gone:
-            gone = _has_ended(told)
+        while exit_code(worker) is None and seconds is None:
+            seconds = _seconds_to_end(told)
     finally:
-        worker_processes.end([worker], _INTERRUPT_SECONDS if gone else 0.0)
+        worker_processes.end([worker], seconds or 0.0)
     return exit_code(worker) or 0
 
 
 def _first_line(told: int) -> bytes:
-    """Return what comes up to the end of a line, and is all that is said."""
+    """Return what comes up to the end of a line; nothing if there is no end."""
     found = b""
     while not found.endswith(b"\n"):
         part = os.read(told, 1 << 16)
@@ -48,7 +49,9 @@ def _first_line(told: int) -> bytes:
     return found
 
 
-def _has_ended(told: int) -> bool:
-    """Wait for a moment, and return whether standard input ended in it."""
+def _seconds_to_end(told: int) -> float | None:
+    """Wait for a moment; return in how many seconds the program is to end, or None."""
     ready, _, _ = select.select([told], [], [], POLL_SECONDS)
-    return bool(ready) and not os.read(told, 1 << 16)
+    if not ready:
+        return None
+    return float(_first_line(told) or INTERRUPT_SECONDS)

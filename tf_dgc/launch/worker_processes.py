@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil
 
 POLL_SECONDS = 0.05
-_CHILDREN_SECONDS = 2.0
+CHILDREN_SECONDS = 2.0
 _REAP_SECONDS = 10.0
+_FAR_SECONDS = CHILDREN_SECONDS + 3.0  # for a far end to kill, and for ssh to say so
 
 
 def start(
@@ -73,8 +74,10 @@ def end(
     """End workers and what they started, and wait for them.
 
     Those that run get SIGINT, for Python a `KeyboardInterrupt`, which TensorFlow does
-    not keep from the program as it does SIGTERM; those with an input get its end
-    instead. Then every group gets SIGTERM, and at last SIGKILL.
+    not keep from the program as it does SIGTERM. Then every group gets SIGTERM, and at
+    last SIGKILL. Those with an input are told there how many seconds they have, and
+    that is its end: what they run far away is ended by that, with its children, before
+    they end themselves.
 
     Args:
         workers: processes to be ended; those that were waited for already are left out.
@@ -86,13 +89,15 @@ def end(
     if seconds:
         for worker in left:
             if exit_code(worker) is None:
-                _interrupt(worker)
+                _interrupt(worker, seconds)
+        more = _FAR_SECONDS if any(worker.stdin for worker in left) else 0.0
         wait_until(
-            lambda: hurry() or all(exit_code(w) is not None for w in left), seconds
+            lambda: hurry() or all(exit_code(w) is not None for w in left),
+            seconds + more,
         )
     if not hurry():
         _signal(left, signal.SIGTERM)
-        wait_until(lambda: hurry() or not any(map(_lives, left)), _CHILDREN_SECONDS)
+        wait_until(lambda: hurry() or not any(map(_lives, left)), CHILDREN_SECONDS)
     _signal(left, signal.SIGKILL)
     for worker in left:
         # A process that the kernel does not let go of is left to the system.
@@ -102,8 +107,10 @@ def end(
         worker.stdin.close()  # type: ignore[union-attr]
 
 
-def _interrupt(worker: "subprocess.Popen[bytes]") -> None:
+def _interrupt(worker: "subprocess.Popen[bytes]", seconds: float) -> None:
     if worker.stdin:
+        with contextlib.suppress(BrokenPipeError):  # it is about to end
+            worker.stdin.write(f"{seconds:g}\n".encode())
         worker.stdin.close()
     else:
         os.kill(worker.pid, signal.SIGINT)

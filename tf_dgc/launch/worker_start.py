@@ -23,7 +23,10 @@ def main(launcher: int, command: list[str]) -> None:
         sys.exit("the launcher is gone")
     # What a shell starts in the background ignores it, and so would the program.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ May import `local` and what that may.
 
 __all__ = [
     "admission",
+    "beginnings",
     "changed",
+    "checking",
     "clock",
+    "configs",
     "connection",
     "copies",
     "corrections",

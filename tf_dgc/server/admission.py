@@ -1,15 +1,18 @@
 """Admission: who may take part. All must hand over the same."""
 
-import json
 from typing import Any
 
 import numpy as np
 
 from tf_dgc._versions import tf_dgc_version
-from tf_dgc.server import handing
-from tf_dgc.server.clock import Clock
+from tf_dgc.server import checking, handing
+from tf_dgc.server.beginnings import Restored
 from tf_dgc.server.handing import Handed
-from tf_dgc.server.messages import to_text
+from tf_dgc.server.messages import brief
+
+_SAME = (
+    "All workers must run the same version of tf_dgc, with the same model and settings"
+)
 
 
 class Admission:
@@ -22,10 +25,12 @@ class Admission:
     Attributes:
         num_workers: number of workers, N.
         handed: description that the first worker handed over; None before it has.
+        restored: checkpoint that the first worker is to go on from; None for none.
     """
 
     def __init__(self, num_workers: int, shard: tuple[int, int] = (0, 1)):
         self.handed: Handed | None = None
+        self.restored: Restored | None = None
         self.num_workers, self._shard = num_workers, shard
 
     def read(self, body: np.ndarray, late: bool) -> tuple[Any, str | None]:
@@ -38,10 +43,18 @@ class Admission:
         """
         handed = None
         try:
-            handed = json.loads(to_text(body))
-            return handed, self._differs(handed, late)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            return handed, f"it cannot be read ({type(error).__name__}: {error})"
+            handed = checking.read(body)
+            return handed, self._why_not(handed, late)
+        except Exception as error:  # it may be anything
+            return handed, f"it cannot be read ({brief(error)})"
+
+    def _why_not(self, handed: Handed, late: bool) -> str | None:
+        different = self._differs(handed, late)
+        if different is not None:
+            return f"{different}. {_SAME}"
+        if self.handed is None and self.restored is not None:
+            return self.restored.difference(handed)
+        return None
 
     def _differs(self, handed: Handed, late: bool) -> str | None:
         version = tf_dgc_version()
@@ -61,14 +74,7 @@ class Admission:
                 f"it is for server {there[0]} of {there[1]}, and by its own TF_CONFIG "
                 f"this one is server {here[0]} of {here[1]}"
             )
-        rate_of(handed)
         if self.handed is None:
-            Clock.of_settings(handed["settings"])
+            checking.check(handed)
             return None
         return handing.difference(self.handed, handed, rates=not late)
-
-
-def rate_of(handed: Handed) -> float | None:
-    """Return the learning rate that a worker begins with, None for a schedule."""
-    rate = handed["optimizer"]["config"].get("learning_rate")
-    return float(rate) if isinstance(rate, int | float) else None

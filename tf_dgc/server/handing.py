@@ -5,13 +5,16 @@ So the server needs no script of its own. All workers must hand over the same.
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
 from tf_dgc._versions import tf_dgc_version
+from tf_dgc.codecs import bits
 from tf_dgc.optimizers import tensors
 
 Handed = dict[str, Any]
@@ -111,6 +114,20 @@ def make_variables(handed: Handed) -> list[keras.Variable]:
         )
         for v in handed["variables"]
     ]
+
+
+def num_words(handed: Handed) -> int:
+    """Return the words of all variables that a server is to keep."""
+    return sum(
+        bits.num_words(tf.as_dtype(v["dtype"]), math.prod(v["shape"]))
+        for v in handed["variables"]
+    )
+
+
+def rate_of(handed: Handed) -> float | None:
+    """Return the learning rate that a worker begins with, None for a schedule."""
+    rate = handed["optimizer"]["config"].get("learning_rate")
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 def difference(one: Handed, other: Handed, rates: bool = True) -> str | None:

@@ -1,20 +1,23 @@
 """The server's loop: takes messages, refuses what is none, and answers each once."""
 
+import contextlib
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
-from tf_dgc.server import turns
+from tf_dgc.server import checking, turns
 from tf_dgc.server.members import Limits, Member
 from tf_dgc.server.messages import (
     REPLY,
     REQUEST,
     DamagedError,
     Kind,
+    Push,
     Status,
+    brief,
     head_of,
     seal,
     secret_words,
@@ -22,7 +25,6 @@ from tf_dgc.server.messages import (
     to_text,
     unseal,
 )
-from tf_dgc.server.model import Push
 from tf_dgc.server.runs import Runs
 from tf_dgc.server.saved import Saved
 from tf_dgc.server.service import Service
@@ -80,7 +82,7 @@ class Loop:
         """Serve until it is over.
 
         Raises:
-            RuntimeError: if a checkpoint cannot be read.
+            RuntimeError: if the first run's checkpoint cannot be read.
         """
         self.runs.service(0)
         while not self.runs.is_over(self._now()):
@@ -163,9 +165,15 @@ class Loop:
     def _take_step(
         self, service: Service, member: Member, head: Any, body: np.ndarray
     ) -> None:
-        whole = member.session.take(head, body)
-        if whole is None:
-            return
+        kind = Kind(head["kind"])
+        whole = member.session.take(head, body, service.most_words(kind))
+        if whole is not None:
+            with self._expelling(member):
+                self._do(service, member, head, whole)
+
+    def _do(
+        self, service: Service, member: Member, head: Any, whole: np.ndarray
+    ) -> None:
         kind = Kind(head["kind"])
         if kind == Kind.PUSH:
             push = Push(whole, member.worker, int(head["step"]))
@@ -194,10 +202,22 @@ class Loop:
         session = self._newcomers.get(slot)
         if session is None or session.incarnation != head["incarnation"]:
             session = self._newcomers[slot] = self._session(slot, head)
-        whole = session.take(head, body)
+        whole = session.take(head, body, checking.most_words(Kind.JOIN, 0))
         if whole is not None:
             del self._newcomers[slot]
-            self.runs.admit(Member(slot, session, self._now()), whole, self._now())
+            member = Member(slot, session, self._now())
+            with self._expelling(member):
+                self.runs.admit(member, whole, self._now())
+
+    @contextlib.contextmanager
+    def _expelling(self, member: Member) -> Iterator[None]:
+        """Let an error that a message brings about end its sender's part alone."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"cannot go on: {brief(error)}"
+            self._say(f"worker {member.worker} {reason}")
+            self.runs.expel(member, reason)
 
     def _session(self, slot: int, head: Any) -> Session:
         def send(words: np.ndarray) -> None:

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_dgc.cluster import workers
+from tf_dgc.server.clock import names
 from tf_dgc.server.messages import Kind, Status
 from tf_dgc.server.sessions import Reply, Session
 
@@ -117,13 +118,78 @@ class Member:
 
 
 class Members(dict[int, Member]):
-    """Members by worker; those that are gone are not in it."""
+    """Members by worker; those that are gone are not in it.
+
+    Args:
+        num_workers: number of workers, N.
+
+    Attributes:
+        begun: time at which the first one came, in seconds; None before.
+        done: indices of the workers that have done their part.
+    """
+
+    def __init__(self, num_workers: int):
+        super().__init__()
+        self.begun: float | None = None
+        self.done: set[int] = set()
+        self._num_workers = num_workers
+        self._seen = 0.0  # when somebody was there last
+
+    def come(self, member: Member, now: float) -> None:
+        """Note that a process takes part.
+
+        Args:
+            member: member that it is.
+            now: time, in seconds.
+        """
+        self.begun = now if self.begun is None else self.begun
+        self.done.discard(member.worker)
+        self[member.worker] = member
+
+    @property
+    def missing(self) -> list[int]:
+        """Indices of the workers of which no process takes part, ascending."""
+        return sorted(set(range(self._num_workers)) - set(self))
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all workers have done their part."""
+        return len(self.done) == self._num_workers
+
+    def note(self, now: float) -> None:
+        """Note that somebody is there, if so."""
+        if self:
+            self._seen = now
+
+    def stay_away(self, now: float, seconds: float) -> bool:
+        """Whether nobody has been there for so long."""
+        return not self and now - self._seen > seconds
 
     def find(self, head: Any) -> Member | None:
         """Return the member that a message is from, or None."""
         member = self.get(int(head["worker"]))
         same = member is not None and member.session.incarnation == head["incarnation"]
         return member if same else None
+
+    def in_vain(
+        self, member: Member, others: Sequence[int], now: float, limits: Limits
+    ) -> str | None:
+        """Return what is said to one that has waited too long, or None.
+
+        Args:
+            member: member that waits.
+            others: indices of the workers that it waits for.
+            now: time, in seconds.
+            limits: seconds that it may wait.
+        """
+        present = [self[i] for i in others if i in self]
+        if not member.waits_in_vain(now, present, limits):
+            return None
+        return (
+            f"worker {member.worker} waited {limits.wait:g} s (environment variable "
+            f"TF_DGC_TIMEOUT) for {names(others)}, which responds but does not come, "
+            "and computes nothing"
+        )
 
     def forgive(self, seconds: float) -> None:
         """Let time in which nobody was heard count against no one."""

@@ -8,7 +8,7 @@ bears it.
 import enum
 import hashlib
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,20 @@ class Status(enum.IntEnum):
     REFUSED = 2  # with the reason as text
     AGAIN = 3  # join again: who was to give the first weights is gone
     LATE = 4  # done, but for the push, which came when its step had been taken
+
+
+class Push(NamedTuple):
+    """What a worker pushed.
+
+    Attributes:
+        words: message, int32 `[w]`.
+        worker: index of the worker.
+        step: number of the step that it was planned by.
+    """
+
+    words: np.ndarray
+    worker: int
+    step: int
 
 
 class DamagedError(Exception):
@@ -177,6 +191,12 @@ def num_parts(num_words: int) -> int:
 def part_of(body: np.ndarray, part: int) -> np.ndarray:
     """Return one of the parts of a body."""
     return body[part * MOST_WORDS : (part + 1) * MOST_WORDS]
+
+
+def brief(error: Exception) -> str:
+    """Return class and text of an error, in a line that is not too long."""
+    text = str(getattr(error, "message", error)).split("\n", maxsplit=1)[0]
+    return f"{type(error).__name__}: {text:.500}"
 
 
 def gist(text: str) -> str:

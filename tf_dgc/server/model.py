@@ -3,7 +3,6 @@
 import collections
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -16,25 +15,12 @@ from tf_dgc.server import handing, pulls
 from tf_dgc.server.copies import Copies
 from tf_dgc.server.corrections import STRENGTH, ByRate, Compensation
 from tf_dgc.server.handing import Handed
+from tf_dgc.server.messages import Push
 from tf_dgc.server.rows import Some
 from tf_dgc.server.tables import Tables, add_up
 from tf_dgc.steps import native, native_update
 from tf_dgc.steps.base import Touched
 from tf_dgc.steps.receiving import Receiver
-
-
-class Push(NamedTuple):
-    """What a worker pushed.
-
-    Attributes:
-        words: message, int32 `[w]`.
-        worker: index of the worker.
-        step: number of the step that it was planned by.
-    """
-
-    words: np.ndarray
-    worker: int
-    step: int
 
 
 class Model:
@@ -97,20 +83,15 @@ class Model:
 
         Args:
             words: bits of all of them, as `whole` returns them.
-
-        Raises:
-            ValueError: for another number of words.
         """
-        if len(words) != self.num_words:
-            raise ValueError(
-                f"The first weights must be {self.num_words} words, as the variables "
-                f"that were handed over are. Received: {len(words)} words"
-            )
         pulls.assign(self.variables, tf.constant(words))
         self._whole = None
 
     def state(self) -> np.ndarray:
-        """Return the bits of all variables, of the optimizer too, int32 `[w]`."""
+        """Return the bits of all variables, the optimizer's too, int32 `[w]`.
+
+        But for the learning rate, a variable in some models only.
+        """
         return pulls.collect(self._everything()).numpy()
 
     def restore(self, words: np.ndarray, clock: int, rate: float) -> None:
@@ -132,9 +113,15 @@ class Model:
         self.clock = clock
         if self._by_rate:
             self._by_rate.restore(rate)
+        elif isinstance(self.optimizer.learning_rate, keras.Variable):
+            self.set_rate(rate)
 
     def _everything(self) -> list[keras.Variable]:
-        return [*self.variables, *self.optimizer.variables]
+        rate = self.optimizer.learning_rate
+        return [
+            *self.variables,
+            *(v for v in self.optimizer.variables if v is not rate),
+        ]
 
     def whole(self, worker: int) -> np.ndarray:
         """Return the bits of all variables, int32 `[num_words]`, for a worker."""
@@ -229,7 +216,7 @@ class Model:
             number = tf.constant(push.step, tf.int64)
             if self._plain:
                 self._receiver.receive(*given, number).decode()
-        except (ValueError, tf.errors.InvalidArgumentError):
+        except Exception:  # of what it may be there is no end
             return False
         return True
 

@@ -17,25 +17,8 @@ from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.configuration import take_apart
-from tf_dgc.server import process, tabular, validation
+from tf_dgc.server import configs, process, tabular, validation
 from tf_dgc.server.worker import Worker, remember
-
-_SETTINGS = (
-    "mode",
-    "staleness",
-    "compressor",
-    "quorum",
-    "correction",
-    "correction_strength",
-    "error_feedback",
-    "momentum_correction",
-    "factor_masking",
-    "pull",
-    "pull_sparsity",
-    "rows",
-    "min_compress_size",
-    "seed",
-)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -155,6 +138,7 @@ class ServerOptimizer(OptimizerWrapper):
             validation.check_backup(mode, quorum, feedback, task.num_workers)
         super().__init__(rule, took, name, tf.distribute.get_strategy())
         self._task = task
+        self.own_backup = f"worker-{task.worker}" if task else ""
         self.mode = mode
         self.staleness = None if staleness is None else int(staleness)
         self.compressor = compressor
@@ -283,12 +267,7 @@ class ServerOptimizer(OptimizerWrapper):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""
-        values = {name: getattr(self, name) for name in _SETTINGS}
-        return {
-            "name": self.name,
-            "inner": self.inner_config(),
-            **keras.saving.serialize_keras_object(values),
-        }
+        return configs.config_of(self)
 
     @classmethod
     def from_config(

@@ -59,9 +59,12 @@ def serve(task: Task) -> rpc.Server:
         What listened; see `leave`.
 
     Raises:
-        RuntimeError: if it cannot listen on its address, or go on from its checkpoint.
+        RuntimeError: if it cannot listen on its address, write its checkpoint, or go
+            on from it.
         ValueError: for an environment variable that is not a number of seconds.
     """
+    limits, say = Limits.of_environment(), _speaker(*task.shard)
+    saved = Saved.of_environment(say, task.shard)
     try:
         _try_to_bind(task.server)
         transport = rpc.Server(task.server, 2 * task.num_workers)
@@ -69,15 +72,12 @@ def serve(task: Task) -> rpc.Server:
         raise RuntimeError(
             f"tf_dgc: the server cannot listen on {task.server}: {error}"
         ) from error
-    say = _speaker(*task.shard)
     say(f"listens on {task.server}, for {task.num_workers} workers")
     if not (task.is_loopback or any(messages.secret_words())):
         say(
             "WARNING: whoever reaches this address can train the model. Set the same "
             f"{messages.SECRET_VARIABLE} for all processes (docs/server.md)."
         )
-    limits = Limits.of_environment()
-    saved = Saved.of_environment(say, task.shard)
     given = transport, task.num_workers, limits
     loop = Loop(*given, say=say, saved=saved, shard=task.shard)
     done = threading.Event()

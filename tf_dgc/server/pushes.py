@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-import tensorflow as tf
-
 from tf_dgc.server.clock import Clock
 from tf_dgc.server.members import Member
-from tf_dgc.server.model import Model, Push
+from tf_dgc.server.messages import Push, brief
+from tf_dgc.server.model import Model
 
 
 class Pushes:
@@ -95,14 +94,13 @@ def _apply(
     """Take a step; yield whose push cannot be read, and take it without that one."""
     try:
         model.apply([push for push, _ in found])
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
-        text = getattr(error, "message", str(error)).splitlines()[0]
+    except Exception as error:  # whatever it brought about
         sound = [len(found) > 1 and model.can_read(push) for push, _ in found]
         if all(sound):  # it is their sum
             sound = [False] * len(found)
         for (_, member), fine in zip(found, sound, strict=True):
             if not fine:
-                yield member, f"what it pushed is refused: {text}"
+                yield member, f"what it pushed is refused: {brief(error)}"
         if any(sound):
             rest = zip(found, sound, strict=True)
             yield from _apply(model, [pair for pair, fine in rest if fine])

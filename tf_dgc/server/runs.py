@@ -1,14 +1,13 @@
 """Runs: what workers train one after the other, each with a service of its own."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from tf_dgc.server import checking
 from tf_dgc.server.admission import Admission
 from tf_dgc.server.members import Limits, Member
-from tf_dgc.server.messages import to_text
 from tf_dgc.server.saved import Saved
 from tf_dgc.server.service import Service
 
@@ -79,12 +78,14 @@ class Runs:
         """Let a process take part in the run that it names, as `Service.admit` does."""
         run = _run_of(body)
         service = self.service(run)
-        service.admit(member, body, now)
+        try:
+            service.admit(member, body, now)
+        finally:
+            if run and service.handed is None:  # the first one stays
+                del self._services[run]
         if service.members.get(member.worker) is member:
             self._begun.add(run)
             self._end_others(run, member.worker)
-        elif run and service.handed is None:  # the first one stays
-            del self._services[run]
 
     def _end_others(self, run: int, worker: int) -> None:
         """End a worker's part in other runs; its process has come to this one.
@@ -110,6 +111,17 @@ class Runs:
         said = f"ended with {reason}" if reason else "has left"
         service.drop(member, said, orderly=not reason)
         self._left.add(member.session.incarnation)
+
+    def expel(self, member: Member, reason: str) -> None:
+        """Let a process take part no longer, or not begin to; the others go on.
+
+        Args:
+            member: member that it is, or was to be.
+            reason: reason, behind its name.
+        """
+        for service in self:
+            service.drop(member, reason)
+        member.refuse(f"worker {member.worker} {reason}")
 
     def has_left(self, incarnation: int) -> bool:
         """Whether this process's optimizer took part, and has left."""
@@ -166,7 +178,7 @@ def _named(say: Callable[[str], None], run: int) -> Callable[[str], None]:
 def _run_of(body: np.ndarray) -> int:
     """Return the run that a process names; the first one, which refuses it, if none."""
     try:
-        run = json.loads(to_text(body))["run"]
+        run = checking.read(body)["run"]
     except (KeyError, TypeError, ValueError):
         return 0
-    return run if isinstance(run, int) and run >= 0 else 0
+    return run if isinstance(run, int) and 0 <= run < checking.MOST_RUNS else 0

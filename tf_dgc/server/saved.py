@@ -1,15 +1,18 @@
 """The server's checkpoint: one file, complete or not at all, from time to time."""
 
+import contextlib
 import json
 import os
 import pathlib
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable
 
 import numpy as np
 
-from tf_dgc.checkpoint.saving import replacing
+from tf_dgc.checkpoint.saving import replacing, unfinished
+from tf_dgc.server.beginnings import Restored
 from tf_dgc.server.model import Model
 from tf_dgc.server.service import Service
 
@@ -68,6 +71,7 @@ class Saved:
 
         Raises:
             ValueError: if the seconds are not a positive number.
+            RuntimeError: if nothing can be written to the directory.
         """
         directory = os.environ.get(DIRECTORY_VARIABLE)
         text = os.environ.get(SECONDS_VARIABLE, str(_SECONDS))
@@ -80,7 +84,10 @@ class Saved:
                 f"The environment variable {SECONDS_VARIABLE} must be a positive "
                 f"number of seconds. Received: {text!r}"
             )
-        return cls(directory, seconds, say, shard) if directory else None
+        if not directory:
+            return None
+        _try_to_write_to(directory)
+        return cls(directory, seconds, say, shard)
 
     def of_run(self, run: int, say: Callable[[str], None]) -> "Saved":
         """Return the checkpoint of a run, in a file of its own.
@@ -101,23 +108,35 @@ class Saved:
         Raises:
             RuntimeError: if the file cannot be read.
         """
+        self._remove_left()
         if not self.path.exists():
             return
         try:
             with open(self.path, "rb") as file, np.load(file) as found:
                 handed = json.loads(found["handed"].tobytes())
-                model = Model(handed)
-                model.restore(found["words"], int(found["clock"]), float(found["rate"]))
+                words, clock = found["words"], int(found["clock"])
+                restored = Restored(
+                    self.path, handed, words, clock, float(found["rate"])
+                )
         except _UNREADABLE as error:
             raise RuntimeError(
                 f"tf_dgc: the server cannot go on from {self.path}: {error}. Remove it "
                 "to begin anew."
             ) from error
-        service.restore(handed, model)
-        self._say(f"goes on from {self.path}, at update {model.clock}")
+        service.restore(restored)
+        self._say(f"goes on from {self.path}, at update {clock}")
+
+    def _remove_left(self) -> None:
+        """Remove what a server left that was killed as it wrote; no other writes it."""
+        with contextlib.suppress(OSError):
+            for path in unfinished(self.path):
+                path.unlink(missing_ok=True)
 
     def write_if_due(self, service: Service) -> None:
         """Write the file, if another period has begun and there is something new.
+
+        What cannot be written is said, and tried again in the next period: it is no
+        reason to end what has taken long.
 
         Args:
             service: service to be saved.
@@ -128,9 +147,10 @@ class Saved:
         if self._written is None:
             self._written = period, -1
         elif period != self._written[0]:
-            if self._written[1] != service.model.clock:
-                self._write(service, service.model)
-            self._written = period, service.model.clock
+            done = self._written[1]
+            if done != service.model.clock and self._write(service, service.model):
+                done = service.model.clock
+            self._written = period, done
 
     def end(self, service: Service) -> None:
         """Remove the file, if all have done their part; else write it, if it is alone.
@@ -139,17 +159,46 @@ class Saved:
             service: service that is over.
         """
         if service.is_done:
-            self.path.unlink(missing_ok=True)
+            self._remove()
         elif self._is_alone and service.model is not None:
             self._write(service, service.model)
 
-    def _write(self, service: Service, model: Model) -> None:
+    def _remove(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            self._say(f"cannot remove {self.path}, though all is done: {error}")
+
+    def _write(self, service: Service, model: Model) -> bool:
+        """Write the file; return whether it was."""
         handed = np.frombuffer(json.dumps(service.handed).encode(), np.uint8)
-        with replacing(self.path) as unfinished, open(unfinished, "wb") as file:
-            np.savez(
-                file,
-                handed=handed,
-                words=model.state(),
-                clock=np.int64(model.clock),
-                rate=np.float64(model.rate),
-            )
+        try:
+            with replacing(self.path) as mine, open(mine, "wb") as file:
+                np.savez(
+                    file,
+                    handed=handed,
+                    words=model.state(),
+                    clock=np.int64(model.clock),
+                    rate=np.float64(model.rate),
+                )
+        except OSError as error:
+            self._say(f"cannot write {self.path} at update {model.clock}: {error}")
+            return False
+        return True
+
+
+def _try_to_write_to(directory: str) -> None:
+    """Make the directory, and a file in it that is gone again.
+
+    Raises:
+        RuntimeError: if that cannot be.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise RuntimeError(
+            f"tf_dgc: the server cannot write its checkpoints to {directory!r}, the "
+            f"environment variable {DIRECTORY_VARIABLE}: {error}"
+        ) from error

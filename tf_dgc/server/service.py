@@ -6,12 +6,14 @@ from typing import cast
 
 import numpy as np
 
-from tf_dgc.server.admission import Admission, rate_of
+from tf_dgc.server import beginnings, checking, handing
+from tf_dgc.server.admission import Admission
+from tf_dgc.server.beginnings import Restored
 from tf_dgc.server.clock import Clock, names
-from tf_dgc.server.handing import Handed
+from tf_dgc.server.handing import Handed, rate_of
 from tf_dgc.server.members import Limits, Member, Members
-from tf_dgc.server.messages import Kind, Status, to_body
-from tf_dgc.server.model import Model, Push
+from tf_dgc.server.messages import Kind, Push, Status, brief, to_body
+from tf_dgc.server.model import Model
 from tf_dgc.server.pushes import Pushes
 from tf_dgc.server.sessions import Reply
 
@@ -35,7 +37,7 @@ class Service:
     def __init__(
         self, admission: Admission, limits: Limits, say: Callable[[str], None]
     ):
-        self.members = Members()
+        self.members = Members(admission.num_workers)
         self.model: Model | None = None
         self.clock: Clock | None = None
         self.pushes: Pushes | None = None
@@ -43,10 +45,8 @@ class Service:
         self._admission, self._limits, self._say = admission, limits, say
         self._num_workers = admission.num_workers
         self._giver: Member | None = None
+        self._num_words = 0  # of all variables
         self._started = False
-        self._begun: float | None = None  # when the first one joined
-        self._done: set[int] = set()  # workers that have done their part
-        self._alone = 0.0  # when the last one left
 
     def do(self, member: Member, kind: Kind, body: np.ndarray, now: float) -> None:
         """Do what a request asks for; answer it now or hold it.
@@ -69,6 +69,10 @@ class Service:
         else:
             member.refuse(f"a request of kind {kind} has no place here")
 
+    def most_words(self, kind: Kind) -> int:
+        """Return how many words a request of some kind may have."""
+        return checking.most_words(kind, self._num_words)
+
     # --- joining --------------------------------------------------------------------
 
     def admit(self, member: Member, body: np.ndarray, now: float) -> None:
@@ -80,43 +84,47 @@ class Service:
             now: time, in seconds.
         """
         handed, wrong = self._admission.read(body, late=self.model is not None)
+        if not wrong and self._admission.handed is None:
+            wrong = self._take(member, handed)
         if wrong:
             reason = f"what it is to be trained with: {wrong}"
             self._say(f"worker {member.worker} is refused, by {reason}")
-            member.refuse(
-                f"The server refuses worker {member.worker}, by {reason}. All workers "
-                "must run the same version of tf_dgc, with the same model and settings."
-            )
+            member.refuse(f"The server refuses worker {member.worker}, by {reason}.")
             self.drop(member, "is refused")
             return
         before = self.members.get(member.worker)
         if before is not None and before is not member:
             self.drop(before, "is replaced by another process")
-        if self._admission.handed is None:
-            self._take(handed)
-        self._begun = now if self._begun is None else self._begun
-        self.members[member.worker] = member
+        self.members.come(member, now)
         member.rate = rate_of(handed)
         self._join(member)
 
-    def _take(self, handed: Handed) -> None:
-        """Be what was handed over."""
-        self._admission.handed = handed
+    def _take(self, member: Member, handed: Handed) -> str | None:
+        """Be what the first worker hands over; return why that cannot be, or None."""
+        restored = self._admission.restored
+        if restored is not None:
+            try:
+                self.model = restored.model(handed)
+            except ValueError as error:
+                return str(error)
+            if self.model.rate != restored.rate:
+                both = f"{self.model.rate:g}, in place of {restored.rate:g}"
+                self._say(f"learning rate {both}, by worker {member.worker}")
+        self._admission.handed, self._admission.restored = handed, None
+        self._num_words = handing.num_words(handed)
         self.clock = Clock.of_settings(handed["settings"])
         self.pushes = Pushes(self.clock, self._say)
+        return None
 
-    def restore(self, handed: Handed, model: Model) -> None:
-        """Go on from a checkpoint; workers join anew.
+    def restore(self, restored: Restored) -> None:
+        """Go on from a checkpoint when the first worker has joined.
 
         Args:
-            handed: description of what this server is.
-            model: model as it was.
+            restored: content of the checkpoint.
         """
-        self._take(handed)
-        self.model = model
+        self._admission.restored = restored
 
     def _join(self, member: Member) -> None:
-        self._done.discard(member.worker)
         if self._started and self.clock:
             self.clock.join(member.worker)
         gives = self.model is None and self._giver in (None, member)
@@ -135,15 +143,10 @@ class Service:
             member.refuse("nobody asked for weights")
             return
         try:
-            model = Model(handed)
-            model.load(body)
-        except (KeyError, TypeError, ValueError) as error:
+            model = beginnings.first_model(handed, body)
+        except ValueError as error:
             self._admission.handed = self._giver = None
-            reason = (
-                "The server cannot make the optimizer or the compressor of their "
-                f"configs; it knows those of Keras and of tf_dgc. It says: {error}"
-            )
-            self.drop(member, reason)
+            self.drop(member, f"is refused. {error}")
             return
         self.model = model
         self._say(f"{model.num_words} words of weights, of worker {member.worker}")
@@ -177,7 +180,7 @@ class Service:
             return
         del self.members[member.worker]
         if orderly:
-            self._done.add(member.worker)
+            self.members.done.add(member.worker)
         self._say(f"worker {member.worker} {reason} ({member.pushes} pushes applied)")
         member.refuse(f"worker {member.worker} {reason}")
         if self._giver is member and self.model is None:
@@ -213,15 +216,17 @@ class Service:
             for member, reason in self.pushes.apply(self.model):
                 self.drop(member, reason)
         for member in [m for m in self.members.values() if m.waits]:
-            self._settle(member, now)
-        if self.members:
-            self._alone = now
+            try:
+                self._settle(member, now)
+            except Exception as error:  # as for want of memory; the others go on
+                self.drop(member, f"cannot be answered: {brief(error)}")
+        self.members.note(now)
 
     def _start(self, now: float) -> None:
         if self._started or self.clock is None or self.model is None:
             return
-        missing = sorted(set(range(self._num_workers)) - set(self.members))
-        in_time = self._begun is None or now - self._begun < self._limits.start
+        missing, begun = self.members.missing, self.members.begun
+        in_time = begun is None or now - begun < self._limits.start
         too_few = len(self.members) < (self.clock.quorum or 0)
         if in_time and (too_few or (missing and self.clock.staleness < np.inf)):
             return
@@ -238,6 +243,8 @@ class Service:
     def _settle(self, member: Member, now: float) -> None:
         """Answer who waits, if there is something to say."""
         clock = self.clock
+        others = clock.waited_for(member.worker) if clock else []
+        in_vain = self.members.in_vain(member, others, now, self._limits)
         if self.failure:
             member.refuse(f"The run cannot go on: {self.failure}. {_ADVICE}")
         elif self._giver is None and self.model is None:
@@ -248,20 +255,10 @@ class Service:
             pull = model.whole if member.whole else model.pull
             status = Status.LATE if member.late else Status.DONE
             member.give(Reply(status, pull(member.worker), model.clock))
-        elif clock and self._started and self._waits_in_vain(clock, member, now):
-            others = names(clock.waited_for(member.worker))
-            member.refuse(
-                f"worker {member.worker} waited {self._limits.wait:g} s (environment "
-                f"variable TF_DGC_TIMEOUT) for {others}, which responds but does not "
-                f"come, and computes nothing. {_ADVICE}"
-            )
+        elif self._started and in_vain:
+            member.refuse(f"{in_vain}. {_ADVICE}")
         else:
             member.put_off(now, self._limits.hold)
-
-    def _waits_in_vain(self, clock: Clock, member: Member, now: float) -> bool:
-        indices = clock.waited_for(member.worker)
-        others = [self.members[i] for i in indices if i in self.members]
-        return member.waits_in_vain(now, others, self._limits)
 
     def is_over(self, now: float) -> bool:
         """Whether all have done their part, or nobody comes any more.
@@ -272,15 +269,15 @@ class Service:
         Args:
             now: time, in seconds.
         """
-        if self.members or self._begun is None:
+        if self.members or self.members.begun is None:
             return False
         over = self.is_done or self.failure is not None
-        return over or now - self._alone > self._limits.start
+        return over or self.members.stay_away(now, self._limits.start)
 
     @property
     def is_done(self) -> bool:
         """Whether all workers have done their part."""
-        return len(self._done) == self._num_workers
+        return self.members.are_done
 
     @property
     def handed(self) -> Handed | None:

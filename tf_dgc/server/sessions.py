@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tf_dgc.server.messages import (
+    MOST_WORDS,
     REPLY,
     Kind,
     Status,
@@ -22,6 +23,7 @@ from tf_dgc.server.messages import (
 )
 
 _NOTHING = np.zeros([0], np.int32)
+_LOST = "a message was lost, or is of another process"
 
 
 @dataclasses.dataclass
@@ -68,7 +70,9 @@ class Session:
         self._parts: list[np.ndarray] = []
         self._outgoing: tuple[np.ndarray, int] = (_NOTHING, 0)
 
-    def take(self, head: Any, body: np.ndarray) -> np.ndarray | None:
+    def take(
+        self, head: Any, body: np.ndarray, most: int = MOST_WORDS
+    ) -> np.ndarray | None:
         """Take a message; return the body of a request that is complete and new.
 
         All else is answered here.
@@ -76,23 +80,23 @@ class Session:
         Args:
             head: head of it, a record of `REQUEST`.
             body: words behind it.
+            most: number of words that the body of such a request may have.
         """
         if head["number"] == self._number:
             self._repeat()
             return None
         if head["number"] != self._number + 1 or self.held is not None:
-            wrong = f"request {head['number']} came behind {self._number}"
-            self._refuse(head, wrong)
+            came = f"request {head['number']} came behind {self._number}"
+            self._refuse(head, f"{came}: {_LOST}")
             return None
         self._number, self._last = int(head["number"]), None
         if head["kind"] == Kind.MORE:
             self._give(Status.DONE, int(head["part"]))
             return None
-        if head["part"] != len(self._parts) * (head["part"] > 0):
-            self._refuse(head, f"part {head['part']} came out of turn")
+        wrong = self._why_not(head, body, most)
+        if wrong:
+            self._refuse(head, wrong)
             return None
-        if head["part"] == 0:
-            self._parts = []
         self._parts.append(body)
         if head["part"] + 1 < head["parts"]:
             self._answer(Status.DONE, _NOTHING, 0)
@@ -100,6 +104,17 @@ class Session:
         whole = np.concatenate(self._parts)
         self._parts, self.held = [], Kind(head["kind"])
         return whole
+
+    def _why_not(self, head: Any, body: np.ndarray, most: int) -> str | None:
+        """Return why a part is not the next one, or None."""
+        if head["part"] != len(self._parts) * (head["part"] > 0):
+            return f"part {head['part']} came out of turn: {_LOST}"
+        if head["part"] == 0:
+            self._parts = []
+        if sum(map(len, self._parts)) + len(body) > most:
+            self._parts = []
+            return f"a request of more than {most} words came"
+        return None
 
     def answer(self, reply: Reply) -> None:
         """Answer the request that is held."""
@@ -131,7 +146,7 @@ class Session:
             self._send(self._last)
 
     def _refuse(self, head: Any, why: str) -> None:
-        body = to_body(f"{why}: a message was lost, or is of another process")
+        body = to_body(why)
         fields = {"incarnation": head["incarnation"], "number": head["number"]}
         self._send(seal(REPLY, body, status=Status.REFUSED, parts=1, **fields))
 
