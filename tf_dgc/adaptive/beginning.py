@@ -36,20 +36,24 @@ class Beginning:
         self._may_be_stock = self._may_be_dense(memory)
 
     def count(self, inputs: Inputs) -> tuple[Choice, Choice]:
-        """Count a step; return whether it is the first corrected one, or a stock one.
+        """Count a step; return whether correction begins in it, or it is a stock one.
+
+        It begins where stock steps came before, of this run or of one that it goes on
+        from: there a schedule, or the number of workers, may have sent everything.
 
         Args:
             inputs: inputs of the step, without the sample.
         """
+        none = tf.equal(self.steps.value, 0)
+        crosses = tf.logical_and(none, inputs.iteration > 0)
         if not self._may_be_stock:
             self.steps.assign_add(1)
-            return False, False
-        none = tf.equal(self.steps.value, 0)
+            return crosses, False
         layout = [*inputs.tensors, self._agreement.tensor]
         stock = tf.logical_and(self._goes_dense(layout, inputs.iteration), none)
         corrected = tf.logical_not(stock)
         self.steps.assign_add(tf.cast(corrected, tf.int64))
-        return tf.logical_and(corrected, none), stock
+        return tf.logical_and(corrected, crosses), stock
 
     def is_stock(self) -> Choice:
         """Return whether the step that was counted last is a stock one."""
