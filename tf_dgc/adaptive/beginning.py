@@ -21,7 +21,8 @@ class Beginning:
     applied to the sum.
 
     Args:
-        compressor: method of the tensors that are not exempt.
+        compressor: method of the tensors that are not exempt; None if it was chosen to
+            send everything in every step.
         memory: memory of all tensors, the sample's last.
         agreement: agreement of those that are not exempt.
 
@@ -29,8 +30,10 @@ class Beginning:
         steps: variable, number of corrected steps.
     """
 
-    def __init__(self, compressor: Compressor, memory: Memory, agreement: Agreement):
-        self._compressor = compressor if isinstance(compressor, TopK) else None
+    def __init__(
+        self, compressor: Compressor | None, memory: Memory, agreement: Agreement
+    ):
+        self._compressor = compressor
         self._agreement = agreement
         self.steps = counting.make_count("adam_corrected_steps")
         self._may_be_stock = self._may_be_dense(memory)
@@ -60,13 +63,16 @@ class Beginning:
         return self._may_be_stock and tf.equal(self.steps.value, 0)
 
     def _may_be_dense(self, memory: Memory) -> Choice:
-        scheduled = self._compressor and callable(self._compressor.sparsity)
+        of_sparsity = isinstance(self._compressor, TopK)
+        scheduled = of_sparsity and callable(self._compressor.sparsity)
         return scheduled or self._goes_dense(memory.tensors, None)
 
     def _goes_dense(
         self, tensors: Sequence[Tensor], iteration: tf.Tensor | None
     ) -> Choice:
         if self._compressor is None:
+            return True
+        if not isinstance(self._compressor, TopK):
             return False
         number = self._agreement.num_workers
         return fused.goes_dense(self._compressor, tensors, iteration, number)
