@@ -1,5 +1,6 @@
 """`exchange="auto"`: what is measured, and what is chosen."""
 
+import functools
 import types
 
 import keras
@@ -253,15 +254,16 @@ def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, i
     """To the rounding of float16, and crosses over where it goes on compressed."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
     monkeypatch.setattr(choosing, "meeting", several)
-    make_inner = lambda: getattr(keras.optimizers, inner)(0.125)
     weights = initial_weights("float32")
+    make_inner = functools.partial(getattr(keras.optimizers, inner), 0.125)
     trainers = {"alone": Trainer(strategies[2], make_inner, weights)}
     for name, links in (("float16", FASTEST), ("top_k", SLOW)):
         monkeypatch.setattr(probes, "run", lambda *_, links=links: links)
-        make = lambda: tf_dgc.DGCOptimizer(
-            make_inner(), 0.97, exchange="auto", min_compress_size=1
+        trainers[name] = Trainer(
+            strategies[2],
+            lambda: tf_dgc.DGCOptimizer(make_inner(), 0.97, exchange="auto"),
+            weights,
         )
-        trainers[name] = Trainer(strategies[2], make, weights)
         assert trainers[name].optimizer.kept.chosen.compressor.name == name
     alone, dense, sparse = trainers.values()
     first, *others = make_gradients(2, 4, "float32")

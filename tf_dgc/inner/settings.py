@@ -63,6 +63,32 @@ def check(
         )
 
 
+def check_change(
+    optimizer: keras.optimizers.Optimizer, name: str, value: Any, steps_alone: bool
+) -> None:
+    """Raise `ValueError` if a setting cannot be changed, or not to this value.
+
+    Args:
+        optimizer: optimizer whose setting it is.
+        name: name of the setting, one of `NAMES`.
+        value: value that it is to have.
+        steps_alone: whether a step of it meets nobody.
+    """
+    check({**of(optimizer), name: value}, steps_alone)
+    if name == "gradient_accumulation_steps" and optimizer.built:
+        raise ValueError(
+            "`gradient_accumulation_steps` cannot be changed any more: what is "
+            "accumulated is made when the optimizer is built. Pass it to the inner "
+            f"optimizer. Received: gradient_accumulation_steps={value!r}"
+        )
+    if name == "use_ema" and optimizer.built and bool(value) != bool(optimizer.use_ema):
+        raise ValueError(
+            "`use_ema` cannot be changed any more: the averages are made when the "
+            "optimizer is built. Pass it to the inner optimizer, for example "
+            f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
+        )
+
+
 def _check_clipping(settings: Mapping[str, Any]) -> None:
     given = {n: settings[n] for n in CLIPPING if settings[n] is not None}
     received = ", ".join(f"{name}={value!r}" for name, value in given.items())

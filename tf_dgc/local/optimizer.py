@@ -268,6 +268,11 @@ class LocalOptimizer(DifferingOptimizer):
         if self.outer_optimizer.use_ema:  # of the anchor, so that all have the same
             self.weights_were_set()
 
+    @property
+    def wrapped_optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Optimizers that Keras saves beside this one."""
+        return [*super().wrapped_optimizers, self.outer_optimizer]
+
     def _wrapped(self) -> list[str]:
         if isinstance(self.exchange, Gossip):
             return super()._wrapped()
