@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum, marks, whole
@@ -44,7 +44,7 @@ class ScaleCom(Compressor):
     needs_others = True
 
     def __init__(self, sparsity: float = 0.999, low_pass: float = 1.0):
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = arguments.check_sparsity(sparsity)
         if not 0 < low_pass <= 1:
             raise ValueError(
                 "`low_pass` must be a number above 0 and at most 1, which keeps all. "

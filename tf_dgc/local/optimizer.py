@@ -6,7 +6,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors, schedules
+from tf_dgc import compressors
 from tf_dgc._internals import ages, keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
@@ -30,6 +30,7 @@ from tf_dgc.metrics import counting
 from tf_dgc.optimizers import inputs, kept, validation
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.schedules import periods
 from tf_dgc.steps.memory import State
 
 
@@ -120,7 +121,7 @@ class LocalOptimizer(DifferingOptimizer):
         delay: int = 0,
         parts: int = 1,
     ):
-        period = schedules.get_period(period)
+        period = periods.get_period(period)
         compressor = compressors.get(compressor)
         asks = delay, parts, period, compressor, exchange, outer
         delay, parts = delaying.check(*asks)

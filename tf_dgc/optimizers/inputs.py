@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.choice import Choice
 from tf_dgc.compressors import Compressor
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
+from tf_dgc.schedules import asking
 from tf_dgc.steps import weighing
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.steps.base import Inputs
@@ -181,7 +181,7 @@ def _masks(
         return False
     # Methods that send what has grown have no sparsity, and are masked.
     sparsity = getattr(compressor, "sparsity", MASKED_FROM)
-    return schedules.current(sparsity, iteration) >= MASKED_FROM
+    return asking.current(sparsity, iteration) >= MASKED_FROM
 
 
 def collect(

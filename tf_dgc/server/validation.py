@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.arguments import check_whole
 from tf_dgc.compressors import Compressor, TopK
@@ -144,7 +144,7 @@ def check_pull(mode: str, sparsity: float | None, compressor: Compressor) -> Non
     if mode not in ("whole", "sparse"):
         raise ValueError(f'`pull` must be "whole" or "sparse". Received: pull={mode!r}')
     if sparsity is not None:
-        schedules.check_sparsity(sparsity, "pull_sparsity")
+        arguments.check_sparsity(sparsity, "pull_sparsity")
     if mode == "whole" and sparsity is not None:
         raise ValueError(
             '`pull_sparsity` is about pulls of `pull="sparse"`. Received: '
