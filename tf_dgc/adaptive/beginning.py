@@ -63,9 +63,10 @@ class Beginning:
         return self._may_be_stock and tf.equal(self.steps.value, 0)
 
     def _may_be_dense(self, memory: Memory) -> Choice:
-        of_sparsity = isinstance(self._compressor, TopK)
-        scheduled = of_sparsity and callable(self._compressor.sparsity)
-        return scheduled or self._goes_dense(memory.tensors, None)
+        method = self._compressor
+        if isinstance(method, TopK) and callable(method.sparsity):
+            return True
+        return self._goes_dense(memory.tensors, None)
 
     def _goes_dense(
         self, tensors: Sequence[Tensor], iteration: tf.Tensor | None

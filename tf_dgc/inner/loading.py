@@ -65,15 +65,12 @@ def check(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
         kind: name of the optimizer's class.
     """
     if saved[0] != own[0]:
-        was, now = (
-            "updates" if number == _OF_UPDATES else "gradients"
-            for number in (saved[0], own[0])
-        )
+        names = {_OF_UPDATES: "updates", _OF_GRADIENTS: "gradients"}
         raise ValueError(
-            f"What waits was saved in units of {was}, and this optimizer keeps it in "
-            f"units of {now}: one of them has the learning rate in it. Load with the "
-            "settings it was saved with: `rate_correction`, or else compressor, "
-            f"sparsity and inner optimizer. {_WITHOUT}"
+            f"What waits was saved in units of {names[saved[0]]}, and this optimizer "
+            f"keeps it in units of {names[own[0]]}: one of them has the learning rate "
+            "in it. Load with the settings it was saved with: `rate_correction`, or "
+            f"else compressor, sparsity and inner optimizer. {_WITHOUT}"
         )
     pairs = zip(_forms(saved), _forms(own), strict=True)
     for (was, its_shapes), (now, own_shapes) in pairs:
