@@ -183,3 +183,49 @@ def test_monitor_without_dgc_optimizer():
     monitor = tf_dgc.callbacks.CompressionMonitor()
     with pytest.raises(ValueError, match="DGCOptimizer"):
         model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[monitor], verbose=0)
+
+
+def rows_of(shape):
+    return tf.IndexedSlices(tf.ones(shape), tf.constant([0, 3]), (40, 50))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "shape"),
+    [
+        (tf.ones((50, 40)), (40, 50)),
+        (tf.ones(2000), (40, 50)),
+        (np.ones((3, 1)), (1, 3)),
+        ([1.0], ()),
+        (rows_of((2, 40)), (40, 50)),
+        (rows_of((2, 50, 1)), (40, 50)),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0.9),
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.0),
+        lambda: tf_dgc.LocalOptimizer(O.SGD(1.0), 2),
+    ],
+)
+def test_gradient_of_another_shape(make, gradient, shape):
+    """Also where it has as many entries, as a transposed one."""
+    variable = keras.Variable(np.zeros(shape, "float32"), name="kernel")
+    with pytest.raises(
+        ValueError, match=r"gradient of kernel must .*Received: .*shape"
+    ):
+        make().apply([gradient], [variable])
+    assert not np.any(variable.numpy())
+
+
+def test_gradient_whose_shape_is_known_later():
+    variable = keras.Variable(np.zeros((40, 50), "float32"))
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.0)
+    optimizer.build([variable])
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    step(tf.ones((40, 50)))
+    assert np.all(variable.numpy() == -1)

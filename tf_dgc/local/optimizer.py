@@ -27,7 +27,7 @@ from tf_dgc.local.gossiping import Gossiping
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.local.shown import Shown
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, kept, validation
+from tf_dgc.optimizers import kept, matching, validation
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.schedules import periods
@@ -230,7 +230,7 @@ class LocalOptimizer(DifferingOptimizer):
         """
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
-        grads, variables = inputs.match(self, grads, trainable_variables)
+        grads, variables = matching.match(self, grads, trainable_variables)
         made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends, ending = rounds.ends(), cast(Ending, self._ending)

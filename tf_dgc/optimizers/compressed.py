@@ -21,7 +21,7 @@ from tf_dgc.inner import takeover
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import bucketing, inputs, kept, stepping, validation
+from tf_dgc.optimizers import bucketing, kept, matching, stepping, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.steps.memory import State
@@ -234,7 +234,7 @@ class CompressedOptimizer(OptimizerWrapper):
         """
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
-        grads, variables = inputs.match(self, grads, trainable_variables)
+        grads, variables = matching.match(self, grads, trainable_variables)
         made = cast(kept.Kept, self.kept)  # by now
 
         def step(given: list) -> None:

@@ -25,30 +25,6 @@ from tf_dgc.transforms.clipping import Scale
 MASKED_FROM = 0.99
 
 
-def match(
-    optimizer: keras.optimizers.Optimizer, grads: Any, variables: Any
-) -> tuple[list, list]:
-    """Build the optimizer if needed; return the gradients that exist, and variables.
-
-    Args:
-        optimizer: optimizer that was called.
-        grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None.
-        variables: variables in the same order; None for those of the first call.
-
-    Raises:
-        ValueError: for another number of them, and variables that the optimizer was not
-            built with.
-    """
-    if variables is None:
-        variables = keras_optimizers.trainable_variables(optimizer)
-    variables = list(map(keras_optimizers.as_keras_variable, variables))
-    validation.check_number(grads, variables)
-    optimizer.build(variables)
-    keras_optimizers.check_known(optimizer, variables)
-    variables = keras_optimizers.known_variables(optimizer, variables)
-    return keras_optimizers.drop_missing_gradients(optimizer, grads, variables)
-
-
 def clip(
     grads: Sequence[Any],
     variables: Sequence[keras.Variable],

@@ -170,15 +170,6 @@ def check_not_built(optimizer: keras.optimizers.Optimizer, what: str) -> None:
         )
 
 
-def check_number(gradients: Sequence, variables: Sequence) -> None:
-    """Raise `ValueError` unless there is one gradient per variable."""
-    if len(gradients) != len(variables):
-        raise ValueError(
-            "There must be one gradient per variable. Received: "
-            f"{len(gradients)} gradients for {len(variables)} variables"
-        )
-
-
 def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
     """Raise `ValueError` if `what` is called under another strategy."""
     current = tf.distribute.get_strategy()

@@ -14,7 +14,7 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.inner import takeover
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs
+from tf_dgc.optimizers import matching
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.configuration import take_apart
 from tf_dgc.server import process, tabular, validation
@@ -233,7 +233,7 @@ class ServerOptimizer(OptimizerWrapper):
                 within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
         """
         validation.check_not_compiled()
-        grads, variables = inputs.match(self, grads, trainable_variables)
+        grads, variables = matching.match(self, grads, trainable_variables)
         worker = self._built_worker("apply")
         validation.check_gradients(len(grads), worker.variables)
         with tf.init_scope():
