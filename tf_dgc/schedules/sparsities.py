@@ -148,7 +148,8 @@ def for_steps(steps: int) -> float:
     the least and 99.9 %, that of 15,000 steps and more, at the most.
 
     Args:
-        steps: number of steps in which a model is trained, 1 or more.
+        steps: number of steps of the optimizer in which a model is trained, 1 or more;
+            with `gradient_accumulation_steps` those are fewer than those of `fit`.
     """
     density = 15 / check_whole("steps", steps, 1, " of training")
     return 1 - min(0.25, max(0.001, density))
