@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import compressors
-from tf_dgc._internals import ages, keras_optimizers
+from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -16,9 +16,9 @@ from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
-from tf_dgc.inner import settings, takeover
+from tf_dgc.inner import settings
 from tf_dgc.inner.taken import TakeOver
-from tf_dgc.local import delaying, moving, neighbours
+from tf_dgc.local import delaying, moving, neighbours, rules
 from tf_dgc.local.averaging import Averaging
 from tf_dgc.local.delaying import Delaying
 from tf_dgc.local.differing import DifferingOptimizer
@@ -132,15 +132,8 @@ class LocalOptimizer(DifferingOptimizer):
         strategy = prepare(tf.distribute.get_strategy())
         number = strategy.num_replicas_in_sync
         neighbours.check(ways, compressor, error_feedback, outer, number)
-        rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
-        keras_optimizers.step_alone(rule)
-        ages.count_age(rule)
-        keras_optimizers.leave_out_of_files(rule)
-        outer = keras.optimizers.SGD(1.0) if outer is None else outer
-        outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
-        validation.check_one_momentum(compressor, outer_rule, "outer")
-        keras_optimizers.make_scalars_readable(outer_rule)
-        keras_optimizers.replace_all_reduce(outer_rule, list)
+        rule = rules.make_inner(inner)
+        outer_rule = rules.make_outer(outer, compressor)
         super().__init__(rule, TakeOver({}), name, strategy)
         self.outer_optimizer = outer_rule
         self.period = period

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import arguments, compressors
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.adaptive.unsuited import warn_of_rule
+from tf_dgc.adaptive.unsuited import check_rule
 from tf_dgc.cluster import tf_config
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
@@ -132,7 +132,7 @@ class CompressedOptimizer(OptimizerWrapper):
         weighs = rate_correction and feedback and not compressor.has_units
         rule, took = takeover.take_over(inner, *corrects, compressor, weighs)
         validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
-        warn_of_rule(inner, compressor, feedback, wanted=not adam_correction)
+        check_rule(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
         self.compressor, self.error_feedback = compressor, error_feedback

@@ -144,7 +144,7 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_strategy()
         inner = takeover.get_inner(inner)
         common.check_one_momentum(compressor, inner)
-        validation.check_inner(inner)
+        validation.check_inner(inner, compressor)
         rows = tabular.check_settings(rows, inner, mode, correction)
         corrects = momentum_correction
         if corrects is None:
