@@ -13,13 +13,29 @@ def check_whole(what: str, value: Any, smallest: int = 1, unit: str = "") -> int
         smallest: least number that is allowed.
         unit: words for the message, of what is counted.
     """
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or value != value // 1 or value < smallest:
+    if not is_whole(value) or value < smallest:
         raise ValueError(
             f"`{what}` must be a whole number{unit}, {smallest} or more. "
             f"Received: {what}={value!r}"
         )
     return int(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number; NumPy's too, and floats that are whole."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and bool(value == value // 1)
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int; raise `ValueError` unless it is a whole int64."""
+    whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if not whole or not -(2**63) <= seed < 2**63:
+        raise ValueError(
+            "`seed` must be a whole number, from -2**63 to 2**63 - 1. "
+            f"Received: seed={seed!r}"
+        )
+    return int(seed)
 
 
 def check_choice(what: str, value: Any) -> bool | None:
@@ -54,8 +70,8 @@ def check_sparsity(value: Any, what: str = "sparsity") -> float:
     """Return `value` as a float, or raise `ValueError` unless it is in [0, 1)."""
     if (
         isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 <= value < 1
+        or not isinstance(value, numbers.Real)
+        or not 0 <= float(value) < 1
     ):
         raise ValueError(
             f"`{what}` must be a number in [0, 1): the share of gradient entries that "

@@ -46,6 +46,10 @@ def test_value_dtype(value_dtype):
         tf_dgc.DGCOptimizer(O.SGD(0.1), value_dtype=value_dtype)
 
 
+def test_sparsity_of_numpy():
+    assert tf_dgc.DGCOptimizer("sgd", np.float32(0.75)).sparsity == 0.75
+
+
 def test_schedule_that_goes_wrong_later():
     schedule = O.schedules.PiecewiseConstantDecay([2], [0.9, 1.0])
     trainer = Trainer(
@@ -108,10 +112,24 @@ def test_inner_that_scales_the_loss():
         tf_dgc.DGCOptimizer(O.LossScaleOptimizer(O.SGD(0.1)))
 
 
-@pytest.mark.parametrize("size", [-1, 1.5])
+@pytest.mark.parametrize("size", [-1, 1.5, None, math.inf])
 def test_min_compress_size(size):
     with pytest.raises(ValueError, match="min_compress_size"):
         tf_dgc.DGCOptimizer(O.SGD(0.1), min_compress_size=size)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 0.5, None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: tf_dgc.DGCOptimizer("adam", seed=seed),
+        lambda seed: tf_dgc.LocalOptimizer("adam", 2, seed=seed),
+    ],
+)
+def test_seed(make, seed):
+    with pytest.raises(ValueError, match=r"`seed` must be a whole number.*Received"):
+        make(seed)
+    assert make(np.int32(7)).seed == 7
 
 
 def test_model_without_trainable_variables(strategies):
@@ -183,6 +201,26 @@ def test_monitor_without_dgc_optimizer():
     monitor = tf_dgc.callbacks.CompressionMonitor()
     with pytest.raises(ValueError, match="DGCOptimizer"):
         model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[monitor], verbose=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0.9),
+        lambda: tf_dgc.LocalOptimizer(O.SGD(1.0), 2),
+    ],
+)
+def test_no_gradient_at_all_is_no_step(make):
+    """As in Keras, built or not."""
+    variable, optimizer = keras.Variable(np.zeros((40, 50), "float32")), make()
+    optimizer.apply([], [])
+    assert not optimizer.built
+    with pytest.raises(ValueError, match=r"not yet built\. .*Received: 1 gradients"):
+        optimizer.apply([tf.ones((40, 50))])
+    optimizer.apply([tf.ones((40, 50))], [variable])
+    optimizer.apply([], [])
+    optimizer.apply([])
+    assert int(optimizer.iterations) == 1
 
 
 def rows_of(shape):

@@ -1,5 +1,6 @@
 """Sparsity as a function of the iteration, and at which iterations it is asked for."""
 
+import json
 import math
 
 import keras
@@ -18,7 +19,14 @@ D = keras.optimizers.schedules
 
 @pytest.mark.parametrize(
     ("boundaries", "values"),
-    [([2, 1], [0.1, 0.2, 0.3]), ([1], [0.1]), ([1], [0.5, 1.0]), ([], [math.nan])],
+    [
+        ([2, 1], [0.1, 0.2, 0.3]),
+        ([1], [0.1]),
+        ([1], [0.5, 1.0]),
+        ([], [math.nan]),
+        ([1.5], [0.1, 0.2]),
+        ([None], [0.1, 0.2]),
+    ],
 )
 def test_piecewise_schedule(boundaries, values):
     with pytest.raises(ValueError, match="Received"):
@@ -31,6 +39,8 @@ def test_piecewise_schedule(boundaries, values):
         {"warmup_steps": -1},
         {"warmup_steps": 0},
         {"warmup_steps": 1.5},
+        {"warmup_steps": None},
+        {"warmup_steps": math.inf},
         {"stages": []},
         {"final_sparsity": 1.0},
     ],
@@ -38,6 +48,16 @@ def test_piecewise_schedule(boundaries, values):
 def test_warmup_schedule(settings):
     with pytest.raises(ValueError, match="Received"):
         schedules.WarmupSparsity(**{"warmup_steps": 4, **settings})
+
+
+def test_numbers_of_numpy():
+    stages = np.array([0.25, 0.5], "float32")
+    warmup = schedules.WarmupSparsity(np.int64(2), np.float32(0.75), stages)
+    values = [float(warmup(tf.constant(step))) for step in range(3)]
+    assert values == [0.25, 0.5, 0.75]
+    piecewise = schedules.PiecewiseConstantSparsity(np.array([1, 2]), [0, 0.5, 0.75])
+    for made in (warmup, piecewise):
+        json.dumps(made.get_config())
 
 
 def test_warmup_reaches_its_stages():

@@ -50,7 +50,7 @@ def check(
             "`outer=keras.optimizers.SGD(1.0, use_ema=True)`. Received: use_ema=True"
         )
     number = settings["gradient_accumulation_steps"]
-    if number and not (isinstance(number, int) and number >= 2):
+    if number and not (isinstance(number, numbers.Integral) and int(number) >= 2):
         raise ValueError(
             "`gradient_accumulation_steps` must be None or a whole number of calls, 2 "
             f"or more. Received: gradient_accumulation_steps={number!r}"

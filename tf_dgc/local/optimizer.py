@@ -6,7 +6,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors
+from tf_dgc import arguments, compressors
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
@@ -140,7 +140,7 @@ class LocalOptimizer(DifferingOptimizer):
         self.compressor = compressor
         self.error_feedback = error_feedback
         self.min_compress_size = int(min_compress_size)
-        self.seed = int(seed)
+        self.seed = arguments.check_seed(seed)
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
         self.exchange = exchange  # by name, if it was given so
@@ -224,6 +224,8 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         grads, variables = matching.match(self, grads, trainable_variables)
+        if not grads:
+            return
         made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends, ending = rounds.ends(), cast(Ending, self._ending)

@@ -141,7 +141,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.adam_correction = bool(adam_correction)
         self.rate_correction = bool(rate_correction)
         self.min_compress_size = int(min_compress_size)
-        self.seed = int(seed)
+        self.seed = arguments.check_seed(seed)
         self.track_staleness = bool(track_staleness)
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
@@ -224,7 +224,8 @@ class CompressedOptimizer(OptimizerWrapper):
 
         Args:
             grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
-                already divided by the number of workers (Keras scales the loss).
+                already divided by the number of workers (Keras scales the loss). None
+                at all are no step, as in Keras.
             trainable_variables: the variables; the optimizer is built for those of the
                 first call.
 
@@ -235,15 +236,10 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
         grads, variables = matching.match(self, grads, trainable_variables)
-        made = cast(kept.Kept, self.kept)  # by now
-
-        def step(given: list) -> None:
-            stepping.take(self, given, variables, self._took, made, self._strategy)
-
-        if made.accumulation:
-            made.accumulation.call(self, grads, variables, step)
-        else:
-            step(grads)
+        if grads:
+            made = cast(kept.Kept, self.kept)  # by now
+            asks = self._took, made, self._strategy
+            stepping.take_call(self, grads, variables, *asks)
 
     # --- what users read ------------------------------------------------------------
 

@@ -15,16 +15,27 @@ def match(
 ) -> tuple[list, list]:
     """Build the optimizer if needed; return the gradients that exist, and variables.
 
+    As in Keras, without any gradient nothing is done: none is returned.
+
     Args:
         optimizer: optimizer that was called.
         grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None.
         variables: variables in the same order; None for those of the first call.
 
     Raises:
-        ValueError: for another number of them, other shapes, and variables that the
-            optimizer was not built with.
+        ValueError: for another number of them, other shapes, variables that the
+            optimizer was not built with, and none before it is built.
     """
+    if len(grads) == 0:
+        return [], []
     if variables is None:
+        if not optimizer.built:
+            raise ValueError(
+                "Without variables, gradients are those of the variables that the "
+                "optimizer is built for, and it is not yet built. Call "
+                "`apply(grads, variables)`, or `optimizer.build(variables)` before. "
+                f"Received: {len(grads)} gradients"
+            )
         variables = keras_optimizers.trainable_variables(optimizer)
     variables = list(map(keras_optimizers.as_keras_variable, variables))
     _check_number(grads, variables)

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dgc.arguments import is_whole
+
 
 class Schedule(abc.ABC):
     """A number by iteration, with a config."""
@@ -26,12 +28,14 @@ class Schedule(abc.ABC):
 
 def check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
     """Return boundaries as ints; raise `ValueError` unless they fit the values."""
-    if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
+    given = list(boundaries)
+    fit = len(values) == len(given) + 1 and all(map(is_whole, given))
+    if not fit or given != sorted(given):
         raise ValueError(
-            "`boundaries` must be ascending and one fewer than `values`. "
+            "`boundaries` must be whole, ascending, and one fewer than `values`. "
             f"Received: boundaries={boundaries}, values={values}"
         )
-    return [int(b) for b in boundaries]
+    return [int(b) for b in given]
 
 
 def stage(schedule: Any, iteration: tf.Tensor) -> tf.Tensor:

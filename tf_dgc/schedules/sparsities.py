@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_sparsity, check_whole
+from tf_dgc.arguments import check_sparsity, check_whole, is_whole
 from tf_dgc.schedules.base import Schedule, check_boundaries, stage
 
 
@@ -100,7 +100,7 @@ class WarmupSparsity(SparsitySchedule):
         final_sparsity: float = 0.999,
         stages: Sequence[float] = (0.75, 0.9375, 0.984375, 0.996),
     ):
-        if int(warmup_steps) != warmup_steps or warmup_steps < 1 or not stages:
+        if not is_whole(warmup_steps) or warmup_steps < 1 or not len(stages):
             raise ValueError(
                 "`warmup_steps` must be a whole number of iterations, 1 or more, and "
                 "`stages` at least one sparsity. Without warm-up, pass the sparsity "

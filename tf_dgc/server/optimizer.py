@@ -168,7 +168,7 @@ class ServerOptimizer(OptimizerWrapper):
         self.pull_sparsity = pull_sparsity
         self.rows = rows
         self.min_compress_size = int(min_compress_size)
-        self.seed = int(seed)
+        self.seed = arguments.check_seed(seed)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self._counters: keras.Variable | None = None
