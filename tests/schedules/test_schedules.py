@@ -42,6 +42,7 @@ def test_piecewise_schedule(boundaries, values):
         {"warmup_steps": None},
         {"warmup_steps": math.inf},
         {"stages": []},
+        {"stages": None},
         {"final_sparsity": 1.0},
     ],
 )

@@ -36,7 +36,10 @@ class DGCOptimizer(CompressedOptimizer):
     and apply their own rule to the sum. Clipping of the
     inner optimizer becomes local gradient clipping, by thresholds of norms that are
     `N**0.5` times smaller with N workers (section 3.2). With `sparsity=0` every step is
-    what the inner optimizer does alone. What the paper does differs in two settings:
+    what the inner optimizer does alone, of gradients that are dense: rows of an
+    embedding that occur several times in a batch are added up before anything is
+    squared, where Keras squares each by itself, as an Adam, an RMSprop and a norm that
+    is clipped do. What the paper does differs in two settings:
     `DGCOptimizer(sgd, WarmupSparsity(steps), rate_correction=False,
     factor_masking=True)`.
 

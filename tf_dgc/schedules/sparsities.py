@@ -100,7 +100,8 @@ class WarmupSparsity(SparsitySchedule):
         final_sparsity: float = 0.999,
         stages: Sequence[float] = (0.75, 0.9375, 0.984375, 0.996),
     ):
-        if not is_whole(warmup_steps) or warmup_steps < 1 or not len(stages):
+        there = stages is not None and len(stages) > 0
+        if not is_whole(warmup_steps) or warmup_steps < 1 or not there:
             raise ValueError(
                 "`warmup_steps` must be a whole number of iterations, 1 or more, and "
                 "`stages` at least one sparsity. Without warm-up, pass the sparsity "
