@@ -17,7 +17,7 @@ def check_whole(
         unit: words for the message, of what is counted.
         means: words for the message, at its end, of what else there is.
     """
-    if not _is_real(value) or value != value // 1 or value < smallest:
+    if not is_whole(value) or value < smallest:
         raise ValueError(
             f"`{what}` must be a whole number{unit}, {smallest} or more{means}. "
             f"Received: {what}={value!r}"
@@ -50,6 +50,22 @@ def check_number(what: str, value: Any, interval: str, means: str = "") -> float
             f"`{what}` must be a {wanted}{means}. Received: {what}={value!r}"
         )
     return float(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number; NumPy's too, and floats that are whole."""
+    return _is_real(value) and bool(value == value // 1)
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int; raise `ValueError` unless it is a whole int64."""
+    whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if not whole or not -(2**63) <= seed < 2**63:
+        raise ValueError(
+            "`seed` must be a whole number, from -2**63 to 2**63 - 1. "
+            f"Received: seed={seed!r}"
+        )
+    return int(seed)
 
 
 def check_choice(what: str, value: Any) -> bool | None:

@@ -78,3 +78,37 @@ def test_it_then_moves_as_far_as_by_keras(strategies):
         after = [trainer.weights()[0] for trainer in pair]
         moved.append([np.abs(a - b).mean() for a, b in zip(after, before, strict=True)])
     np.testing.assert_allclose(*np.transpose(moved), rtol=0.15)
+
+
+ALWAYS_HALF = tf_dgc.schedules.PiecewiseConstantSparsity([10**6], [0.5, 0.5])
+HIGH = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [0.0, 0.97])
+
+
+@pytest.mark.parametrize(
+    ("before", "workers", "after", "schedule"),
+    [((4, 0.5), 2, 0.5, ALWAYS_HALF), ((1, HIGH), 1, 0.97, HIGH)],
+    ids=["fewer workers", "from a schedule"],
+)
+def test_stock_steps_of_an_earlier_run_count(
+    strategies, before, workers, after, schedule
+):
+    """Whether this one can send everything or not, as by a schedule it might."""
+
+    def make(workers, sparsity):
+        return Trainer(
+            strategies[workers],
+            lambda: tf_dgc.DGCOptimizer(INNER["adam"](), sparsity),
+            initial_weights("float32"),
+        )
+
+    first = make(*before)
+    for gradients in make_gradients(before[0], DENSE, "float32"):
+        first.step(gradients)
+    assert not any(np.any(v.numpy()) for v in first.optimizer.second_moment)
+    second, third = make(workers, after), make(workers, schedule)
+    for trainer in (second, third):
+        trainer.load(first.save())
+        for gradients in make_gradients(workers, 2, "float32", seed=3):
+            trainer.step(gradients)
+    for mine, others in zip(second.weights(), third.weights(), strict=True):
+        np.testing.assert_array_equal(mine, others)

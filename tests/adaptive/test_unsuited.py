@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tf_dgc
+from tf_dgc.adaptive import unsuited
 
 O = keras.optimizers  # noqa: E741
 UNSUITED = [
@@ -30,8 +31,9 @@ SUITED = ["SGD", "Adam", "AdamW", "Adamax", "Nadam"]
 @pytest.mark.parametrize("name", UNSUITED)
 def test_names_optimizer_method_and_what_to_use(name):
     kind = tf_dgc.NovoGrad if name == "NovoGrad" else getattr(O, name)
+    settings = {"epsilon_1": 1e-15} if name == "Adafactor" else {}
     with pytest.warns(UserWarning) as found:
-        tf_dgc.DGCOptimizer(kind(0.01), 0.99)
+        tf_dgc.DGCOptimizer(kind(0.01, **settings), 0.99)
     (text,) = [str(warning.message) for warning in found]
     for part in (f"`{name}`", "TopK(", "Use `Adam`", "uniform_8bit", "adam_correction"):
         assert part in text
@@ -89,6 +91,62 @@ def test_a_sparse_sum_has_a_norm_that_is_too_large(sparsity, too_little):
         optimizer.apply([gradient], [variable])
     along = np.vdot(-variable.numpy(), gradient) / np.linalg.norm(gradient)
     np.testing.assert_allclose(along, 3.0 / too_little, rtol=0.35)
+
+
+@pytest.mark.parametrize(("sparsity", "too_little"), [(0.0, 1.0), (0.9, 10**0.5)])
+def test_a_sparse_sum_has_mean_squares_that_are_too_large(sparsity, too_little):
+    """Of rows and columns, by the root of which an `Adafactor` divides."""
+    variable = keras.Variable(np.ones((100, 100), "float32"))
+    inner = O.Adafactor(1e-3, epsilon_1=1e-15, relative_step=False)
+    optimizer = tf_dgc.DGCOptimizer(inner, sparsity, adam_correction=False)
+    gradient = np.random.default_rng(0).choice([-1.0, 1.0], (100, 100))
+    for _ in range(100):
+        optimizer.apply([gradient.astype("float32")], [variable])
+    along = np.mean((1 - variable.numpy()) * gradient)
+    np.testing.assert_allclose(along, 0.1 / too_little, rtol=0.15)
+
+
+WITHOUT_NUMBERS = r"epsilon_1=1e-30\)` makes NaN .* `Adafactor\(epsilon_1=1e-15\)`"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner: tf_dgc.DGCOptimizer(inner, 0.9),
+        lambda inner: tf_dgc.DGCOptimizer(inner, 0.9, adam_correction=False),
+        lambda inner: tf_dgc.CompressedOptimizer(inner, "adacomp"),
+        lambda inner: tf_dgc.LocalOptimizer("sgd", 2, outer=inner, compressor="top_k"),
+        lambda inner: tf_dgc.ServerOptimizer(inner),
+    ],
+)
+def test_what_makes_no_numbers_is_refused(make):
+    """An `Adafactor` behind what leaves entries out, in its first step."""
+    with pytest.raises(ValueError, match=f"{WITHOUT_NUMBERS}. Received"):
+        make(O.Adafactor(0.01))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner: tf_dgc.DGCOptimizer(inner, 0.0),
+        lambda inner: tf_dgc.CompressedOptimizer(inner, "float16"),
+        lambda inner: tf_dgc.LocalOptimizer(inner, 2),
+    ],
+)
+def test_warns_of_what_makes_no_numbers_where_data_have_no_gradient(make):
+    with pytest.warns(UserWarning, match=WITHOUT_NUMBERS):
+        make(O.Adafactor(0.01))
+    make(O.Adafactor(0.01, epsilon_1=1e-15))
+
+
+@pytest.mark.parametrize("epsilon", [1e-30, 1e-19, 1e-15])
+def test_keras_makes_numbers_from_an_epsilon_on(epsilon):
+    variable = keras.Variable(np.ones((40, 40), "float32"))
+    gradient = np.zeros((40, 40), "float32")
+    gradient[[3, 7], [4, 8]] = 1.0
+    inner = O.Adafactor(0.01, epsilon_1=epsilon)
+    inner.apply([gradient], [variable])
+    assert np.isnan(variable.numpy()).any() == (epsilon < unsuited._SMALLEST)
 
 
 # Warnings are errors.

@@ -1,6 +1,7 @@
 """What optimizers make of files of others, of frozen models, and of copies."""
 
 import copy
+import functools
 import json
 import pickle
 import warnings
@@ -9,6 +10,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dgc
 from tf_dgc.cluster import meeting
@@ -71,6 +73,50 @@ def test_what_was_not_sent_is_not_lost_silently(tmp_path):
         trained(tf_dgc.DGCOptimizer(sgd(), 0.0)).load_weights(path)
 
 
+A = keras.optimizers.Adam
+L = functools.partial(tf_dgc.LocalOptimizer, period=2)
+OTHER_FORMS = {
+    "averages": (lambda: dgc(), lambda: dgc(use_ema=True)),
+    "no averages": (lambda: dgc(use_ema=True), lambda: dgc()),
+    "moments": (
+        lambda: tf_dgc.DGCOptimizer(A(0.01), 0.9),
+        lambda: tf_dgc.DGCOptimizer(A(0.01, use_ema=True), 0.9),
+    ),
+    "outer": (lambda: L(sgd()), lambda: L(sgd(), outer=sgd(use_ema=True))),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_FORMS)
+def test_of_another_inner_optimizer_nothing_is_loaded(tmp_path, case):
+    """Keras would skip that part alone, so that iterations were those of the other."""
+    make, make_other = OTHER_FORMS[case]
+    model, other = trained(make()), make_model(make_other())
+    fit(other)
+    path, counted = tmp_path / "m.weights.h5", int(other.optimizer.iterations)
+    fit(model)
+    model.save_weights(path)
+    saved_as = tf.train.Checkpoint(o=model.optimizer).write(str(tmp_path / "c"))
+    error = r"optimizer within the saved .* this has .*: its kind, `use_ema`"
+    with pytest.raises(ValueError, match=error):
+        other.load_weights(path)
+    assert int(other.optimizer.iterations) == counted
+    with pytest.raises(ValueError, match=error):
+        tf.train.Checkpoint(o=other.optimizer).read(saved_as)
+
+
+def test_a_rate_that_is_a_schedule_now_loses_nothing(tmp_path):
+    """Of an SGD, whose momentum is the wrapper's."""
+    model, path = trained(dgc()), tmp_path / "m.weights.h5"
+    model.save_weights(path)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.5)
+    inner = keras.optimizers.SGD(rate, momentum=0.9)
+    other = make_model(tf_dgc.DGCOptimizer(inner, 0.9, min_compress_size=0))
+    other.optimizer.build(other.trainable_variables)
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        other.load_weights(path)
+    assert int(other.optimizer.iterations) == int(model.optimizer.iterations)
+
+
 def test_a_model_of_which_all_is_frozen(tmp_path):
     model = trained(dgc())
     model.trainable = False
@@ -113,7 +159,7 @@ def test_local_steps_that_accumulate_go_on(tmp_path):
 def test_checksums_of_all_dtypes(dtype, shape):
     values = np.ones(shape, dtype)
     store = {"0": values}
-    loading.mark(store, weighs=True)
+    loading.mark(store, loading.describe(True, []))
     assert loading.names(store) == ["0"]
     found = loading.checksum(store, "0")
     assert found == loading.checksum({"0": values.copy()}, "0")

@@ -164,7 +164,7 @@ def test_overflow_on_the_last_worker(run, tmp_path):
     [
         ("other_sparsity", "optimizer.sparsity: 0.9"),
         pytest.param(
-            "other_period", "optimizer.period at steps", marks=pytest.mark.slow
+            "other_period", "optimizer.period at step 0", marks=pytest.mark.slow
         ),
         pytest.param(
             "other_inner", "optimizer.inner.class_name: 'Adam", marks=pytest.mark.slow

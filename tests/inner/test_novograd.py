@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from contract import round_trip
 from harness import Trainer
+from keras import ops
 
 import tf_dgc
 from tf_dgc import NovoGrad
@@ -182,3 +183,15 @@ def test_trains_and_loads(tmp_path, strategies):
     model.save(path)
     again = keras.models.load_model(path)
     assert isinstance(again.optimizer.inner_optimizer, NovoGrad)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("size", [1e-5, 1e-4, 1.0, 30.0])
+def test_only_the_direction_counts_whatever_the_size(dtype, size):
+    """Also where squares of its type vanish, or their sum is beyond all numbers."""
+    variable = keras.Variable(np.zeros((40, 50)), dtype=dtype)
+    optimizer = NovoGrad(1.0, beta_1=0.0)
+    for step in range(1, 3):
+        optimizer.apply([tf.fill((40, 50), tf.cast(size, dtype))], [variable])
+        values = ops.convert_to_numpy(ops.cast(variable, "float32"))
+        np.testing.assert_allclose(values, -step / 2000**0.5, rtol=0.01)

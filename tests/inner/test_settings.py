@@ -201,3 +201,13 @@ def test_indices_of_any_kind(kind):
     variable = keras.Variable(np.zeros(SHAPE, "float32"))
     tf_dgc.DGCOptimizer(O.SGD(1.0), 0).apply([slices], [variable])
     np.testing.assert_array_equal(variable.numpy()[3], -2.0)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+def test_numbers_of_numpy(kind):
+    optimizer = wrapped(gradient_accumulation_steps=kind(4))
+    assert optimizer.gradient_accumulation_steps == 4
+    again = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(optimizer)
+    )
+    assert again.gradient_accumulation_steps == 4

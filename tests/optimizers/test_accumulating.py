@@ -233,7 +233,7 @@ def test_goes_on_within_a_step(strategies, workers):
         first.step(call)
     second = make_trainer(strategies[workers], "dgc", "sgd")
     second.load(first.save())
-    sums = [t.optimizer._of_calls[:-1] for t in (first, second)]
+    sums = [t.optimizer.kept.accumulation.sums for t in (first, second)]
     for mine, others in zip(*sums, strict=True):
         total = others.gather().sum(axis=0)
         np.testing.assert_allclose(mine.gather().sum(axis=0), total, rtol=1e-5)
@@ -243,6 +243,33 @@ def test_goes_on_within_a_step(strategies, workers):
             second.step(call)
         for mine, others in zip(second.weights(), first.weights(), strict=True):
             np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_another_number_of_calls_goes_on_at_its_rate(strategies, before, after):
+    """As by Keras; and a step is the mean of all calls that are in it."""
+    rate = O.schedules.PolynomialDecay(1.0, 64, 0.0)
+    first, second = (
+        Trainer(
+            strategies[1],
+            lambda n=n: tf_dgc.DGCOptimizer(
+                O.SGD(rate, gradient_accumulation_steps=n), 0.0
+            ),
+            [np.zeros((40, 50), "float32")],
+        )
+        for n in (before, after)
+    )
+    ones = [[np.ones((40, 50), "float32")]]
+    for _ in range(7):
+        first.step(ones)
+    second.load(first.save())
+    begun = second.weights()[0]
+    for taken in range(7, 64):
+        assert float(second.optimizer.learning_rate) == 1 - taken / 64
+        second.step(ones)
+        if np.any(second.weights()[0] != begun):
+            break
+    np.testing.assert_array_equal(begun - second.weights()[0], 1 - taken / 64)
 
 
 def test_fit_and_a_config():

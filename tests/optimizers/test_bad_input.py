@@ -9,6 +9,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
+from tf_dgc.optimizers import matching
 
 O = keras.optimizers  # noqa: E741
 
@@ -44,6 +45,10 @@ def test_exempt_dtype(exempt_dtype):
 def test_value_dtype(value_dtype):
     with pytest.raises(ValueError, match=r"None or one of float32.*Received: value_dt"):
         tf_dgc.DGCOptimizer(O.SGD(0.1), value_dtype=value_dtype)
+
+
+def test_sparsity_of_numpy():
+    assert tf_dgc.DGCOptimizer("sgd", np.float32(0.75)).sparsity == 0.75
 
 
 def test_schedule_that_goes_wrong_later():
@@ -108,10 +113,24 @@ def test_inner_that_scales_the_loss():
         tf_dgc.DGCOptimizer(O.LossScaleOptimizer(O.SGD(0.1)))
 
 
-@pytest.mark.parametrize("size", [-1, 1.5])
+@pytest.mark.parametrize("size", [-1, 1.5, None, math.inf])
 def test_min_compress_size(size):
     with pytest.raises(ValueError, match="min_compress_size"):
         tf_dgc.DGCOptimizer(O.SGD(0.1), min_compress_size=size)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 0.5, None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: tf_dgc.DGCOptimizer("adam", seed=seed),
+        lambda seed: tf_dgc.LocalOptimizer("adam", 2, seed=seed),
+    ],
+)
+def test_seed(make, seed):
+    with pytest.raises(ValueError, match=r"`seed` must be a whole number.*Received"):
+        make(seed)
+    assert make(np.int32(7)).seed == 7
 
 
 def test_model_without_trainable_variables(strategies):
@@ -183,3 +202,68 @@ def test_monitor_without_dgc_optimizer():
     monitor = tf_dgc.callbacks.CompressionMonitor()
     with pytest.raises(ValueError, match="DGCOptimizer"):
         model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[monitor], verbose=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0.9),
+        lambda: tf_dgc.LocalOptimizer(O.SGD(1.0), 2),
+    ],
+)
+def test_no_gradient_at_all_is_no_step(make):
+    """As in Keras, built or not."""
+    variable, optimizer = keras.Variable(np.zeros((40, 50), "float32")), make()
+    optimizer.apply([], [])
+    assert not optimizer.built
+    with pytest.raises(ValueError, match=r"not yet built\. .*Received: 1 gradients"):
+        optimizer.apply([tf.ones((40, 50))])
+    optimizer.apply([tf.ones((40, 50))], [variable])
+    optimizer.apply([], [])
+    optimizer.apply([])
+    assert int(optimizer.iterations) == 1
+
+
+def rows_of(shape):
+    return tf.IndexedSlices(tf.ones(shape), tf.constant([0, 3]), (40, 50))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "shape"),
+    [
+        (tf.ones((50, 40)), (40, 50)),
+        (tf.ones(2000), (40, 50)),
+        (np.ones((3, 1)), (1, 3)),
+        ([1.0], ()),
+        (rows_of((2, 40)), (40, 50)),
+        (rows_of((2, 50, 1)), (40, 50)),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0.9),
+        lambda: tf_dgc.DGCOptimizer(O.SGD(1.0, gradient_accumulation_steps=2), 0.0),
+        lambda: tf_dgc.LocalOptimizer(O.SGD(1.0), 2),
+    ],
+)
+def test_gradient_of_another_shape(make, gradient, shape):
+    """Also where it has as many entries, as a transposed one."""
+    variable = keras.Variable(np.zeros(shape, "float32"), name="kernel")
+    with pytest.raises(
+        ValueError, match=r"gradient of kernel must .*Received: .*shape"
+    ):
+        make().apply([gradient], [variable])
+    assert not np.any(variable.numpy())
+
+
+def test_gradient_whose_shape_is_known_later():
+    variable = keras.Variable(np.zeros((40, 50), "float32"))
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def match(gradient):
+        (matched,), _ = matching.match(optimizer, [gradient], [variable])
+        return matched
+
+    assert match(tf.ones((40, 50))).shape == (40, 50)

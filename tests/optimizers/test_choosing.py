@@ -1,5 +1,6 @@
 """`exchange="auto"`: what is measured, and what is chosen."""
 
+import functools
 import types
 
 import keras
@@ -26,6 +27,7 @@ LARGE = [
 ]
 FAST = Links(1e-4, 1e-5, 1e-10, 1e-8, 1e-8, 1e-10)
 SLOW = Links(1e-4, 1e-5, 1e-7, 1e-9, 1e-9, 1e-9)
+FASTEST = Links(1e-6, 1e-6, 1e-12, 1e-6, 1e-6, 1e-12)
 FAR = Links(1e-4, 5e-2, 1e-9, 1e-9, 1e-9, 1e-9)
 
 
@@ -245,6 +247,36 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
     name, *_ = [name for name in found if name != "float16"]
     assert found["float16"] == 90_007
     assert found[name] == 9_007
+
+
+@pytest.mark.parametrize("inner", ["Adam", "Nadam"])
+def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, inner):
+    """To the rounding of float16, and crosses over where it goes on compressed."""
+    several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
+    monkeypatch.setattr(choosing, "meeting", several)
+    weights = initial_weights("float32")
+    make_inner = functools.partial(getattr(keras.optimizers, inner), 0.125)
+    trainers = {"alone": Trainer(strategies[2], make_inner, weights)}
+    for name, links in (("float16", FASTEST), ("top_k", SLOW)):
+        monkeypatch.setattr(probes, "run", lambda *_, links=links: links)
+        trainers[name] = Trainer(
+            strategies[2],
+            lambda: tf_dgc.DGCOptimizer(make_inner(), 0.97, exchange="auto"),
+            weights,
+        )
+        assert trainers[name].optimizer.kept.chosen.compressor.name == name
+    alone, dense, sparse = trainers.values()
+    first, *others = make_gradients(2, 4, "float32")
+    for gradients in (first, *others):
+        alone.step(gradients)
+        dense.step(gradients)
+    assert not any(np.any(v.numpy()) for v in dense.optimizer.second_moment)
+    for mine, stock in zip(dense.weights(), alone.weights(), strict=True):
+        np.testing.assert_allclose(mine, stock, rtol=1e-3, atol=1e-2)
+    sparse.load(dense.save())
+    sparse.step(first)
+    moment = sparse.optimizer.second_moment[0].numpy()
+    assert np.all(moment > 0.98 * dense.optimizer.inner_optimizer._velocities[0])
 
 
 def made(strategy, links, overlap, monkeypatch, **settings):

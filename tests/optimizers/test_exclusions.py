@@ -68,3 +68,10 @@ def test_too_late():
     optimizer.build(model.trainable_variables)
     with pytest.raises(ValueError, match="before the optimizer is built"):
         optimizer.exclude_from_compression(var_names=["hidden"])
+
+
+def test_a_name_that_is_no_regular_expression():
+    optimizer = OPTIMIZERS["dgc"]()
+    with pytest.raises(ValueError, match=r"no regular .* Received: '\*bias'"):
+        optimizer.exclude_from_compression(var_names=["kernel", "*bias"])
+    optimizer.exclude_from_compression(var_names=["bias$"])

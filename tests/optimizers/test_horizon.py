@@ -54,3 +54,12 @@ def test_settings_are_those_that_are_given():
 def test_bad_steps(steps):
     with pytest.raises(ValueError, match="`steps` must be a whole number of training"):
         tf_dgc.dgc_for_steps("sgd", steps)
+
+
+@pytest.mark.parametrize(
+    ("calls", "sparsity"), [(None, 1 - 15 / 1600), (8, 1 - 15 / 200), (4000, 0.75)]
+)
+def test_calls_that_make_no_step_do_not_count(calls, sparsity):
+    """As many calls make a step, an entry is sent 15 times all the same."""
+    sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=calls)
+    assert tf_dgc.dgc_for_steps(sgd, 1600).sparsity == pytest.approx(sparsity)

@@ -278,6 +278,34 @@ def test_embedding_gradients(strategies, num_workers):
         np.testing.assert_allclose(dense, sparse, rtol=1e-4, atol=1e-5)
 
 
+OF_SQUARES = {
+    "adam": lambda: O.Adam(0.125),
+    "rmsprop": lambda: O.RMSprop(0.125),
+    "clipped sgd": lambda: O.SGD(0.125, global_clipnorm=0.5),
+}
+
+
+@pytest.mark.parametrize("inner", ["momentum", *OF_SQUARES])
+def test_with_sparsity_0_rows_are_added_up_before_they_are_squared(inner):
+    """As by Keras of a dense gradient; of rows it squares each by itself."""
+    make = OF_SQUARES.get(inner, lambda: O.SGD(0.125, momentum=0.5))
+    values = np.random.default_rng(0).normal(size=(3, 40)).astype("float32")
+    rows = tf.IndexedSlices(values, np.array([3, 7, 3]), tf.constant([50, 40]))
+    found = []
+    for optimizer, gradient in (
+        (tf_dgc.DGCOptimizer(make(), 0.0), rows),
+        (make(), tf.convert_to_tensor(rows)),
+        (make(), rows),
+    ):
+        table = keras.Variable(np.ones((50, 40), "float32"))
+        for _ in range(3):
+            optimizer.apply([gradient], [table])
+        found.append(table.numpy())
+    wrapped, of_dense, of_rows = found
+    np.testing.assert_allclose(wrapped, of_dense, rtol=1e-5, atol=1e-5)
+    assert np.allclose(of_rows, of_dense, atol=1e-5) is (inner == "momentum")
+
+
 def test_variables_without_gradient_are_left_alone():
     used, unused = (keras.Variable(np.ones((40, 40), "float32")) for _ in range(2))
     optimizer = momentum()

@@ -98,23 +98,25 @@ class _Written:
 
 
 class Remark(tf.__internal__.tracking.AutoTrackable):
-    """A number that a checkpoint has, which is looked at when it is restored.
+    """Numbers that a checkpoint has, which are looked at when it is restored.
 
     Args:
-        number: number to be saved.
-        check: function of the number that was saved.
+        numbers: function that returns the numbers to be saved.
+        check: function of the numbers that were saved.
     """
 
-    def __init__(self, number: int, check: Callable[[int], None]):
+    def __init__(
+        self, numbers: Callable[[], list[int]], check: Callable[[list[int]], None]
+    ):
         super().__init__()
-        self._number, self._check = number, check
+        self._numbers, self._check = numbers, check
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_REMARK: tf.constant(self._number, tf.int64)}
+        return {_REMARK: tf.constant(self._numbers(), tf.int64)}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> None:
         if tf.executing_eagerly():  # not while a SavedModel traces how it is restored
-            self._check(int(restored_tensors[_REMARK]))
+            self._check(restored_tensors[_REMARK].numpy().tolist())
 
 
 _REMARK = "REMARK"

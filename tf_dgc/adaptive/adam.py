@@ -40,7 +40,8 @@ class AdamCorrection:
         weighs: whether quotients are multiplied by the learning rate before they wait.
         memory: state that this worker keeps of all tensors, in the order of the
             variables; behind them of the sample of `agreement`.
-        compressor: method of the tensors that are not exempt.
+        compressor: method of the tensors that are not exempt; None if it was chosen to
+            send everything in every step.
         agreement: share that adds up of the tensors that are not exempt; None if all
             are.
         index_of: function of a variable that returns its place among the tensors.
@@ -56,7 +57,7 @@ class AdamCorrection:
         momentum: float,
         weighs: bool,
         memory: Memory,
-        compressor: Compressor,
+        compressor: Compressor | None,
         agreement: Agreement | None,
         index_of: Callable[[Any], int],
     ):

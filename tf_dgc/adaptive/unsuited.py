@@ -20,6 +20,11 @@ _NORMS = (
     "divides by a norm of each tensor, and that of a sum that has one in T entries, of "
     "all that waited, is T**0.5 times too large"
 )
+_FACTORS = (
+    "divides by the root of mean squares of rows and columns, and those of a sum that "
+    "has one in T entries, of all that waited, are T times too large, so that the "
+    "variable moves T**0.5 times too little"
+)
 _SIGNS = (
     "moves by signs, which are those of zeros, and of momentum that fades, wherever "
     "nothing arrives"
@@ -32,7 +37,7 @@ _REASONS = {
     "RMSprop": _SQUARES,
     "Adagrad": _SQUARES,
     "Adadelta": _SQUARES,
-    "Adafactor": _SQUARES,
+    "Adafactor": _FACTORS,
     "Ftrl": _SQUARES,
     "Lamb": _SQUARES,
     "ScheduleFreeAdamW": _SQUARES,
@@ -40,6 +45,7 @@ _REASONS = {
     "Lion": _SIGNS,
     "Muon": _WHOLE,
 }
+_SMALLEST = 1e-19  # whose square is above 0 in float32
 _CORRECTED = ("AdamW", "Adam", "Adamax", "Nadam")
 
 
@@ -73,7 +79,7 @@ def _reason_of_adams(inner: keras.optimizers.Optimizer) -> str | None:
     return None
 
 
-def warn_of_rule(
+def check_rule(
     inner: keras.optimizers.Optimizer,
     compressor: Compressor,
     feedback: bool,
@@ -81,12 +87,18 @@ def warn_of_rule(
 ) -> None:
     """Warn of a rule that trains badly behind a method, and say what to use.
 
+    One that would make no numbers of the model is refused, whoever wants it.
+
     Args:
         inner: optimizer that applies the sums.
         compressor: method.
         feedback: whether what is not sent is kept back.
         wanted: whether the user asked for it, by `adam_correction=False`.
+
+    Raises:
+        ValueError: for an `Adafactor` as `check_numbers` does.
     """
+    check_numbers(inner, compressor, wanted)
     if wanted or not feedback or _sends_nearly_all(compressor):
         return
     name, why = type(inner).__name__, reason(inner)
@@ -100,6 +112,37 @@ def warn_of_rule(
             UserWarning,
             stacklevel=4,
         )
+
+
+def check_numbers(
+    inner: keras.optimizers.Optimizer, compressor: Compressor, wanted: bool = False
+) -> None:
+    """Refuse, or warn of, an `Adafactor` that makes NaN where there is no gradient.
+
+    Args:
+        inner: optimizer that applies the sums.
+        compressor: method.
+        wanted: whether the user asked for no warning.
+
+    Raises:
+        ValueError: behind a method that leaves entries out, so that rows and columns of
+            a sum are empty nearly always.
+    """
+    factored = behaves_as(inner, keras.optimizers.Adafactor)
+    if not factored or inner.epsilon_1 >= _SMALLEST:
+        return
+    why = (
+        f"`Adafactor(epsilon_1={inner.epsilon_1:g})` makes NaN of a whole variable in "
+        "which a row and a column have no gradient: it divides by the root of the "
+        "product of their means, which is 0 in float32. {} Pass "
+        "`Adafactor(epsilon_1=1e-15)`."
+    )
+    if compressor.kind == "sparsification":
+        often = f"Behind {compressor!r}, which leaves entries out, that is nearly sure."
+        raise ValueError(f"{why.format(often)} Received: inner={inner!r}")
+    if not wanted:
+        data = "So may data have it, as embeddings, or pixels that are always 0."
+        warnings.warn(why.format(data), UserWarning, stacklevel=5)
 
 
 def _sends_nearly_all(compressor: Compressor) -> bool:

@@ -8,7 +8,7 @@ import keras
 from tf_dgc import compressors
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
-from tf_dgc.schedules import check_period
+from tf_dgc.schedules.periods import check_period
 
 DENSE = "dense"
 PERIOD = 16

@@ -17,21 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.draws import Draw
-
-_LATE = 2**31 - 1  # an iteration at which schedules say what they come to
-
-
-def final(sparsity: float | Callable[[tf.Tensor], tf.Tensor]) -> float:
-    """Return a sparsity, of a schedule what it comes to.
-
-    Args:
-        sparsity: number in [0, 1), or a schedule.
-    """
-    with tf.init_scope():
-        return float(schedules.current(sparsity, tf.constant(_LATE, tf.int64)))
+from tf_dgc.schedules import asking
 
 
 class StateSpec(NamedTuple):
@@ -189,9 +177,9 @@ class Compressor(abc.ABC):
     def wait(self) -> float:
         """Steps that an entry waits for on average until it is sent.
 
-        Of a schedule, what it comes to; 0 for what sends something of all entries.
+        Of a schedule, by what it comes to; 0 for what sends something of all entries.
         """
-        sparsity = final(getattr(self, "sparsity", 0.0))
+        sparsity = asking.final(getattr(self, "sparsity", 0.0))
         return sparsity / (1.0 - sparsity)
 
     @abc.abstractmethod

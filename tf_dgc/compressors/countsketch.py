@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
-from tf_dgc.arguments import check_number, check_whole
+from tf_dgc.arguments import check_number, check_sparsity, check_whole
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
@@ -80,7 +79,7 @@ class CountSketch(Compressor):
                 "the inner optimizer. "
                 f"Received: momentum={momentum!r}, second_round={second_round!r}"
             )
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = check_sparsity(sparsity)
         self.columns = places.check_share("columns", columns)
         self.second_round = bool(second_round)
         self.momentum = float(momentum)

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
-from tf_dgc.arguments import check_number, check_whole
+from tf_dgc.arguments import check_number, check_sparsity, check_whole
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import (
@@ -104,7 +103,7 @@ class LGC(Compressor):
         min_values: int = 64,
         keep_loss: bool = True,
     ):
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = check_sparsity(sparsity)
         self.dense_steps = check_whole("dense_steps", dense_steps, 0)
         self.learning_steps = check_whole("learning_steps", learning_steps)
         self.channels = check_whole("channels", channels)

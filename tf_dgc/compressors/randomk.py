@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.topk import num_sent, tie_offset
@@ -40,7 +40,7 @@ class RandomK(Compressor):
     aggregation = "sum"
 
     def __init__(self, sparsity: float = 0.99, unbiased: bool = False):
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = arguments.check_sparsity(sparsity)
         self.unbiased = bool(unbiased)
         self.error_feedback = "forbidden" if self.unbiased else "default"
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
@@ -50,7 +50,7 @@ class SampledThreshold(Compressor):
         value_dtype: str | None = None,
     ):
         places.check_value_dtype(value_dtype)
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = arguments.check_sparsity(sparsity)
         self.sample = places.check_share("sample", sample)
         self.value_dtype = value_dtype
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
@@ -47,7 +47,7 @@ class SBC(Compressor):
     reference = "Sattler et al., Sparse binary compression, IJCNN 2019"
 
     def __init__(self, sparsity: float = 0.999):
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = arguments.check_sparsity(sparsity)
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of k positions and of one value in float32."""

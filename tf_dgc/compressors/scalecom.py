@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
-from tf_dgc.arguments import check_number
+from tf_dgc.arguments import check_number, check_sparsity
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum, marks, whole
@@ -45,7 +44,7 @@ class ScaleCom(Compressor):
     needs_others = True
 
     def __init__(self, sparsity: float = 0.999, low_pass: float = 1.0):
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = check_sparsity(sparsity)
         self.low_pass = check_number("low_pass", low_pass, "(0, 1]", "; 1 keeps all")
         self.additive = self.conserves = self.low_pass == 1
 

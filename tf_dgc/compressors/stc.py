@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc.collectives.requests import Exchange, whole
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import sparse
@@ -43,7 +43,7 @@ class STC(Compressor):
     reference = "Sattler et al., Robust federated learning (STC), TNNLS 2020"
 
     def __init__(self, sparsity: float = 0.9975, downstream: bool = False):
-        self.sparsity = schedules.check_sparsity(sparsity)
+        self.sparsity = arguments.check_sparsity(sparsity)
         self.downstream = bool(downstream)
         self.additive = not self.downstream
 

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange
@@ -18,6 +17,7 @@ from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k, top_k_of
 from tf_dgc.compressors.draws import draw_ties
+from tf_dgc.schedules import asking
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
@@ -44,7 +44,7 @@ class TopK(Compressor):
     def __init__(
         self, sparsity: float | Callable = 0.999, value_dtype: str | None = None
     ):
-        self.sparsity = schedules.get(sparsity)
+        self.sparsity = asking.get(sparsity)
         value_types.check_choice(value_dtype)
         self.value_dtype = value_dtype
 
@@ -63,7 +63,7 @@ class TopK(Compressor):
         del state
         values = tf.reshape(values, [-1])
         size = values.shape[0]
-        k = num_sent(size, schedules.current(self.sparsity, draw.step))
+        k = num_sent(size, asking.current(self.sparsity, draw.step))
         offset = tie_offset(size, draw)
         value_dtype = self.value_dtype or values.dtype.name
         if tf.is_tensor(k) and tracing.in_xla_context():
@@ -82,7 +82,7 @@ class TopK(Compressor):
         is sent as 0.
         """
         size = values.shape[0]
-        capacity = num_sent(size, schedules.smallest(self.sparsity))
+        capacity = num_sent(size, asking.smallest(self.sparsity))
         _check_capacity(value_dtype)
         positions, taken = top_k_of(values, capacity, k, tie_offset(size, draw))
         at = positions[:, tf.newaxis]
@@ -114,7 +114,7 @@ class TopK(Compressor):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        sparsity = schedules.config_of(self.sparsity)
+        sparsity = asking.config_of(self.sparsity)
         return {"sparsity": sparsity, "value_dtype": self.value_dtype}
 
 

@@ -1,28 +1,49 @@
 """Loading: whether what was saved is an optimizer's state, and all of it."""
 
+import itertools
 import warnings
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 _MARK = "tf_dgc"  # a key beside those of the variables, "0", "1", ...
 _OF_GRADIENTS, _OF_UPDATES = 1, 2  # what it says of the units of what waits
+_COMMON = 2  # variables that every optimizer may have: iterations and learning rate
+_WITHOUT = (
+    "Without the state: `load_model(path, compile=False)`, or `load_weights(path, "
+    "skip_mismatch=True)`."
+)
 
 
-def mark(store: Any, weighs: bool) -> None:
+def describe(
+    weighs: bool, optimizers: Sequence[keras.optimizers.Optimizer]
+) -> list[int]:
+    """Return what is saved beside a state, so that none of another form is loaded.
+
+    Args:
+        weighs: whether what waits has the learning rate in it.
+        optimizers: optimizers that Keras saves beside it.
+
+    Returns:
+        A number that stands for the units of what waits; and of each optimizer the
+        number of its variables, 0 if it is not built, and a CRC-32 of their shapes.
+    """
+    shapes = [[tuple(v.shape) for v in o.variables if o.built] for o in optimizers]
+    forms = [(len(some), zlib.crc32(str(some).encode())) for some in shapes]
+    return [_OF_UPDATES if weighs else _OF_GRADIENTS, *itertools.chain(*forms)]
+
+
+def mark(store: Any, description: Sequence[int]) -> None:
     """Say in a store of Keras's that an optimizer of this package filled it.
 
     Args:
         store: store of what is saved.
-        weighs: whether what waits has the learning rate in it.
+        description: numbers that `describe` returned.
     """
-    store[_MARK] = np.int64(units(weighs))
-
-
-def units(weighs: bool) -> int:
-    """Return the number that stands for the units of what waits."""
-    return _OF_UPDATES if weighs else _OF_GRADIENTS
+    store[_MARK] = np.array(description, np.int64)
 
 
 def is_marked(store: Any) -> bool:
@@ -30,30 +51,42 @@ def is_marked(store: Any) -> bool:
     return _MARK in set(store.keys())
 
 
-def saved_units(store: Any) -> int:
-    """Return the number of `units` that a store of this package's was marked by."""
-    return int(read(store, _MARK))
+def saved_description(store: Any) -> list[int]:
+    """Return the numbers that a store of this package's was marked by."""
+    return list(map(int, read(store, _MARK)))
 
 
-def check_units(saved: int, weighs: bool) -> None:
-    """Raise `ValueError` if what waited is saved in other units than it is kept.
+def check(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
+    """Raise `ValueError` if a state of this form would not be loaded, or not whole.
 
     Args:
-        saved: number of `units` of what was saved.
-        weighs: whether what waits has the learning rate in it.
+        saved: numbers of `describe` that were saved.
+        own: those of the optimizer that is to load it.
+        kind: name of the optimizer's class.
     """
-    if saved != units(weighs):
-        was, now = (
-            "updates" if number == _OF_UPDATES else "gradients"
-            for number in (saved, units(weighs))
-        )
+    if saved[0] != own[0]:
+        names = {_OF_UPDATES: "updates", _OF_GRADIENTS: "gradients"}
         raise ValueError(
-            f"What waits was saved in units of {was}, and this optimizer keeps it in "
-            f"units of {now}: one of them has the learning rate in it. Load with the "
-            "settings it was saved with: `rate_correction`, or else compressor, "
-            "sparsity and inner optimizer. Without the state: `load_model(path, "
-            "compile=False)`, or `load_weights(path, skip_mismatch=True)`."
+            f"What waits was saved in units of {names[saved[0]]}, and this optimizer "
+            f"keeps it in units of {names[own[0]]}: one of them has the learning rate "
+            "in it. Load with the settings it was saved with: `rate_correction`, or "
+            f"else compressor, sparsity and inner optimizer. {_WITHOUT}"
         )
+    pairs = zip(_forms(saved), _forms(own), strict=True)
+    for (was, its_shapes), (now, own_shapes) in pairs:
+        other = was != now or its_shapes != own_shapes
+        if was and now and other and max(was, now) > _COMMON:
+            raise ValueError(
+                f"The optimizer within the saved {kind} has {was} variables, and the "
+                f"one within this has {now}{'' if was != now else ' of other shapes'}. "
+                "Load with the settings it was saved with: its kind, `use_ema`, "
+                "`momentum`, `amsgrad` and the like, and whether its learning rate is "
+                f"a schedule, decide which variables there are. {_WITHOUT}"
+            )
+
+
+def _forms(description: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(description[1::2], description[2::2], strict=True))
 
 
 def names(store: Any) -> list[str]:
@@ -117,7 +150,6 @@ def is_to_be_loaded(kind: str, built: bool, trains: bool, store: Any, own: int) 
         f"The saved {kind} has {saved} variables, this one has {own}. Load with the "
         "settings it was saved with: compressor, error feedback, sparsity above 0, "
         "momentum and Adam correction, what is tracked, the inner optimizer's "
-        "momentum, and which layers were trainable when it was built decide which "
-        "variables there are. Without the state: `load_model(path, compile=False)`, or "
-        "`load_weights(path, skip_mismatch=True)`."
+        "`momentum` and `gradient_accumulation_steps`, and which layers were trainable "
+        f"when it was built decide which variables there are. {_WITHOUT}"
     )

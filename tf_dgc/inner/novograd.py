@@ -27,6 +27,8 @@ class NovoGrad(keras_optimizers.CoupledDecay):
     gradient counts, it fits methods that lose its magnitude (`SignSGD`), and it needs
     half the memory of Adam.
 
+    The norm and v are float32 for float16 and bfloat16 variables.
+
     Args:
         learning_rate: a float, a schedule or a callable; 0.01 as in the paper.
         beta_1: decay of the momentum, in [0, 1).
@@ -68,7 +70,7 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         super().build(variables)
         self._momentums = self.add_optimizer_variables(variables, "momentum")
         self._moments = [
-            self.add_variable((), dtype=v.dtype, name=f"{v.name}_second_moment")
+            self.add_variable((), dtype=_wide(v), name=f"{v.name}_second_moment")
             for v in variables
         ]
 
@@ -77,21 +79,17 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         index = keras_optimizers.variable_index(self, variable)
         momentum, moment = self._momentums[index], self._moments[index]
         dtype = variable.dtype
-        gradient = accumulation.to_dense(gradient, variable)
+        gradient = ops.cast(accumulation.to_dense(gradient, variable), moment.dtype)
         square = ops.sum(ops.square(gradient))
         follow = self.beta_2 * moment + (1 - self.beta_2) * square
         new_moment = ops.where(ops.equal(moment, 0), square, follow)
-        step = gradient / (ops.sqrt(new_moment) + self._guard(dtype))
+        step = ops.cast(gradient / (ops.sqrt(new_moment) + self.epsilon), dtype)
         if self.weight_decay and keras_optimizers.uses_weight_decay(self, variable):
             step = step + self.weight_decay * variable
         new_momentum = self.beta_1 * momentum + step
         self.assign(moment, new_moment)
         self.assign(momentum, new_momentum)
         self.assign_sub(variable, ops.cast(learning_rate, dtype) * new_momentum)
-
-    def _guard(self, dtype: str) -> float:
-        """Return epsilon, or what float16 can tell from 0."""
-        return max(self.epsilon, 1e-7) if dtype == "float16" else self.epsilon
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -101,3 +99,8 @@ class NovoGrad(keras_optimizers.CoupledDecay):
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
         }
+
+
+def _wide(variable: keras.Variable) -> str:
+    """Return a type in which squares of a gradient neither vanish nor overflow."""
+    return "float64" if variable.dtype == "float64" else "float32"

@@ -50,7 +50,7 @@ def check(
             "`outer=keras.optimizers.SGD(1.0, use_ema=True)`. Received: use_ema=True"
         )
     number = settings["gradient_accumulation_steps"]
-    if number and not (isinstance(number, int) and number >= 2):
+    if number and not (isinstance(number, numbers.Integral) and int(number) >= 2):
         raise ValueError(
             "`gradient_accumulation_steps` must be None or a whole number of calls, 2 "
             f"or more. Received: gradient_accumulation_steps={number!r}"
@@ -60,6 +60,32 @@ def check(
             "The outer optimizer takes one step per round, so there is nothing to "
             "accumulate: make the period longer, or let the inner optimizer "
             f"accumulate. Received: gradient_accumulation_steps={number}"
+        )
+
+
+def check_change(
+    optimizer: keras.optimizers.Optimizer, name: str, value: Any, steps_alone: bool
+) -> None:
+    """Raise `ValueError` if a setting cannot be changed, or not to this value.
+
+    Args:
+        optimizer: optimizer whose setting it is.
+        name: name of the setting, one of `NAMES`.
+        value: value that it is to have.
+        steps_alone: whether a step of it meets nobody.
+    """
+    check({**of(optimizer), name: value}, steps_alone)
+    if name == "gradient_accumulation_steps" and optimizer.built:
+        raise ValueError(
+            "`gradient_accumulation_steps` cannot be changed any more: what is "
+            "accumulated is made when the optimizer is built. Pass it to the inner "
+            f"optimizer. Received: gradient_accumulation_steps={value!r}"
+        )
+    if name == "use_ema" and optimizer.built and bool(value) != bool(optimizer.use_ema):
+        raise ValueError(
+            "`use_ema` cannot be changed any more: the averages are made when the "
+            "optimizer is built. Pass it to the inner optimizer, for example "
+            f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
         )
 
 

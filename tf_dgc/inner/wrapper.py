@@ -1,6 +1,5 @@
 """What Keras asks of an optimizer that wraps another one."""
 
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,8 +61,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self._took = took
         self._strategy = strategy
         self._trains_nothing = False
-        check = functools.partial(loading.check_units, weighs=took.rate)
-        self._units = checkpoints.Remark(loading.units(took.rate), check)
+        self._form = checkpoints.Remark(self._describe, self._check_form)
         self.inner_optimizer = inner_optimizer
 
     def read_setting(self, name: str) -> Any:
@@ -79,19 +77,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
             ValueError: for a value that is refused when an optimizer is made, and for
                 `use_ema` and accumulation of an optimizer that is built.
         """
-        settings.check({**settings.of(self), name: value}, self.steps_alone)
-        if name == "gradient_accumulation_steps" and self.built:
-            raise ValueError(
-                "`gradient_accumulation_steps` cannot be changed any more: what is "
-                "accumulated is made when the optimizer is built. Pass it to the inner "
-                f"optimizer. Received: gradient_accumulation_steps={value!r}"
-            )
-        if name == "use_ema" and self.built and bool(value) != bool(self.use_ema):
-            raise ValueError(
-                "`use_ema` cannot be changed any more: the averages are made when the "
-                "optimizer is built. Pass it to the inner optimizer, for example "
-                f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
-            )
+        settings.check_change(self, name, value, self.steps_alone)
         if name in self._took.taken:
             self._took.taken[name] = value
         else:
@@ -207,7 +193,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         part = parts.being_written()
         if part is None:
             keras_saving.end_together(self._strategy)
-        loading.mark(store, self._took.rate)
+        loading.mark(store, self._describe())
         for i, variable in enumerate(self._saved_variables()):
             if not isinstance(variable, PerWorkerVariable | Copies):
                 store[str(i)] = variable.numpy()
@@ -215,6 +201,17 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 store[str(i)] = variable.gather()
             else:
                 store[str(i)] = part.put(variable.gather(local=True))
+
+    @property
+    def wrapped_optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Optimizers that Keras saves beside this one."""
+        return [self.inner_optimizer]
+
+    def _describe(self) -> list[int]:
+        return loading.describe(self._took.rate, self.wrapped_optimizers)
+
+    def _check_form(self, saved: list[int]) -> None:
+        loading.check(saved, self._describe(), type(self).__name__)
 
     def _saved_variables(self) -> list[Any]:
         """Return the optimizer's own variables, and the copies of what differs."""
@@ -235,9 +232,10 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
         Raises:
             ValueError: if it was saved with other settings (for example without
-                momentum correction, or with what waits in other units), or this
-                optimizer is not yet built, because what was not sent would be lost; and
-                on all workers, if they load different files.
+                momentum correction, with what waits in other units, or with
+                `use_ema` of the inner optimizer), or this optimizer is not yet built,
+                because what was not sent would be lost; and on all workers, if they
+                load different files.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
         own = self._saved_variables()
@@ -247,7 +245,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         if not loading.is_to_be_loaded(*about, store, len(own)):
             return
         if loading.is_marked(store) and not loading.is_of_an_unbuilt_one(store):
-            loading.check_units(loading.saved_units(store), self._took.rate)
+            self._check_form(loading.saved_description(store))
         part = parts.being_read()
         for i, variable in enumerate(own):
             values = loading.read(store, str(i))

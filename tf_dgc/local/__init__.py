@@ -17,5 +17,6 @@ __all__ = [
     "optimizer",
     "presets",
     "rounds",
+    "rules",
     "shown",
 ]

@@ -6,8 +6,8 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import compressors, schedules
-from tf_dgc._internals import ages, keras_optimizers
+from tf_dgc import arguments, compressors
+from tf_dgc._internals import keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -16,9 +16,9 @@ from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
-from tf_dgc.inner import settings, takeover
+from tf_dgc.inner import settings
 from tf_dgc.inner.taken import TakeOver
-from tf_dgc.local import delaying, moving, neighbours
+from tf_dgc.local import delaying, moving, neighbours, rules
 from tf_dgc.local.averaging import Averaging
 from tf_dgc.local.delaying import Delaying
 from tf_dgc.local.differing import DifferingOptimizer
@@ -27,9 +27,10 @@ from tf_dgc.local.gossiping import Gossiping
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.local.shown import Shown
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, kept, validation
+from tf_dgc.optimizers import kept, matching, validation
 from tf_dgc.optimizers.configuration import collect_local_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
+from tf_dgc.schedules import periods
 from tf_dgc.steps.memory import State
 
 
@@ -120,7 +121,7 @@ class LocalOptimizer(DifferingOptimizer):
         delay: int = 0,
         parts: int = 1,
     ):
-        period = schedules.get_period(period)
+        period = periods.get_period(period)
         compressor = compressors.get(compressor)
         asks = delay, parts, period, compressor, exchange, outer
         delay, parts = delaying.check(*asks)
@@ -131,22 +132,15 @@ class LocalOptimizer(DifferingOptimizer):
         strategy = prepare(tf.distribute.get_strategy())
         number = strategy.num_replicas_in_sync
         neighbours.check(ways, compressor, error_feedback, outer, number)
-        rule = takeover.copy_whole(takeover.get_inner(inner, steps_alone=True))
-        keras_optimizers.step_alone(rule)
-        ages.count_age(rule)
-        keras_optimizers.leave_out_of_files(rule)
-        outer = keras.optimizers.SGD(1.0) if outer is None else outer
-        outer_rule = takeover.copy_whole(takeover.get_inner(outer, what="outer"))
-        validation.check_one_momentum(compressor, outer_rule, "outer")
-        keras_optimizers.make_scalars_readable(outer_rule)
-        keras_optimizers.replace_all_reduce(outer_rule, list)
+        rule = rules.make_inner(inner)
+        outer_rule = rules.make_outer(outer, compressor)
         super().__init__(rule, TakeOver({}), name, strategy)
         self.outer_optimizer = outer_rule
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
         self.min_compress_size = int(min_compress_size)
-        self.seed = int(seed)
+        self.seed = arguments.check_seed(seed)
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
         self.exchange = exchange  # by name, if it was given so
@@ -229,7 +223,9 @@ class LocalOptimizer(DifferingOptimizer):
         """
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
-        grads, variables = inputs.match(self, grads, trainable_variables)
+        grads, variables = matching.match(self, grads, trainable_variables)
+        if not grads:
+            return
         made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends, ending = rounds.ends(), cast(Ending, self._ending)
@@ -267,6 +263,11 @@ class LocalOptimizer(DifferingOptimizer):
         self.outer_optimizer.finalize_variable_values(var_list)
         if self.outer_optimizer.use_ema:  # of the anchor, so that all have the same
             self.weights_were_set()
+
+    @property
+    def wrapped_optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Optimizers that Keras saves beside this one."""
+        return [*super().wrapped_optimizers, self.outer_optimizer]
 
     def _wrapped(self) -> list[str]:
         if isinstance(self.exchange, Gossip):

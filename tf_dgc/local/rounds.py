@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc.choice import Choice
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.inner import conditions
+from tf_dgc.schedules import periods
 
 _CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _APART, _UNDER_WAY = range(7)
 
@@ -69,7 +69,7 @@ class Rounds:
         period, numbers = self._period, self._read()
         if callable(period):
             first = numbers[_CALLS] - numbers[_IN_ROUND]
-            period = schedules.period_at(period, first)
+            period = periods.period_at(period, first)
         return numbers[_IN_ROUND] + 1 >= period
 
     def count_call(self, done: tf.Tensor) -> None:

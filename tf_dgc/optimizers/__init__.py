@@ -15,6 +15,7 @@ __all__ = [
     "horizon",
     "inputs",
     "kept",
+    "matching",
     "overlapping",
     "overwriting",
     "probing",

@@ -32,6 +32,8 @@ class Accumulation:
     Attributes:
         sums: variable of each tensor, of this step's calls so far.
         calls: variable of how many these are, scalar int64, the same on all workers.
+        total: variable of how many there were in all steps, likewise; the number that
+            makes a step may be another one in a run that goes on from a file.
     """
 
     def __init__(
@@ -53,11 +55,12 @@ class Accumulation:
             for i, t in enumerate(tensors)
         ]
         self.calls = counting.make_count("accumulated_calls")
+        self.total = counting.make_count("all_calls")
 
     @property
     def variables(self) -> list[keras.Variable]:
         """All that is remembered from call to call."""
-        return [*self.sums, self.calls]
+        return [*self.sums, self.calls, self.total]
 
     def set_rate(self, rule: keras.optimizers.Optimizer) -> None:
         """Let the learning rate be that of the call, as Keras has it.
@@ -65,12 +68,9 @@ class Accumulation:
         Args:
             rule: inner optimizer, whose iterations are steps.
         """
-
-        def calls() -> tf.Tensor:
-            steps = tf.convert_to_tensor(rule.iterations.value)
-            return steps * self._number + tf.cast(self.calls.value, steps.dtype)
-
-        learning_rates.follow_calls(rule, calls)
+        learning_rates.follow_calls(
+            rule, lambda: tf.convert_to_tensor(self.total.value)
+        )
 
     def call(
         self,
@@ -94,7 +94,7 @@ class Accumulation:
 
         def complete() -> None:
             dtypes = [tf.as_dtype(v.dtype) for v in variables]
-            step([self._take(*pair) for pair in zip(places, dtypes, strict=True)])
+            step([self._take(*pair, done) for pair in zip(places, dtypes, strict=True)])
 
         ends = tf.greater_equal(done, self._number)
         conditions.call_if(ends, complete)
@@ -103,11 +103,13 @@ class Accumulation:
             average = functools.partial(averages.update, rule)
             conditions.call_if(tf.logical_not(ends), average)
         self.calls.assign(tf.where(ends, tf.zeros_like(done), done))
+        self.total.assign_add(1)
 
-    def _take(self, place: int, dtype: tf.DType) -> tf.Tensor:
-        """Return the mean of a tensor, and begin anew."""
+    def _take(self, place: int, dtype: tf.DType, calls: tf.Tensor) -> tf.Tensor:
+        """Return the mean of a tensor over so many calls, and begin anew."""
         kept = self.sums[place]
-        mean = tf.cast(kept.local() / self._number, dtype)
+        total = kept.local()
+        mean = tf.cast(total / tf.cast(calls, total.dtype), dtype)
         with tf.control_dependencies([mean]):
             kept.assign(tf.zeros(kept.shape, kept.dtype))
         return mean

@@ -8,13 +8,14 @@ import tensorflow as tf
 
 from tf_dgc.cluster import meeting, workers
 from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK, base
+from tf_dgc.compressors import Compressor, Float16, ScaleCom, TopK
 from tf_dgc.compressors.common.two_rounds import TwoRounds
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.exchanges import Asked, Auto, Exchange, Links, Ring, predict
 from tf_dgc.exchanges.model import as_fast_as_any
 from tf_dgc.optimizers import probing
+from tf_dgc.schedules import asking
 from tf_dgc.steps import plan as plans
 
 _SUMS_ANOTHER_DTYPE = (Float16, ScaleCom)  # first, than that of tensors sent whole
@@ -159,7 +160,7 @@ def what_is_asked(
 def _of_top_k(
     compressor: TopK, tensors: Sequence[Tensor], num_workers: int
 ) -> list[Asked]:
-    sparsity = base.final(compressor.sparsity)
+    sparsity = asking.final(compressor.sparsity)
     asked = []
     for places in plans.shares(tensors, num_workers):
         layout = [

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import arguments, compressors
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.adaptive.unsuited import warn_of_rule
+from tf_dgc.adaptive.unsuited import check_rule
 from tf_dgc.cluster import tf_config
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
@@ -21,7 +21,7 @@ from tf_dgc.inner import takeover
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import bucketing, inputs, kept, stepping, validation
+from tf_dgc.optimizers import bucketing, kept, matching, stepping, validation
 from tf_dgc.optimizers.configuration import collect_config, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.steps.memory import State
@@ -132,7 +132,7 @@ class CompressedOptimizer(OptimizerWrapper):
         weighs = rate_correction and feedback and not compressor.has_units
         rule, took = takeover.take_over(inner, *corrects, compressor, weighs)
         validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
-        warn_of_rule(inner, compressor, feedback, wanted=not adam_correction)
+        check_rule(inner, compressor, feedback, wanted=not adam_correction)
         bucketing.check(overlap, compressor, took, track_staleness)
         super().__init__(rule, took, name, strategy)
         self.compressor, self.error_feedback = compressor, error_feedback
@@ -141,7 +141,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.adam_correction = bool(adam_correction)
         self.rate_correction = bool(rate_correction)
         self.min_compress_size = int(min_compress_size)
-        self.seed = int(seed)
+        self.seed = arguments.check_seed(seed)
         self.track_staleness = bool(track_staleness)
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
@@ -224,7 +224,8 @@ class CompressedOptimizer(OptimizerWrapper):
 
         Args:
             grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
-                already divided by the number of workers (Keras scales the loss).
+                already divided by the number of workers (Keras scales the loss). None
+                at all are no step, as in Keras.
             trainable_variables: the variables; the optimizer is built for those of the
                 first call.
 
@@ -234,16 +235,11 @@ class CompressedOptimizer(OptimizerWrapper):
         """
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica()
-        grads, variables = inputs.match(self, grads, trainable_variables)
-        made = cast(kept.Kept, self.kept)  # by now
-
-        def step(given: list) -> None:
-            stepping.take(self, given, variables, self._took, made, self._strategy)
-
-        if made.accumulation:
-            made.accumulation.call(self, grads, variables, step)
-        else:
-            step(grads)
+        grads, variables = matching.match(self, grads, trainable_variables)
+        if grads:
+            made = cast(kept.Kept, self.kept)  # by now
+            asks = self._took, made, self._strategy
+            stepping.take_call(self, grads, variables, *asks)
 
     # --- what users read ------------------------------------------------------------
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import keras
 
-from tf_dgc import exchanges, schedules
+from tf_dgc import exchanges
 from tf_dgc.codecs import value_types
 from tf_dgc.compressors import NoCompression, TopK
 from tf_dgc.exchanges import Exchange
 from tf_dgc.ops import loader
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.schedules import asking
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -35,7 +36,10 @@ class DGCOptimizer(CompressedOptimizer):
     and apply their own rule to the sum. Clipping of the
     inner optimizer becomes local gradient clipping, by thresholds of norms that are
     `N**0.5` times smaller with N workers (section 3.2). With `sparsity=0` every step is
-    what the inner optimizer does alone. What the paper does differs in two settings:
+    what the inner optimizer does alone, of gradients that are dense: rows of an
+    embedding that occur several times in a batch are added up before anything is
+    squared, where Keras squares each by itself, as an Adam, an RMSprop and a norm that
+    is clipped do. What the paper does differs in two settings:
     `DGCOptimizer(sgd, WarmupSparsity(steps), rate_correction=False,
     factor_masking=True)`.
 
@@ -114,7 +118,7 @@ class DGCOptimizer(CompressedOptimizer):
         exchange: Exchange | str = "ring",
         overlap: bool | float | None = None,
     ):
-        sparsity = schedules.get(sparsity)
+        sparsity = asking.get(sparsity)
         value_types.check_choice(value_dtype)
         value_types.check_exempt_choice(exempt_dtype)
         validation.check_exempt_dtype(exchanges.get(exchange), exempt_dtype)
@@ -146,6 +150,6 @@ class DGCOptimizer(CompressedOptimizer):
         config = super().get_config()
         for settled in ("compressor", "error_feedback"):
             del config[settled]
-        sparsity = schedules.config_of(self.sparsity)
+        sparsity = asking.config_of(self.sparsity)
         own = {"value_dtype": self.value_dtype, "exempt_dtype": self.exempt_dtype}
         return {**config, "sparsity": sparsity, **own}

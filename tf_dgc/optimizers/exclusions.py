@@ -33,6 +33,8 @@ class Exclusions:
                 'a variable\'s path, for example `["embedding", "logits/kernel"]`. '
                 f"Received: var_names={var_names!r}"
             )
+        for name in var_names or ():
+            _check_pattern(name)
         unnamed = [v for v in var_list or () if not hasattr(v, "path")]
         if unnamed:
             raise ValueError(
@@ -49,3 +51,14 @@ class Exclusions:
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"paths": sorted(self.paths), "names": sorted(self.names)}
+
+
+def _check_pattern(name: str) -> None:
+    try:
+        re.compile(name)
+    except re.error as error:
+        raise ValueError(
+            f"A name in `var_names` is no regular expression: {error}. For any letters "
+            'write ".*", as in `["^encoder/.*/bias$"]`; "bias" is found anywhere. '
+            f"Received: {name!r}"
+        ) from error

@@ -3,6 +3,8 @@
 from typing import Any
 
 from tf_dgc import schedules
+from tf_dgc.arguments import check_whole
+from tf_dgc.inner import takeover
 from tf_dgc.optimizers.dgc import DGCOptimizer
 
 
@@ -21,14 +23,18 @@ def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
 
     Args:
         inner: a `keras.optimizers.Optimizer`, as for `DGCOptimizer`.
-        steps: number of steps in which the model is trained.
+        steps: number of steps of `fit` in which the model is trained. Of an `inner`
+            that accumulates the gradients of several, one in so many counts.
         **settings: arguments of `DGCOptimizer`, also in place of these.
 
     Raises:
         ValueError: if `steps` is not whole or below 1, and as `DGCOptimizer`.
     """
+    steps = check_whole("steps", steps, 1, " of training")
+    inner = takeover.get_inner(inner)
+    calls = inner.gradient_accumulation_steps or 1
     usual = {
-        "sparsity": schedules.for_steps(steps),
+        "sparsity": schedules.for_steps(max(1, steps // calls)),
         "factor_masking": False,
         "value_dtype": "mxfp4",
         "exempt_dtype": "mxint8",

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.choice import Choice
 from tf_dgc.compressors import Compressor
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.kept import Kept
+from tf_dgc.schedules import asking
 from tf_dgc.steps import weighing
 from tf_dgc.steps.accumulation import Gradient, entries, to_rows
 from tf_dgc.steps.base import Inputs
@@ -23,30 +23,6 @@ from tf_dgc.transforms.clipping import Scale
 
 # Sparsity from which on masking takes less than a tenth of an entry's momentum.
 MASKED_FROM = 0.99
-
-
-def match(
-    optimizer: keras.optimizers.Optimizer, grads: Any, variables: Any
-) -> tuple[list, list]:
-    """Build the optimizer if needed; return the gradients that exist, and variables.
-
-    Args:
-        optimizer: optimizer that was called.
-        grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None.
-        variables: variables in the same order; None for those of the first call.
-
-    Raises:
-        ValueError: for another number of them, and variables that the optimizer was not
-            built with.
-    """
-    if variables is None:
-        variables = keras_optimizers.trainable_variables(optimizer)
-    variables = list(map(keras_optimizers.as_keras_variable, variables))
-    validation.check_number(grads, variables)
-    optimizer.build(variables)
-    keras_optimizers.check_known(optimizer, variables)
-    variables = keras_optimizers.known_variables(optimizer, variables)
-    return keras_optimizers.drop_missing_gradients(optimizer, grads, variables)
 
 
 def clip(
@@ -181,7 +157,7 @@ def _masks(
         return False
     # Methods that send what has grown have no sparsity, and are masked.
     sparsity = getattr(compressor, "sparsity", MASKED_FROM)
-    return schedules.current(sparsity, iteration) >= MASKED_FROM
+    return asking.current(sparsity, iteration) >= MASKED_FROM
 
 
 def collect(

@@ -129,6 +129,13 @@ def make(
         keeps_largest_moment=took.adam is not None and took.adam.largest,
         tracks_staleness=optimizer.track_staleness,
     )
+    asked, wanted = optimizer.compressor, optimizer.overlap
+    if bucketing.hindrance(asked, took, optimizer.track_staleness):
+        wanted = False
+    asks = asked, found, keeps_residual, merges, bool(wanted)
+    chosen = choose(ways, *asks, strategy, optimizer.communicator)
+    num_kept = len([some for some in (memory.residual, memory.velocity) if some])
+    chosen = bucketing.split(chosen, wanted, found, num_kept, optimizer.num_workers)
     correction = None
     if took.adam:
         correction = adam.AdamCorrection(
@@ -137,17 +144,10 @@ def make(
             took.momentum,
             took.rate,
             memory,
-            optimizer.compressor,
+            None if chosen.compressor is not asked else asked,
             agreement,
             functools.partial(keras_optimizers.variable_index, optimizer),
         )
-    wanted, tracks = optimizer.overlap, optimizer.track_staleness
-    if bucketing.hindrance(optimizer.compressor, took, tracks):
-        wanted = False
-    asks = optimizer.compressor, found, keeps_residual, merges, bool(wanted)
-    chosen = choose(ways, *asks, strategy, optimizer.communicator)
-    num_kept = len([some for some in (memory.residual, memory.velocity) if some])
-    chosen = bucketing.split(chosen, wanted, found, num_kept, optimizer.num_workers)
     accumulation = None
     if took.calls > 1:
         accumulation = Accumulation(took.calls, found, variables)

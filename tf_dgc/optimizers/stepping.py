@@ -14,6 +14,25 @@ from tf_dgc.optimizers import inputs, overlapping, overwriting
 from tf_dgc.optimizers.kept import Kept
 
 
+def take_call(
+    optimizer: Any,
+    grads: list,
+    variables: list[keras.Variable],
+    took: TakeOver,
+    made: Kept,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Take a step, or the part of one that a call is; arguments are those of `take`."""
+
+    def step(given: list) -> None:
+        take(optimizer, given, variables, took, made, strategy)
+
+    if made.accumulation:
+        made.accumulation.call(optimizer, grads, variables, step)
+    else:
+        step(grads)
+
+
 def take(
     optimizer: Any,
     grads: list,

@@ -1,7 +1,7 @@
 """What an optimizer knows of its variables before the first step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.tensor import Tensor
-
-_SEEN = (0, 1, 10, 100, 1_000, 10_000, 100_000)  # steps at which schedules are asked
+from tf_dgc.schedules import comparing
 
 
 def describe(
@@ -60,7 +59,7 @@ def agreement(
     """Return what must be equal on all workers, as nested dictionaries.
 
     Args:
-        optimizer: optimizer, whose config must be, and what its schedules return.
+        optimizer: optimizer, whose config must be, and its schedules.
         variables: variables of the model, in order.
         lane: number of its exchanges in the background, if it has any.
     """
@@ -79,20 +78,23 @@ def agreement(
     }
 
 
-def _schedules(optimizer: Any) -> dict[str, list[float]]:
-    """Return values of the schedules: configs of functions are their names alone."""
+def _schedules(optimizer: Any) -> dict[str, Any]:
+    """Return what tells schedules apart: configs of functions are their names alone."""
     found = {
         "sparsity": getattr(optimizer.compressor, "sparsity", None),
         "period": getattr(optimizer, "period", None),
     }
-    return {
-        f"{name} at steps {_SEEN}": [
-            tf.convert_to_tensor(schedule(tf.constant(at, tf.int64))).numpy().item()
-            for at in _SEEN
-        ]
-        for name, schedule in found.items()
-        if callable(schedule)
+    asked = {name: schedule for name, schedule in found.items() if callable(schedule)}
+    begins = {f"{name} at step 0": _first(given) for name, given in asked.items()}
+    traced = {
+        f"{name}, a checksum of its operations": comparing.fingerprint(given)
+        for name, given in asked.items()
     }
+    return {**begins, **traced}
+
+
+def _first(schedule: Callable[[tf.Tensor], Any]) -> float:
+    return tf.convert_to_tensor(schedule(tf.constant(0, tf.int64))).numpy().item()
 
 
 def without_identities(config: Any) -> Any:

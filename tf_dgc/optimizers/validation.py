@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.arguments import check_whole
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.exchanges import Exchange
 
@@ -16,11 +17,7 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def check_min_compress_size(min_compress_size: int) -> None:
     """Raise `ValueError` unless it is a number of entries."""
-    if int(min_compress_size) != min_compress_size or min_compress_size < 0:
-        raise ValueError(
-            "`min_compress_size` must be a whole number of entries, 0 or more. "
-            f"Received: min_compress_size={min_compress_size}"
-        )
+    check_whole("min_compress_size", min_compress_size, 0, " of entries")
 
 
 def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
@@ -167,15 +164,6 @@ def check_not_built(optimizer: keras.optimizers.Optimizer, what: str) -> None:
         raise ValueError(
             f"`{what}` must be called before the optimizer is built, which `build`, "
             f"`fit` and the first step do. Received: {optimizer!r}, which is built"
-        )
-
-
-def check_number(gradients: Sequence, variables: Sequence) -> None:
-    """Raise `ValueError` unless there is one gradient per variable."""
-    if len(gradients) != len(variables):
-        raise ValueError(
-            "There must be one gradient per variable. Received: "
-            f"{len(gradients)} gradients for {len(variables)} variables"
         )
 
 

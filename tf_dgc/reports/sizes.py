@@ -4,13 +4,13 @@ from typing import NamedTuple, cast
 
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc.codecs import wire
 from tf_dgc.codecs.header import NUM_WORDS
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.local.optimizer import LocalOptimizer
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.schedules import asking
 from tf_dgc.steps import plan as plans
 
 
@@ -49,7 +49,7 @@ def _by_top_k(
 ) -> list[int | None]:
     sparsity = compressor.sparsity
     if callable(sparsity):
-        sparsity = float(schedules.at(sparsity, tf.constant(iteration, tf.int64)))
+        sparsity = float(asking.at(sparsity, tf.constant(iteration, tf.int64)))
     found: dict[int, int | None] = {}
     for places in plans.shares(tensors, num_workers):
         layout = [

@@ -14,7 +14,7 @@ from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.inner import takeover
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs
+from tf_dgc.optimizers import matching
 from tf_dgc.optimizers import validation as common
 from tf_dgc.optimizers.configuration import take_apart
 from tf_dgc.server import configs, process, tabular, validation
@@ -127,7 +127,7 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_strategy()
         inner = takeover.get_inner(inner)
         common.check_one_momentum(compressor, inner)
-        validation.check_inner(inner)
+        validation.check_inner(inner, compressor)
         rows = tabular.check_settings(rows, inner, mode, correction)
         corrects = momentum_correction
         if corrects is None:
@@ -152,7 +152,7 @@ class ServerOptimizer(OptimizerWrapper):
         self.pull_sparsity = pull_sparsity
         self.rows = rows
         self.min_compress_size = int(min_compress_size)
-        self.seed = int(seed)
+        self.seed = arguments.check_seed(seed)
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self._counters: keras.Variable | None = None
@@ -217,7 +217,7 @@ class ServerOptimizer(OptimizerWrapper):
                 within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
         """
         validation.check_not_compiled()
-        grads, variables = inputs.match(self, grads, trainable_variables)
+        grads, variables = matching.match(self, grads, trainable_variables)
         worker = self._built_worker("apply")
         validation.check_gradients(len(grads), worker.variables)
         with tf.init_scope():

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import schedules
+from tf_dgc import arguments
 from tf_dgc._internals import keras_optimizers, tracing
+from tf_dgc.adaptive import unsuited
 from tf_dgc.arguments import check_whole
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.server.tasks import Task
@@ -144,7 +145,7 @@ def check_pull(mode: str, sparsity: float | None, compressor: Compressor) -> Non
     if mode not in ("whole", "sparse"):
         raise ValueError(f'`pull` must be "whole" or "sparse". Received: pull={mode!r}')
     if sparsity is not None:
-        schedules.check_sparsity(sparsity, "pull_sparsity")
+        arguments.check_sparsity(sparsity, "pull_sparsity")
     if mode == "whole" and sparsity is not None:
         raise ValueError(
             '`pull_sparsity` is about pulls of `pull="sparse"`. Received: '
@@ -171,8 +172,12 @@ def check_strategy() -> None:
         )
 
 
-def check_inner(inner: keras.optimizers.Optimizer) -> None:
-    """Raise `ValueError` for settings that cannot be had where the weights are not."""
+def check_inner(inner: keras.optimizers.Optimizer, compressor: Compressor) -> None:
+    """Raise `ValueError` for settings that cannot be had where the weights are not.
+
+    And for a rule that makes no numbers of what the method sends.
+    """
+    unsuited.check_numbers(inner, compressor)
     if inner.use_ema:
         raise ValueError(
             "`use_ema` averages weights where the optimizer is, which is the server, "

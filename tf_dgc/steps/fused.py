@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.choice import Choice, add_up, choose
 from tf_dgc.codecs import dense, header
@@ -19,6 +18,7 @@ from tf_dgc.collectives.packs import num_bytes
 from tf_dgc.collectives.requests import Both, Either, Form
 from tf_dgc.compressors import TopK, tie_offsets
 from tf_dgc.metrics.staleness import LastSent
+from tf_dgc.schedules import asking
 from tf_dgc.steps import inside, native, native_update, operations
 from tf_dgc.steps import plan as plans
 from tf_dgc.steps.accumulation import entries
@@ -57,7 +57,7 @@ def goes_dense(
             a number.
         num_workers: number of workers, N, each on a machine of its own.
     """
-    sparsity = schedules.current(compressor.sparsity, iteration)
+    sparsity = asking.current(compressor.sparsity, iteration)
     if type(compressor) is not TopK or tracing.in_xla_context():
         return sparsity <= 0
     chosen, *_ = plans.shares(tensors, num_workers)
@@ -108,7 +108,7 @@ Arrived: TypeAlias = Sequence[tuple[_Part | Share, Both]]
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
     path = native if native.is_live(inputs.memory.residual) else operations
-    sparsity = schedules.current(compressor.sparsity, inputs.iteration)
+    sparsity = asking.current(compressor.sparsity, inputs.iteration)
     offsets = tie_offsets(inputs.sizes, inputs.seed, inputs.iteration)
     inputs = inputs._replace(tensors=_coded_as(compressor, inputs.tensors))
     finite = tf.constant(True)

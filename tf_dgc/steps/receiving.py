@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_dgc import schedules
 from tf_dgc.choice import choose
 from tf_dgc.codecs import wire
 from tf_dgc.codecs.bits import from_words, num_words
@@ -20,6 +19,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.collectives.requests import Both
 from tf_dgc.compressors import TopK
 from tf_dgc.compressors.base import Compressor
+from tf_dgc.schedules import asking
 from tf_dgc.steps import fused, native, operations
 from tf_dgc.steps import plan as plans
 from tf_dgc.steps.base import Outcome, Touched
@@ -70,7 +70,7 @@ class Receiver(NamedTuple):
     def _fused(
         self, compressor: TopK, pushes: Sequence[tf.Tensor], step: tf.Tensor
     ) -> Outcome:
-        sparsity = schedules.current(compressor.sparsity, step)
+        sparsity = asking.current(compressor.sparsity, step)
         named = compressor.value_dtype
         tensors = [t._replace(value_dtype=named) for t in self.tensors]
         arrived, missing, rest = [], [], list(pushes)

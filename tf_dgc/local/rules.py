@@ -1,0 +1,50 @@
+"""The two optimizers of local steps, made ready for what they are given."""
+
+from typing import Any
+
+import keras
+
+from tf_dgc._internals import ages, keras_optimizers
+from tf_dgc.adaptive import unsuited
+from tf_dgc.compressors import Compressor, NoCompression
+from tf_dgc.inner import takeover
+from tf_dgc.optimizers import validation
+
+
+def make_inner(inner: Any) -> keras.optimizers.Optimizer:
+    """Return a copy of the inner optimizer, whose steps meet nobody.
+
+    Args:
+        inner: an optimizer, or its name or config.
+
+    Raises:
+        ValueError: for anything else, and for optimizers that cannot be wrapped.
+    """
+    inner = takeover.get_inner(inner, steps_alone=True)
+    unsuited.check_numbers(inner, NoCompression())
+    rule = takeover.copy_whole(inner)
+    keras_optimizers.step_alone(rule)
+    ages.count_age(rule)
+    keras_optimizers.leave_out_of_files(rule)
+    return rule
+
+
+def make_outer(outer: Any, compressor: Compressor) -> keras.optimizers.Optimizer:
+    """Return a copy of the outer optimizer, which is given what is exchanged.
+
+    Args:
+        outer: an optimizer, or its name or config; None for one that adds the mean.
+        compressor: method of the exchange.
+
+    Raises:
+        ValueError: for anything else, for optimizers that cannot be wrapped, and for
+            those that do not go together with the method.
+    """
+    outer = keras.optimizers.SGD(1.0) if outer is None else outer
+    outer = takeover.get_inner(outer, what="outer")
+    validation.check_one_momentum(compressor, outer, "outer")
+    unsuited.check_numbers(outer, compressor)
+    rule = takeover.copy_whole(outer)
+    keras_optimizers.make_scalars_readable(rule)
+    keras_optimizers.replace_all_reduce(rule, list)
+    return rule

@@ -1,0 +1,45 @@
+"""What schedules have in common."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc.arguments import is_whole
+
+
+class Schedule(abc.ABC):
+    """A number by iteration, with a config."""
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Build a schedule from `get_config`'s dictionary."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
+    """Return boundaries as ints; raise `ValueError` unless they fit the values."""
+    given = list(boundaries)
+    fit = len(values) == len(given) + 1 and all(map(is_whole, given))
+    if not fit or given != sorted(given):
+        raise ValueError(
+            "`boundaries` must be whole, ascending, and one fewer than `values`. "
+            f"Received: boundaries={boundaries}, values={values}"
+        )
+    return [int(b) for b in given]
+
+
+def stage(schedule: Any, iteration: tf.Tensor) -> tf.Tensor:
+    """Return how many of a schedule's boundaries an iteration has passed, int32."""
+    boundaries = tf.constant(schedule.boundaries, tf.int64)
+    passed = tf.cast(iteration, tf.int64) >= boundaries
+    return tf.reduce_sum(tf.cast(passed, tf.int32))
