@@ -395,5 +395,5 @@ def test_any_room_is_all_there_is(slack):
 
 @pytest.mark.parametrize("slack", [-0.1, math.inf, math.nan])
 def test_no_share_of_room(slack):
-    with pytest.raises(ValueError, match=r"0 or more\. Received"):
+    with pytest.raises(ValueError, match="finite number, 0 or more, "):
         OkTopK(slack)
