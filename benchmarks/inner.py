@@ -66,7 +66,7 @@ _MARKDOWN = flags.DEFINE_string("markdown", None, "A file for the tables, .md.")
 
 FACTORS = (1 / 3, 1, 3)
 """Learning rates of the optimizer by itself, in units of its usual one."""
-MORE = 2
+MORE = 4
 """How often to go on beyond rates, of an optimizer by itself and with methods."""
 
 KEYS = ["task", "optimizer", "method", "rate", "steps", "workers", "seed"]
