@@ -4,6 +4,8 @@ import math
 import numbers
 from typing import Any
 
+LAST_PORT = 65535
+
 
 def check_whole(
     what: str, value: Any, smallest: int = 1, unit: str = "", means: str = ""
@@ -55,6 +57,11 @@ def check_number(what: str, value: Any, interval: str, means: str = "") -> float
 def is_whole(value: Any) -> bool:
     """Whether it is a whole number; NumPy's too, and floats that are whole."""
     return _is_real(value) and bool(value == value // 1)
+
+
+def is_port(text: str) -> bool:
+    """Whether it is the number of a port, from 1 to `LAST_PORT`."""
+    return text.isdecimal() and 0 < int(text) <= LAST_PORT
 
 
 def check_seed(seed: Any) -> int:

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 
-from tf_dgc.launch import starts
+from tf_dgc import arguments
 
 _HOST = re.compile(r"(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])")
 
@@ -25,9 +25,9 @@ def count_or_0(text: str) -> int:
 
 def port(text: str) -> int:
     """Return the number of a port."""
-    if not text.isdecimal() or not 0 < int(text) <= starts.LAST_PORT:
+    if not arguments.is_port(text):
         raise argparse.ArgumentTypeError(
-            f"must be a port, from 1 to {starts.LAST_PORT}; received: {text}"
+            f"must be a port, from 1 to {arguments.LAST_PORT}; received: {text}"
         )
     return int(text)
 

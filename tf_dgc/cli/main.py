@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tf_dgc
+from tf_dgc.arguments import LAST_PORT
 from tf_dgc.cli import parsers
 
 
@@ -89,10 +90,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.hosts:
         hosts = starts.Hosts(options.hosts, options.port, options.ssh)
         last = starts.last_port(hosts, 1 + options.max_restarts)
-        if last > starts.LAST_PORT:
+        if last > LAST_PORT:
             options.error(
                 f"--port: with --max-restarts {options.max_restarts} ports up to "
-                f"{last} are needed, and {starts.LAST_PORT} is the last"
+                f"{last} are needed, and {LAST_PORT} is the last"
             )
     return launcher.launch(
         command,

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tf_dgc import arguments
 from tf_dgc.cluster.workers import (
     ALONE_VARIABLE,
 )
-
-_LAST_PORT = 65535
 
 
 def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
@@ -71,10 +70,10 @@ def _wrong_address(cluster: tf.train.ClusterSpec) -> str | None:
         return None
     for address in found:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+        if not host or not arguments.is_port(port):
             return (
                 f"names {address!r}, which is not a host, a colon and a port from 1 "
-                f"to {_LAST_PORT}"
+                f"to {arguments.LAST_PORT}"
             )
         if found.count(address) > 1:
             return f"names {address!r} twice, where each process needs its own"

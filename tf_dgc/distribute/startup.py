@@ -76,7 +76,8 @@ def multi_worker_strategy(
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=resolver, communication_options=communication_options
         )
-    _made.append((strategy, communication_options))
+    if len(addresses) > 1:
+        _made.append((strategy, communication_options))
     return prepare(strategy)
 
 
@@ -136,9 +137,8 @@ def _named(addresses: dict[str, str], me: str, seconds: float) -> Iterator[None]
         silent = arriving.silent(addresses, me)
         if not silent:
             raise
-        time.sleep(
-            arriving.ANSWER_SECONDS
-        )  # so that the others, who ask now, get an answer
+        # So that the others, who ask now, get an answer.
+        time.sleep(arriving.ANSWER_SECONDS)
         failures.told.set()
         atexit.register(failures.limit_teardown)
         raise arriving.in_vain(addresses, me, silent, seconds) from error

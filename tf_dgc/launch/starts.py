@@ -12,7 +12,6 @@ from typing import NamedTuple
 from tf_dgc.launch import allocator, loopback
 
 PORT = 22360
-LAST_PORT = 65535
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15"
 _SERVE = (sys.executable, "-m", "tf_dgc", "serve")
 _PASSED_ON = ("TF_", "KERAS_", "PYTHON")
