@@ -67,10 +67,7 @@ class Budget:
 
     def _layout(self, together, value_dtype=None, exempt_dtype=None):
         sizes = [math.prod(shape) for shape in self._shapes]
-        exempt = [
-            len(shape) < training.MIN_RANK or size < training.MIN_SIZE
-            for shape, size in zip(self._shapes, sizes, strict=True)
-        ]
+        exempt = list(map(training.is_exempt, self._shapes))
         if together:
             whole = sum(n for n, e in zip(sizes, exempt, strict=True) if not e)
             sizes = [n for n, e in zip(sizes, exempt, strict=True) if e] + [whole]

@@ -92,14 +92,14 @@ class OneBitMomentum(Compressor):
 
         def by_signs():
             new = sum_decoded(
-                gathered, lambda row: _decode(row, flat), [size], flat.dtype
+                gathered, lambda row: decode_signs(row, flat), [size], flat.dtype
             )
             return (new - self.beta_1 * momentum) / rest, new
 
         total, new = (
             tf.where(counts, v, 0.0) for v in tf.cond(whole, by_sum, by_signs)
         )
-        sent = tf.where(whole, gradient, (_decode(words, flat) - share) / rest)
+        sent = tf.where(whole, gradient, (decode_signs(words, flat) - share) / rest)
         follows = tf.logical_and(dense, tf.not_equal(total, 0))
         found = {
             "momentum": new,
@@ -117,7 +117,8 @@ class OneBitMomentum(Compressor):
         }
 
 
-def _decode(words, like):
+def decode_signs(words, like):
+    """Return what the words of signs stand for, `[n]` and of the type of `like`."""
     row = tf.reshape(words, [1, -1])
     return value_types.decode(row, "sign", like.shape[0], like.dtype)[0]
 

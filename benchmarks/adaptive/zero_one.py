@@ -11,9 +11,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from common.training import MIN_RANK, MIN_SIZE
+from common.training import is_exempt
 
-from adaptive.onebit import growing_intervals, is_dense
+from adaptive.onebit import decode_signs, growing_intervals, is_dense
 from tf_dgc.codecs import value_types
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 
@@ -168,7 +168,9 @@ class ZeroOneAdam:
         momentum = tf.where(counts, momentum, 0.0)
         moved = slots.moved.local() + tf.cast(when.rate, gradient.dtype) * momentum
         asked = tf.where(counts, moved + slots.residual.local(), 0.0)
-        coded = tf.where(counts, _coded(asked), 0.0) if _is_coded(asked) else asked
+        coded = asked
+        if not is_exempt(asked.shape):
+            coded = tf.where(counts, _coded(asked), 0.0)
         sent = tf.where(when.ends, coded / number, tf.zeros_like(coded))
         return tf.where(when.dense, gradient, sent), momentum, moved, asked - coded
 
@@ -210,20 +212,16 @@ class ZeroOneAdam:
         self._step.assign(self._step.local() + 1)
 
 
-def _is_coded(tensor):
-    return len(tensor.shape) >= MIN_RANK and math.prod(tensor.shape) >= MIN_SIZE
-
-
 def _coded(values):
-    flat = tf.reshape(values, [1, -1])
-    words = value_types.encode(flat[0], "sign")
-    found = value_types.decode(words[None], "sign", flat.shape[1], values.dtype)
-    return tf.reshape(found, values.shape)
+    flat = tf.reshape(values, [-1])
+    return tf.reshape(
+        decode_signs(value_types.encode(flat, "sign"), flat), values.shape
+    )
 
 
 def _num_bytes(tensor):
     """Return the bytes of a tensor as a round ends."""
     size = math.prod(tensor.shape)
-    if not _is_coded(tensor):
+    if is_exempt(tensor.shape):
         return 4 * size
     return 4 * value_types.encode(tf.zeros([size]), "sign").shape[0]

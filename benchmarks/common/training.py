@@ -1,6 +1,7 @@
 """Train a task with an optimizer on N workers of one process, again and again."""
 
 import contextlib
+import math
 import statistics
 import time
 
@@ -14,6 +15,11 @@ from common.tasks import predictor
 
 MIN_RANK, MIN_SIZE = 2, 1024
 """Of what is compressed by default."""
+
+
+def is_exempt(shape):
+    """Whether a tensor of this shape is not compressed by default."""
+    return len(shape) < MIN_RANK or math.prod(shape) < MIN_SIZE
 
 
 def make_strategy(num_workers):
@@ -105,8 +111,7 @@ class Trainer:
     def num_exempt(self):
         """Trainable entries of variables that `min_compress_size` leaves whole."""
         shapes = [v.shape for v in self._model.trainable_variables]
-        sizes = [(s.num_elements(), s.rank) for s in map(tf.TensorShape, shapes)]
-        return sum(n for n, rank in sizes if rank < MIN_RANK or n < MIN_SIZE)
+        return sum(math.prod(shape) for shape in shapes if is_exempt(shape))
 
     def _resume(self, saved, random):
         """Return how many steps are done, and their points."""
