@@ -134,6 +134,9 @@ TF_DGC_GLOBAL(kWide) Begin(Tables t, Upload upload) {
   t.first_tiles[tensor] = source.first_tile;
   Choice choice{};
   choice.threshold = threshold;
+  choice.span = AllFrom(threshold);
+  choice.rank = source.k;
+  choice.coarse = !source.exempt();
   choice.had_hint = trusted && hint.threshold > 0;
   t.choices[tensor] = choice;
   if (tensor == 0) {

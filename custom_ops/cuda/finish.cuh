@@ -17,13 +17,14 @@ TF_DGC_DEVICE void WriteHeader(const Tables& t, uint32_t* checksum) {
 }
 
 TF_DGC_GLOBAL(kWide) Finish(Tables t) {
-  const int64_t first = BlockIndex();
-  const int64_t stride = NumBlocks();
-  for (int64_t i = first; i < t.num_tensors; i += stride) Decide(t, i);
+  CountCandidates(t);
   SyncGrid();
+  ForMyTensors(t, [&](int tensor) { Decide(t, tensor); });
+  SyncGrid();
+  NarrowCuts(t);
   GatherInside(t);
   SyncGrid();
-  for (int64_t i = first; i < t.num_tensors; i += stride) CutInside(t, i);
+  ForMyTensors(t, [&](int tensor) { CutInside(t, tensor); });
   SyncGrid();
   if (t.progress->num_residual > 0) CutResiduals(t);
   CountSent(t);
@@ -32,11 +33,11 @@ TF_DGC_GLOBAL(kWide) Finish(Tables t) {
   Send(t, &checksum);
   if (t.num_shared > 0) {
     SyncGrid();
-    for (int64_t i = first; i < t.num_tensors; i += stride) WriteMean(t, i, &checksum);
+    ForMyTensors(t, [&](int tensor) { WriteMean(t, tensor, &checksum); });
     SyncGrid();
     KeepRest(t, &checksum);
   }
-  if (first == 0 && ThreadIndex() == 0) WriteHeader(t, &checksum);
+  if (BlockIndex() == 0 && ThreadIndex() == 0) WriteHeader(t, &checksum);
   const uint32_t sum = BlockSum<kWide>(checksum);
   if (ThreadIndex() == 0 && sum != 0) AtomicAdd(&t.words[4], sum);
 }

@@ -18,7 +18,6 @@ struct PassMemory {
 TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int64_t tile,
                           uint32_t bits, const float (*v)[4]) {
   static_assert(kRows == 4, "a row has 16 bits of the sum");
-  Choice& choice = t.choices[tensor];
   uint64_t counts = 0;
   for (int row = 0; row < kRows; ++row) {
     counts |= static_cast<uint64_t>(PopCount(bits >> (4 * row) & 0xf)) << (16 * row);
@@ -29,7 +28,7 @@ TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int
   for (int row = 0; row < kRows; ++row) total += totals >> (16 * row) & 0xffff;
   auto& memory = Shared<PassMemory>();
   if (ThreadIndex() == 0) {
-    memory.start = AtomicAdd(&choice.num_candidates, total);
+    memory.start = AtomicAdd(&t.choices[tensor].num_candidates, total);
     t.tiles[tile].start = memory.start;
     t.tiles[tile].count = total;
   }
@@ -38,7 +37,6 @@ TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int
   // What does not fit is not needed: the list counts as incomplete then.
   if (start + total > static_cast<uint32_t>(source.limit)) return;
   Candidate* list = t.candidates + source.candidates + start;
-  uint32_t* histogram = HistogramOf(t, source);
   const int64_t first = (tile - source.first_tile) * kTile + 4 * ThreadIndex();
   uint32_t row_start = 0;
   TF_DGC_UNROLL
@@ -47,9 +45,7 @@ TF_DGC_DEVICE void Append(const Tables& t, const Source& source, int tensor, int
     TF_DGC_UNROLL
     for (int e = 0; e < 4; ++e) {
       if ((bits >> (4 * row + e) & 1) == 0) continue;
-      const int32_t magnitude = MagnitudeOf(v[row][e]);
-      list[at++] = {magnitude, static_cast<int32_t>(first + row * kRow + e)};
-      AtomicAdd(&histogram[BucketOf(magnitude, choice.threshold)], 1);
+      list[at++] = {v[row][e], static_cast<int32_t>(first + row * kRow + e)};
     }
     row_start += totals >> (16 * row) & 0xffff;
   }
@@ -117,7 +113,7 @@ TF_DGC_UNROLL
 
 // Zeros the tile's share of the words of a tensor that are set bit by bit later.
 TF_DGC_DEVICE void ZeroWords(const Tables& t, const Source& source, int64_t tile) {
-  const int64_t tiles = (int64_t{source.size} + kTile - 1) / kTile;
+  const int64_t tiles = NumTiles(source);
   const int64_t index = tile - source.first_tile;
   const int64_t end = (index + 1) * source.end / tiles;
   for (int64_t i = index * source.end / tiles + ThreadIndex(); i < end; i += kThreads) {

@@ -7,39 +7,30 @@
 namespace tf_dgc {
 namespace gpu {
 
-struct DigitMemory {
-  uint32_t histogram[kBuckets];
-};
-
 TF_DGC_DEVICE int NextWidth(const Choice& choice) {
   return choice.shift < kDigit ? choice.shift : kDigit;
 }
 
 // Counts, by the next digit, the magnitudes that share the cut's known ones.
 TF_DGC_DEVICE void CountDigits(const Tables& t) {
-  auto& memory = Shared<DigitMemory>();
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
+  auto& memory = Shared<ChoosingMemory>();
+  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew&) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (choice.mode != Mode::kResidual || choice.shift == 0) return;
-    const int shift = choice.shift - NextWidth(choice);
-    const int32_t mask = (1 << NextWidth(choice)) - 1;
-    for (int i = ThreadIndex(); i < kBuckets; i += kWide) memory.histogram[i] = 0;
-    SyncBlock();
+    const int width = NextWidth(choice);
+    const int shift = choice.shift - width;
+    const int32_t prefix = choice.prefix;
+    ZeroHistogram(memory);
     for (int64_t tile = begin; tile < end; ++tile) {
-      ForEachEntry(source, tile, [&](int, int32_t position) {
-        if (position < 0) return;
-        const int32_t m = MagnitudeOf(source.residual[position]);
-        if ((m ^ choice.prefix) >> shift >> NextWidth(choice) != 0) return;
-        AtomicAdd(&memory.histogram[m >> shift & mask], 1);
+      WithFour(source, tile, [&](int64_t first, const float* values) {
+        for (int e = 0; e < 4 && first + e < source.size; ++e) {
+          const int32_t m = MagnitudeOf(values[e]);
+          if ((m ^ prefix) >> shift >> width == 0) Count(memory, m >> shift & ((1 << width) - 1));
+        }
       });
     }
-    SyncBlock();
-    uint32_t* histogram = HistogramOf(t, source);
-    for (int i = ThreadIndex(); i < kBuckets; i += kWide) {
-      if (memory.histogram[i] > 0) AtomicAdd(&histogram[i], memory.histogram[i]);
-    }
-    SyncBlock();
+    AddHistogram(memory, HistogramOf(t, source));
   });
 }
 
@@ -56,19 +47,29 @@ TF_DGC_DEVICE void FindDigit(const Tables& t, int tensor) {
   }
 }
 
+// Which of four neighbours have just this magnitude, as bits.
+TF_DGC_DEVICE uint32_t TiesOf(const Source& source, int32_t magnitude, int64_t first,
+                              const float* values) {
+  uint32_t ties = 0;
+  for (int e = 0; e < 4; ++e) {
+    const bool tie = first + e < source.size && MagnitudeOf(values[e]) == magnitude;
+    ties |= static_cast<uint32_t>(tie) << e;
+  }
+  return ties;
+}
+
 // Counts the entries of just the cut's magnitude in every tile.
 TF_DGC_DEVICE void CountTies(const Tables& t) {
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
+  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew&) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (choice.mode != Mode::kResidual) return;
     for (int64_t tile = begin; tile < end; ++tile) {
-      uint32_t ties = 0;
-      ForEachEntry(source, tile, [&](int, int32_t position) {
-        ties += position >= 0 && MagnitudeOf(source.residual[position]) == choice.prefix;
+      WithFour(source, tile, [&](int64_t first, const float* values) {
+        const uint32_t ties = TiesOf(source, choice.prefix, first, values);
+        const uint32_t sum = BlockSum<kWide>(static_cast<uint32_t>(PopCount(ties)));
+        if (ThreadIndex() == 0) t.tiles[tile].sent = sum;
       });
-      const uint32_t sum = BlockSum<kWide>(ties);
-      if (ThreadIndex() == 0) t.tiles[tile].sent = sum;
     }
   });
 }
@@ -82,7 +83,7 @@ struct LastMemory {
 // Counts the ties before the offset, and all of them.
 TF_DGC_DEVICE void CountBefore(const Tables& t, const Source& source, int32_t magnitude,
                                int32_t offset, LastMemory& memory) {
-  const int64_t tiles = (int64_t{source.size} + kTile - 1) / kTile;
+  const int64_t tiles = NumTiles(source);
   const int64_t offset_tile = offset / kTile;
   uint32_t before = 0;
   uint32_t total = 0;
@@ -91,9 +92,9 @@ TF_DGC_DEVICE void CountBefore(const Tables& t, const Source& source, int32_t ma
     total += ties;
     if (i < offset_tile) before += ties;
   }
-  ForEachEntry(source, source.first_tile + offset_tile, [&](int, int32_t position) {
-    before += position >= 0 && position < offset &&
-              MagnitudeOf(source.residual[position]) == magnitude;
+  WithFour(source, source.first_tile + offset_tile, [&](int64_t first, const float* values) {
+    const uint32_t ties = TiesOf(source, magnitude, first, values);
+    for (int e = 0; e < 4; ++e) before += first + e < offset ? ties >> e & 1 : 0;
   });
   const uint32_t sum_before = BlockSum<kWide>(before);
   const uint32_t sum = BlockSum<kWide>(total);
@@ -107,7 +108,7 @@ TF_DGC_DEVICE void CountBefore(const Tables& t, const Source& source, int32_t ma
 // Finds the tile of the tie with this number, and how many ties come before that tile.
 TF_DGC_DEVICE void FindTile(const Tables& t, const Source& source, uint32_t number,
                             LastMemory& memory) {
-  const int64_t tiles = (int64_t{source.size} + kTile - 1) / kTile;
+  const int64_t tiles = NumTiles(source);
   uint32_t base = 0;
   for (int64_t first = 0; first < tiles; first += kWide) {
     const int64_t i = first + ThreadIndex();
@@ -136,13 +137,16 @@ TF_DGC_DEVICE void FindLast(const Tables& t, int tensor) {
   const uint32_t number = (memory.before + choice.rank - 1) % memory.total;
   SyncBlock();
   FindTile(t, source, number, memory);
-  uint32_t base = memory.before;
-  ForEachEntry(source, memory.tile, [&](int, int32_t position) {
-    const bool tie = position >= 0 && MagnitudeOf(source.residual[position]) == magnitude;
+  WithFour(source, memory.tile, [&](int64_t first, const float* values) {
+    const uint32_t ties = TiesOf(source, magnitude, first, values);
     uint32_t total;
-    const uint32_t before = base + BlockExclusiveSum<kWide>(uint32_t{tie}, &total);
-    if (tie && before == number) choice.cut = {magnitude, offset, position};
-    base += total;
+    uint32_t before = memory.before;
+    before += BlockExclusiveSum<kWide>(static_cast<uint32_t>(PopCount(ties)), &total);
+    for (int e = 0; e < 4; ++e) {
+      if ((ties >> e & 1) == 0) continue;
+      if (before == number) choice.cut = {magnitude, offset, static_cast<int32_t>(first) + e};
+      ++before;
+    }
   });
   SyncBlock();
 }
@@ -152,12 +156,12 @@ TF_DGC_DEVICE void CutResiduals(const Tables& t) {
   for (int known = 0; known < 31; known += kDigit) {
     CountDigits(t);
     SyncGrid();
-    for (int64_t i = BlockIndex(); i < t.num_tensors; i += NumBlocks()) FindDigit(t, i);
+    ForMyTensors(t, [&](int tensor) { FindDigit(t, tensor); });
     SyncGrid();
   }
   CountTies(t);
   SyncGrid();
-  for (int64_t i = BlockIndex(); i < t.num_tensors; i += NumBlocks()) FindLast(t, i);
+  ForMyTensors(t, [&](int tensor) { FindLast(t, tensor); });
   SyncGrid();
 }
 

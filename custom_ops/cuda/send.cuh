@@ -7,10 +7,9 @@
 namespace tf_dgc {
 namespace gpu {
 
-// Takes the i-th entry that is sent out of the state. Returns its magnitude.
+// Takes the i-th entry that is sent, and its value, out of the state. Returns its magnitude.
 TF_DGC_DEVICE float SendEntry(const Tables& t, const Source& source, int64_t i,
-                              int32_t position, uint32_t* checksum) {
-  const float whole = source.residual[position];
+                              int32_t position, float whole, uint32_t* checksum) {
   const float value = AtMostLargest(source, whole);
   WritePosition(t, source, i, position, checksum);
   const float coded = WriteValue(t, source, i, value, checksum);
@@ -40,10 +39,9 @@ TF_DGC_DEVICE void SendBlock(const Tables& t, const Source& source, int64_t bloc
 }
 
 TF_DGC_DEVICE void SendWhole(const Tables& t, const Source& source, int64_t begin, int64_t end,
-                             uint32_t* checksum) {
+                             const Crew& crew, uint32_t* checksum) {
   for (int64_t tile = begin; tile < end; ++tile) {
-    ForEachEntry(source, tile, [&](int, int32_t position) {
-      if (position < 0) return;
+    ForEachEntry(source, tile, crew, [&](int32_t position) {
       const float value = AtMostLargest(source, source.residual[position]);
       source.residual[position] -= WriteValue(t, source, position, value, checksum);
     });
@@ -52,29 +50,33 @@ TF_DGC_DEVICE void SendWhole(const Tables& t, const Source& source, int64_t begi
 
 // The same of a tensor whose values share a scale, each thread a block of values.
 TF_DGC_DEVICE void SendWholeBlocks(const Tables& t, const Source& source, int64_t begin,
-                                   int64_t end, uint32_t* checksum) {
+                                   int64_t end, const Crew& crew, uint32_t* checksum) {
   const int64_t first = (begin - source.first_tile) * kTile / kShared;
   const int64_t past = (end - source.first_tile) * kTile / kShared;
   const int64_t last = past < NumScales(source.size) ? past : NumScales(source.size);
-  for (int64_t block = first + ThreadIndex(); block < last; block += kWide) {
+  for (int64_t block = first + crew.index; block < last; block += crew.size) {
     SendBlock(t, source, block, checksum);
   }
 }
 
-// Calls work(position, number) with the candidates of a tile that are sent, by a warp;
-// `number` counts them from 0. Returns how many there are.
+// Calls work(position, number, value) with the candidates of a tile that are sent, by a
+// warp; `number` counts them from 0. Returns how many there are.
 template <class Work>
 TF_DGC_DEVICE uint32_t ForEachListed(const Tables& t, const Source& source, const Choice& choice,
-                                 const Tile& tile, Work work) {
+                                     const Tile& tile, Work work) {
   const Candidate* list = t.candidates + source.candidates + tile.start;
   const int lane = ThreadIndex() % kWarp;
   uint32_t number = 0;
   for (uint32_t first = 0; first < tile.count; first += kWarp) {
     const uint32_t i = first + lane;
-    const Candidate candidate = i < tile.count ? list[i] : Candidate{-1, 0};
-    const bool taken = i < tile.count && choice.cut.Takes(candidate.magnitude, candidate.position);
+    const Candidate candidate = i < tile.count ? list[i] : Candidate{0, 0};
+    const bool taken =
+        i < tile.count && choice.cut.Takes(candidate.magnitude(), candidate.position);
     const uint32_t all = WarpBallot(taken);
-    if (taken) work(candidate.position, number + PopCount(all & ((1u << lane) - 1)));
+    if (taken) {
+      const uint32_t before = PopCount(all & ((1u << lane) - 1));
+      work(candidate.position, number + before, candidate.value);
+    }
     number += PopCount(all);
   }
   return number;
@@ -84,35 +86,43 @@ TF_DGC_DEVICE uint32_t ForEachListed(const Tables& t, const Source& source, cons
 template <class Work>
 TF_DGC_DEVICE uint32_t ForEachRead(const Source& source, const Choice& choice, int64_t tile,
                                    Work work) {
-  uint32_t base = 0;
-  ForEachEntry(source, tile, [&](int, int32_t position) {
-    const bool taken = position >= 0 &&
-                       choice.cut.Takes(MagnitudeOf(source.residual[position]), position);
-    uint32_t total;
-    const uint32_t number = base + BlockExclusiveSum<kWide>(uint32_t{taken}, &total);
-    if (taken) work(position, number);
-    base += total;
+  uint32_t total;
+  WithFour(source, tile, [&](int64_t first, const float* values) {
+    uint32_t bits = 0;
+    for (int e = 0; e < 4; ++e) {
+      const int64_t position = first + e;
+      const bool taken = position < source.size &&
+                         choice.cut.Takes(MagnitudeOf(values[e]), static_cast<int32_t>(position));
+      bits |= static_cast<uint32_t>(taken) << e;
+    }
+    uint32_t number = BlockExclusiveSum<kWide>(static_cast<uint32_t>(PopCount(bits)), &total);
+    for (int e = 0; e < 4; ++e) {
+      if (bits >> e & 1) work(static_cast<int32_t>(first) + e, number++, values[e]);
+    }
   });
-  return base;
+  return total;
 }
 
 // Counts what is sent, in every tile and in all tiles of the block.
 TF_DGC_DEVICE void CountSent(const Tables& t) {
   const Range range = MyTiles(t);
-  ForEachTensor(t, range, [&](int tensor, int64_t begin, int64_t end) {
+  ForEachTensor(t, range, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (source.exempt()) {
-      for (int64_t tile = begin + ThreadIndex(); tile < end; tile += kWide) t.tiles[tile].sent = 0;
+      for (int64_t tile = begin + crew.index; tile < end; tile += crew.size) {
+        t.tiles[tile].sent = 0;
+      }
     } else if (choice.mode == Mode::kListed) {
-      ForEachTileOfWarp(begin, end, [&](int64_t tile) {
-        const uint32_t count =
-            ForEachListed(t, source, choice, t.tiles[tile], [](int32_t, uint32_t) {});
+      ForEachTileOfWarp(begin, end, crew, [&](int64_t tile) {
+        const uint32_t count = ForEachListed(t, source, choice, t.tiles[tile],
+                                             [](int32_t, uint32_t, float) {});
         if (ThreadIndex() % kWarp == 0) t.tiles[tile].sent = count;
       });
     } else {
       for (int64_t tile = begin; tile < end; ++tile) {
-        const uint32_t count = ForEachRead(source, choice, tile, [](int32_t, uint32_t) {});
+        const uint32_t count =
+            ForEachRead(source, choice, tile, [](int32_t, uint32_t, float) {});
         if (ThreadIndex() == 0) t.tiles[tile].sent = count;
       }
     }
@@ -153,23 +163,24 @@ TF_DGC_DEVICE void NumberTiles(const Tables& t) {
 // Sends what the block's tiles hold.
 TF_DGC_DEVICE void Send(const Tables& t, uint32_t* checksum) {
   NumberTiles(t);
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
+  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source source = t.sources[tensor];
     const Choice choice = t.choices[tensor];
     if (source.exempt() && source.coded_as() == ValueType::kMxInt8) {
-      return SendWholeBlocks(t, source, begin, end, checksum);
+      return SendWholeBlocks(t, source, begin, end, crew, checksum);
     }
-    if (source.exempt()) return SendWhole(t, source, begin, end, checksum);
-    const auto send = [&](int64_t tile, int32_t position, uint32_t number) {
+    if (source.exempt()) return SendWhole(t, source, begin, end, crew, checksum);
+    const auto send = [&](int64_t tile, int32_t position, uint32_t number, float value) {
       const int64_t i = t.tiles[tile].sent - source.first_entry + number;
-      return SendEntry(t, source, i, position, checksum);
+      return SendEntry(t, source, i, position, value, checksum);
     };
     if (choice.mode == Mode::kListed) {
-      ForEachTileOfWarp(begin, end, [&](int64_t tile) {
+      ForEachTileOfWarp(begin, end, crew, [&](int64_t tile) {
         double sum = 0;
-        ForEachListed(t, source, choice, t.tiles[tile], [&](int32_t position, uint32_t number) {
-          sum += send(tile, position, number);
-        });
+        ForEachListed(t, source, choice, t.tiles[tile],
+                      [&](int32_t position, uint32_t number, float value) {
+                        sum += send(tile, position, number, value);
+                      });
         if (!source.sign()) return;
         sum = WarpSum(sum);
         if (ThreadIndex() % kWarp == 0) t.tile_sums[tile] = sum;
@@ -177,8 +188,8 @@ TF_DGC_DEVICE void Send(const Tables& t, uint32_t* checksum) {
     } else {
       for (int64_t tile = begin; tile < end; ++tile) {
         double sum = 0;
-        ForEachRead(source, choice, tile, [&](int32_t position, uint32_t number) {
-          sum += send(tile, position, number);
+        ForEachRead(source, choice, tile, [&](int32_t position, uint32_t number, float value) {
+          sum += send(tile, position, number, value);
         });
         if (!source.sign()) continue;
         sum = BlockSum<kWide>(sum);
@@ -192,7 +203,7 @@ TF_DGC_DEVICE void Send(const Tables& t, uint32_t* checksum) {
 TF_DGC_DEVICE void WriteMean(const Tables& t, int tensor, uint32_t* checksum) {
   const Source& source = t.sources[tensor];
   if (!source.sign()) return;
-  const int64_t tiles = (int64_t{source.size} + kTile - 1) / kTile;
+  const int64_t tiles = NumTiles(source);
   double sum = 0;
   for (int64_t i = ThreadIndex(); i < tiles; i += kWide) sum += t.tile_sums[source.first_tile + i];
   sum = BlockSum<kWide>(sum);
@@ -220,25 +231,27 @@ TF_DGC_DEVICE float WriteShared(const Tables& t, const Source& source, const Cho
 
 // Leaves in the residual what values lose that share a magnitude or scale.
 TF_DGC_DEVICE void KeepRest(const Tables& t, uint32_t* checksum) {
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end) {
+  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (!source.shared()) return;
-    const auto keep = [&](int64_t tile, int32_t position, uint32_t number) {
+    const auto keep = [&](int64_t tile, int32_t position, uint32_t number, float whole) {
       const int64_t i = t.tiles[tile].sent - source.first_entry + number;
-      const float whole = source.residual[position];
       const float value = AtMostLargest(source, whole);
       source.residual[position] = whole - WriteShared(t, source, choice, i, value, checksum);
     };
     if (choice.mode == Mode::kListed) {
-      ForEachTileOfWarp(begin, end, [&](int64_t tile) {
+      ForEachTileOfWarp(begin, end, crew, [&](int64_t tile) {
         ForEachListed(t, source, choice, t.tiles[tile],
-                      [&](int32_t position, uint32_t number) { keep(tile, position, number); });
+                      [&](int32_t position, uint32_t number, float value) {
+                        keep(tile, position, number, value);
+                      });
       });
     } else {
       for (int64_t tile = begin; tile < end; ++tile) {
-        ForEachRead(source, choice, tile,
-                    [&](int32_t position, uint32_t number) { keep(tile, position, number); });
+        ForEachRead(source, choice, tile, [&](int32_t position, uint32_t number, float value) {
+          keep(tile, position, number, value);
+        });
       }
     }
   });

@@ -15,9 +15,12 @@ namespace gpu {
 constexpr int kWide = 1024;     // of kernels that choose
 constexpr int kBuckets = 2048;  // of a histogram
 constexpr int kDigit = 11;      // bits of a bucket
-constexpr int kInside = 4096;   // entries of the cut's bucket that a block can rank
+constexpr int kRanked = 256;    // entries that are ranked at once, without finer buckets
+constexpr int kInside = 2048;   // of the same magnitude, that a block can rank
+constexpr int kSpans = 4;       // times that buckets are made, the first among them
 constexpr int kDistrust = 16;   // steps after a hint was wrong
 constexpr int32_t kInfinity = Magnitude<float>::kInfinity;
+constexpr int32_t kNoEnd = INT32_MAX;  // of a span
 
 constexpr int kMaxSample = 8192;  // entries; of a tensor up to this size all are looked at
 constexpr int kRun = 4;           // neighbours in the sample, from one sector
@@ -94,8 +97,32 @@ struct Source {
 };
 
 struct Candidate {
-  int32_t magnitude;
+  float value;
   int32_t position;  // within the tensor
+
+  TF_DGC_DEVICE int32_t magnitude() const { return MagnitudeOf(value); }
+};
+
+// Magnitudes from `low` to below `end`, in at most kBuckets of 2**shift each; what is above
+// the last one counts to it.
+struct Span {
+  int32_t low;
+  int32_t end;
+  int32_t shift;
+
+  TF_DGC_DEVICE bool Holds(int32_t magnitude) const { return low <= magnitude && magnitude < end; }
+  TF_DGC_DEVICE int BucketOf(int32_t magnitude) const {
+    const int32_t bucket = (magnitude - low) >> shift;
+    return bucket < kBuckets ? bucket : kBuckets - 1;
+  }
+  // One of its buckets, in buckets of its own; of 2**0 if there are no finer ones.
+  TF_DGC_DEVICE Span Of(int bucket) const {
+    const int32_t from = low + (bucket << shift);
+    const bool open = bucket == kBuckets - 1 && end == kNoEnd;
+    const int bits = open ? 31 : shift;
+    return {from, open ? kNoEnd : from + (1 << shift), bits > kDigit ? bits - kDigit : 0};
+  }
+  TF_DGC_DEVICE bool single() const { return end - low == 1; }
 };
 
 // Entries of a tile that may be sent: a part of the tensor's list, by position.
@@ -127,13 +154,14 @@ enum class Mode : int32_t {
 // How far the choice for a tensor has come.
 struct Choice {
   uint32_t num_candidates;
-  uint32_t num_inside;  // candidates in the cut's bucket
+  uint32_t num_inside;  // candidates in the span
   int32_t threshold;    // candidates are of at least this magnitude
-  int32_t bucket;       // that holds the cut
-  int32_t rank;         // of the cut within the bucket, from 1
+  Span span;            // that holds the cut, of candidates
+  int32_t rank;         // of the cut within the span or prefix, from 1
   int32_t prefix;       // the digits of the cut's magnitude that are known
   int32_t shift;        // bits that are not
   int32_t had_hint;
+  bool coarse;          // the span is to be counted by its buckets
   Mode mode;
   Cut cut;
   float mean;  // magnitude of signs
@@ -142,6 +170,7 @@ struct Choice {
 struct Progress {
   uint32_t nonfinite;  // not 0: gradients were left out
   uint32_t num_residual;  // tensors of Mode::kResidual
+  uint32_t num_coarse[kSpans];  // tensors whose span has to be counted, the how manieth time
 };
 
 // Everything of a step that lies on the device.
@@ -174,6 +203,10 @@ struct Tables {
   uint32_t fingerprint;
 };
 
+TF_DGC_DEVICE int64_t NumTiles(const Source& source) {
+  return (int64_t{source.size} + kTile - 1) / kTile;
+}
+
 TF_DGC_DEVICE uint32_t* HistogramOf(const Tables& t, const Source& source) {
   return t.histograms + int64_t{source.index} * kBuckets;
 }
@@ -182,11 +215,12 @@ TF_DGC_DEVICE Candidate* InsideOf(const Tables& t, const Source& source) {
   return t.inside + int64_t{source.index} * kInside;
 }
 
-// The bucket with the entry of this rank, counted from the highest bucket's entries, and
-// its rank within the bucket. Call it with all kWide threads of a block.
+// The bucket with the entry of this rank, counted from the highest bucket's entries, its
+// rank within the bucket, and how many that holds. Call it with all kWide threads of a block.
 struct Found {
   int32_t bucket;
   int32_t rank;
+  uint32_t count;
 };
 
 struct BucketMemory {
@@ -202,7 +236,7 @@ TF_DGC_DEVICE Found FindBucket(const uint32_t* histogram, uint32_t rank) {
   uint32_t above = BlockExclusiveSum<kWide>(counts[0] + counts[1], &total);
   for (int i = 0; i < 2; ++i) {
     if (above < rank && rank <= above + counts[i]) {
-      memory.found = {top - i, static_cast<int32_t>(rank - above)};
+      memory.found = {top - i, static_cast<int32_t>(rank - above), counts[i]};
     }
     above += counts[i];
   }
@@ -212,14 +246,9 @@ TF_DGC_DEVICE Found FindBucket(const uint32_t* histogram, uint32_t rank) {
   return found;
 }
 
-// Where a magnitude counts: from the threshold up, sixteen times it (four exponents) in
+// All magnitudes of candidates: from the threshold up, sixteen times it (four exponents) in
 // equal steps of the bits; what is above is in the last bucket.
-constexpr int kBucketShift = 23 + 2 - kDigit;
-
-TF_DGC_DEVICE int BucketOf(int32_t magnitude, int32_t threshold) {
-  const int32_t bucket = (magnitude - threshold) >> kBucketShift;
-  return bucket < kBuckets ? bucket : kBuckets - 1;
-}
+TF_DGC_DEVICE Span AllFrom(int32_t threshold) { return {threshold, kNoEnd, 23 + 2 - kDigit}; }
 
 }  // namespace gpu
 }  // namespace tf_dgc

@@ -129,14 +129,19 @@ def content(kind, size):
         return zeros
     if kind == "powers":  # magnitudes over 60 orders
         return np.float32(10) ** random.uniform(-30, 30, size).astype(np.float32)
-    assert kind == "nearly equal"
-    return 1 + random.integers(0, 1000, size).astype(np.float32) * np.float32(2**-23)
+    different = {"nearly equal": 1000, "hardly different": 40}[kind]
+    return 1 + random.integers(0, different, size).astype(np.float32) * np.float32(
+        2**-23
+    )
 
 
 @pytest.mark.parametrize("k", [1, 100, 6_000, 19_999])
 @pytest.mark.parametrize(
     "kind",
-    ["zeros", "equal", "few values", "few zeros left", "powers", "nearly equal"],
+    [
+        *("zeros", "equal", "few values", "few zeros left", "powers"),
+        *("nearly equal", "hardly different"),
+    ],
 )
 def test_small_ties(runner, kind, k):
     size = 20_000
@@ -228,12 +233,14 @@ def test_hints_never_decide(runner):
     runner.check_steps(cases, steps=len(factors), change=change)
 
 
-def test_any_hint_gives_the_same(runner):
-    tensor = case(30_000, 30)
+@pytest.mark.parametrize(("size", "k"), [(30_000, 30), (10_000, 1_000), (10_000, 9)])
+def test_any_hint_gives_the_same(runner, size, k):
+    """With a low one all of 10,000 entries are candidates, and far above it."""
+    tensor = case(size, k)
     words = step_oracle.step([tensor.copy()], Rule(), FINGERPRINT)
     for threshold in [0, 1, 2**23, 0x3F800000, 0x40000000, 0x7F7FFFFF, 2**31 - 1, -5]:
         on_device = runner.step([tensor])
-        on_device.hints.write([[30, threshold, 0]])
+        on_device.hints.write([[k, threshold, 0]])
         on_device.queue()
         same(on_device.words.read(), words, f"words with hint {threshold}")
 
