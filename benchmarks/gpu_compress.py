@@ -35,7 +35,7 @@ _DTYPES = flags.DEFINE_list(
     "dtypes", ["float32", "bfloat16", "float16"], "Types of the gradient."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 50, "Rounds that are timed.", lower_bound=3)
-_WARM_UP = flags.DEFINE_integer("warm_up", 20, "Rounds before them.", lower_bound=1)
+_WARM_UP = flags.DEFINE_integer("warm_up", 100, "Rounds before them.", lower_bound=1)
 _GRADIENTS = flags.DEFINE_integer(
     "gradients", 4, "Different gradients, that take turns.", lower_bound=1
 )

@@ -7,9 +7,9 @@
 namespace tf_dgc {
 namespace gpu {
 
-// Tensors travel to the device as parameters of a kernel, which may be 4 KiB in all. Unlike
-// a copy from host memory that waits for nothing and can be captured into a graph.
-constexpr int kUpload = 34;
+// Tensors travel to the device as parameters of a kernel. Unlike a copy from host memory that
+// waits for nothing and can be captured into a graph.
+constexpr int kUpload = 256;
 
 struct Upload {
   Source sources[kUpload];

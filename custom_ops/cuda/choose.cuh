@@ -66,7 +66,7 @@ TF_DGC_DEVICE bool Suffices(const Source& source, const Choice& choice) {
 // Counts the candidates of the spans by bucket.
 TF_DGC_DEVICE void CountCandidates(const Tables& t) {
   auto& memory = Shared<ChoosingMemory>();
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (!choice.coarse || !Suffices(source, choice)) return;
@@ -147,7 +147,7 @@ TF_DGC_DEVICE void NarrowCuts(const Tables& t) {
 
 // Gathers the candidates of the span with the cut, in any order.
 TF_DGC_DEVICE void GatherInside(const Tables& t) {
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source& source = t.sources[tensor];
     Choice& choice = t.choices[tensor];
     if (source.exempt() || choice.mode != Mode::kListed) return;

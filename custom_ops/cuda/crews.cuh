@@ -38,24 +38,82 @@ TF_DGC_DEVICE void ForMyTensors(const Tables& t, Work work) {
   for (int64_t i = BlockIndex(); i < t.num_tensors; i += NumBlocks()) work(static_cast<int>(i));
 }
 
-// Calls work(tensor, begin, end, crew) with the range's tiles of each tensor. Small tensors
-// would keep a block waiting one after the other, so each is a warp's. All of the block
-// read a residual together.
+// A block's tiles of a tensor.
+struct Piece {
+  int32_t tensor;
+  int32_t begin;
+  int32_t end;
+};
+
+// The pieces of up to so many tensors from the first one on, small ones first.
+constexpr int kPieces = 512;
+
+struct Pieces {
+  int32_t first;  // tensor; -1 if there are none yet
+  int32_t alone;  // how many are small
+  int32_t count;
+  Piece pieces[kPieces];
+};
+
+TF_DGC_DEVICE void NoPieces() {
+  if (ThreadIndex() == 0) Shared<Pieces>().first = -1;
+  SyncBlock();
+}
+
+TF_DGC_DEVICE void FindPieces(const Tables& t, const Range& range, int first, Pieces& memory) {
+  if (memory.first == first) return;
+  const int tensor = first + ThreadIndex();
+  const bool is_one = ThreadIndex() < kPieces && tensor < t.num_tensors;
+  const int64_t begin = is_one ? t.first_tiles[tensor] : range.end;
+  const int64_t end = is_one ? t.first_tiles[tensor + 1] : range.end;
+  const Piece piece{tensor, static_cast<int32_t>(begin > range.begin ? begin : range.begin),
+                    static_cast<int32_t>(end < range.end ? end : range.end)};
+  const bool any = piece.begin < piece.end;
+  const bool alone = any && piece.end - piece.begin < kAlone;
+  uint32_t total;
+  const uint32_t mine = (alone ? 1u : 0u) + (any && !alone ? 1u << 16 : 0u);
+  const uint32_t before = BlockExclusiveSum<kWide>(mine, &total);
+  const int num_alone = total & 0xffff;
+  if (any) memory.pieces[alone ? before & 0xffff : num_alone + (before >> 16)] = piece;
+  if (ThreadIndex() == 0) {
+    memory.first = first;
+    memory.alone = num_alone;
+    memory.count = num_alone + (total >> 16);
+  }
+  SyncBlock();
+}
+
+// Calls work(tensor, begin, end, crew) with the pieces that were found.
 template <class Work>
-TF_DGC_DEVICE void ForEachTensor(const Tables& t, const Range& range, Work work) {
+TF_DGC_DEVICE void ForEachPiece(const Tables& t, const Pieces& memory, Work work) {
+  const bool any_read = t.progress->num_residual > 0;
+  bool by_warps = true;
+  for (int i = ThreadIndex() / kWarp;; i += by_warps ? kWarps : 1) {
+    if (by_warps && i >= memory.alone) {
+      by_warps = false;
+      i = any_read ? 0 : memory.alone;
+    }
+    if (i >= memory.count) return;
+    const Piece piece = memory.pieces[i];
+    const bool alone = i < memory.alone && t.choices[piece.tensor].mode != Mode::kResidual;
+    if (alone != by_warps) continue;
+    const Crew crew = alone ? Crew{ThreadIndex() % kWarp, kWarp} : Crew{ThreadIndex(), kWide};
+    work(piece.tensor, int64_t{piece.begin}, int64_t{piece.end}, crew);
+  }
+}
+
+// The same with all of this block. Small tensors would keep a block waiting one after the
+// other, so each is a warp's; but all threads read a residual together.
+template <class Work>
+TF_DGC_DEVICE void ForEachTensor(const Tables& t, Work work) {
+  const Range range = MyTiles(t);
   if (range.begin >= range.end) return;
-  int tensor = TensorOf(t.first_tiles, t.num_tensors, range.begin);
-  int turn = 0;
-  for (int64_t at = range.begin; at < range.end; ++tensor) {
-    const int64_t end = t.first_tiles[tensor + 1];
-    const int64_t begin = at;
-    if (end <= begin) continue;
-    at = end < range.end ? end : range.end;
-    const bool together =
-        at - begin >= kAlone || t.choices[tensor].mode == Mode::kResidual;
-    if (!together && turn++ % kWarps != ThreadIndex() / kWarp) continue;
-    const Crew crew = together ? Crew{ThreadIndex(), kWide} : Crew{ThreadIndex() % kWarp, kWarp};
-    work(tensor, begin, at, crew);
+  auto& memory = Shared<Pieces>();
+  int first = TensorOf(t.first_tiles, t.num_tensors, range.begin);
+  for (; first < t.num_tensors && t.first_tiles[first] < range.end; first += kPieces) {
+    FindPieces(t, range, first, memory);
+    ForEachPiece(t, memory, work);
+    if (first + kPieces < t.num_tensors) SyncBlock();
   }
 }
 

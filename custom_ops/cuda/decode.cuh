@@ -30,7 +30,7 @@ struct Target {
   }
 };
 
-constexpr int kTargets = 56;  // that fit into a kernel's 4 KiB of parameters
+constexpr int kTargets = 256;  // that fit into a kernel's parameters
 
 struct TargetUpload {
   Target targets[kTargets];

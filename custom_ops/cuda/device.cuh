@@ -17,6 +17,7 @@
 #define TF_DGC_DEVICE __device__ __forceinline__
 #define TF_DGC_GLOBAL(threads) __global__ void __launch_bounds__(threads)
 #define TF_DGC_UNROLL _Pragma("unroll")
+#define TF_DGC_UNROLL_8 _Pragma("unroll 8")  // so many loads are under way at once
 
 namespace tf_dgc {
 namespace gpu {

@@ -17,6 +17,7 @@ TF_DGC_DEVICE void WriteHeader(const Tables& t, uint32_t* checksum) {
 }
 
 TF_DGC_GLOBAL(kWide) Finish(Tables t) {
+  NoPieces();
   CountCandidates(t);
   SyncGrid();
   ForMyTensors(t, [&](int tensor) { Decide(t, tensor); });

@@ -13,8 +13,9 @@ namespace gpu {
 namespace {
 
 constexpr int kMaxBlocks = 1024;  // of a cooperative kernel
-static_assert(sizeof(Tables) + sizeof(Upload) <= 4096, "parameters of Begin");
-static_assert(sizeof(Buffers) + sizeof(TargetUpload) <= 4096, "parameters of Decode");
+constexpr int kParameters = 32764;  // bytes, from CUDA 12.1 on
+static_assert(sizeof(Tables) + sizeof(Upload) <= kParameters, "of Begin");
+static_assert(sizeof(Buffers) + sizeof(TargetUpload) <= kParameters, "of Decode");
 
 // A step's sources, and its tables as far as they follow from them.
 struct Step {

@@ -14,7 +14,7 @@ TF_DGC_DEVICE int NextWidth(const Choice& choice) {
 // Counts, by the next digit, the magnitudes that share the cut's known ones.
 TF_DGC_DEVICE void CountDigits(const Tables& t) {
   auto& memory = Shared<ChoosingMemory>();
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew&) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew&) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (choice.mode != Mode::kResidual || choice.shift == 0) return;
@@ -60,7 +60,7 @@ TF_DGC_DEVICE uint32_t TiesOf(const Source& source, int32_t magnitude, int64_t f
 
 // Counts the entries of just the cut's magnitude in every tile.
 TF_DGC_DEVICE void CountTies(const Tables& t) {
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew&) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew&) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (choice.mode != Mode::kResidual) return;

@@ -106,7 +106,7 @@ TF_DGC_DEVICE uint32_t ForEachRead(const Source& source, const Choice& choice, i
 // Counts what is sent, in every tile and in all tiles of the block.
 TF_DGC_DEVICE void CountSent(const Tables& t) {
   const Range range = MyTiles(t);
-  ForEachTensor(t, range, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (source.exempt()) {
@@ -163,7 +163,7 @@ TF_DGC_DEVICE void NumberTiles(const Tables& t) {
 // Sends what the block's tiles hold.
 TF_DGC_DEVICE void Send(const Tables& t, uint32_t* checksum) {
   NumberTiles(t);
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source source = t.sources[tensor];
     const Choice choice = t.choices[tensor];
     if (source.exempt() && source.coded_as() == ValueType::kMxInt8) {
@@ -231,7 +231,7 @@ TF_DGC_DEVICE float WriteShared(const Tables& t, const Source& source, const Cho
 
 // Leaves in the residual what values lose that share a magnitude or scale.
 TF_DGC_DEVICE void KeepRest(const Tables& t, uint32_t* checksum) {
-  ForEachTensor(t, MyTiles(t), [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
+  ForEachTensor(t, [&](int tensor, int64_t begin, int64_t end, const Crew& crew) {
     const Source& source = t.sources[tensor];
     const Choice& choice = t.choices[tensor];
     if (!source.shared()) return;

@@ -65,16 +65,16 @@ TF_DGC_DEVICE void Pack(const Whole&, int32_t code, int64_t entry, int64_t size,
   if (entry < size) writer->Put(codes + 4 * entry, static_cast<uint32_t>(code));
 }
 
-// Returns the code of an entry.
-TF_DGC_DEVICE int32_t CodeAt(const Planes& planes, const char* codes, int64_t entry,
-                             int64_t size) {
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(codes) + entry / 32;
+// Finds the codes of four neighbours, the first of which is a multiple of 4.
+TF_DGC_DEVICE void CodesAt(const Planes& planes, const char* codes, int64_t entry, int64_t size,
+                           int32_t* found) {
+  const uint32_t* word = reinterpret_cast<const uint32_t*>(codes) + entry / 32;
   const int64_t stride = planes.Stride(size);
-  uint32_t code = 0;
-  for (int bit = 0; bit < planes.width; ++bit) {
-    code |= (words[bit * stride] >> (entry % 32) & 1u) << bit;
+  for (int e = 0; e < 4; ++e) found[e] = 0;
+  for (int bit = 0; bit < planes.width; ++bit, word += stride) {
+    const uint32_t four = *word >> (entry % 32);
+    for (int e = 0; e < 4; ++e) found[e] |= static_cast<int32_t>((four >> e & 1u) << bit);
   }
-  return static_cast<int32_t>(code);
 }
 
 TF_DGC_DEVICE int32_t CodeAt(const Bytes&, const char* codes, int64_t entry, int64_t) {
@@ -87,6 +87,14 @@ TF_DGC_DEVICE int32_t CodeAt(const Halves&, const char* codes, int64_t entry, in
 
 TF_DGC_DEVICE int32_t CodeAt(const Whole&, const char* codes, int64_t entry, int64_t) {
   return reinterpret_cast<const int32_t*>(codes)[entry];
+}
+
+template <class Codes>
+TF_DGC_DEVICE void CodesAt(const Codes& format, const char* codes, int64_t entry, int64_t size,
+                           int32_t* found) {
+  for (int e = 0; e < 4; ++e) {
+    found[e] = entry + e < size ? CodeAt(format, codes, entry + e, size) : 0;
+  }
 }
 
 }  // namespace engine

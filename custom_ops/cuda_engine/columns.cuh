@@ -22,11 +22,16 @@ TF_DGC_GLOBAL(kThreads) MeasureColumns(Group<Sending<M>> group, Step step) {
   const int64_t end = begin + s.job < s.size ? begin + s.job : s.size;
   Sides sides{};
   const int64_t first = begin + (place + width - begin % width) % width;
-  for (int64_t entry = first; entry < end; entry += width) {
-    const double value = ValueAt(step, s, entry);
+  const auto add = [&](double value) {
     sides.positive += value < 0 ? 0.0 : value;
     sides.negative += value < 0 ? value : 0.0;
     sides.below += value < 0 ? 1.0 : 0.0;
+  };
+  if (const float* residual = s.residual) {
+    TF_DGC_UNROLL_8
+    for (int64_t entry = first; entry < end; entry += width) add(residual[entry]);
+  } else {
+    for (int64_t entry = first; entry < end; entry += width) add(ValueAt(step, s, entry));
   }
   s.sides[job * width + place] = sides;
 }

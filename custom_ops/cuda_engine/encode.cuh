@@ -30,6 +30,7 @@ template <class M>
 TF_DGC_DEVICE void CodeTile(const Sending<M>& s, const Tile& tile, const PassMemory<M>& memory,
                             Writer* writer) {
   const int whole_warps = (tile.n + kWarp - 1) / kWarp * kWarp;
+  TF_DGC_UNROLL_8
   for (int i = ThreadIndex(); i < whole_warps; i += kThreads) {
     int32_t code = 0;
     const int64_t entry = tile.begin + i;

@@ -10,8 +10,8 @@ namespace tf_dgc {
 namespace gpu {
 namespace engine {
 
-// What is known on the host travels as parameters of a kernel, which may be 4 KiB in all.
-constexpr int kUploadWords = 1000;
+// What is known on the host travels as parameters of a kernel, of 32,764 bytes at most.
+constexpr int kUploadWords = 8000;
 
 struct Upload {
   uint32_t words[kUploadWords];

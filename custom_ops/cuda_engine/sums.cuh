@@ -10,16 +10,20 @@ namespace tf_dgc {
 namespace gpu {
 namespace engine {
 
-// The sum over workers, in their order, of an entry.
+// The sums over workers, in their order, of four neighbours; of those beyond the end 0.
 template <class M>
-TF_DGC_DEVICE float SumOf(const Receiving<M>& r, int64_t entry) {
-  float sum = 0;
+TF_DGC_DEVICE void SumFour(const Receiving<M>& r, int64_t entry, float* sums) {
+  for (int e = 0; e < 4; ++e) sums[e] = 0;
   for (int i = 0; i < r.payloads; ++i) {
-    const auto numbers = NumbersOf(r.method, r.numbers + i * r.stride, r.size, entry);
-    const int32_t code = CodeAt(r.method.codes, r.codes + i * r.stride, entry, r.size);
-    sum += r.method.Value(code, numbers);
+    int32_t codes[4];
+    CodesAt(r.method.codes, r.codes + i * r.stride, entry, r.size, codes);
+    for (int e = 0; e < 4; ++e) {
+      if (entry + e >= r.size) continue;
+      const auto numbers = NumbersOf(r.method, r.numbers + i * r.stride, r.size, entry + e);
+      sums[e] += r.method.Value(codes[e], numbers);
+    }
   }
-  return r.method.Total(sum);
+  for (int e = 0; e < 4; ++e) sums[e] = r.method.Total(sums[e]);
 }
 
 // Whether numbers that travelled leave no doubt that a tile's sums are finite. All threads get
@@ -53,8 +57,10 @@ TF_DGC_GLOBAL(kThreads) Check(Group<Receiving<M>> group, Arrival a) {
   const Tile tile = TileOf(r);
   if (a.status->error != kRight || AreBounded(r, tile)) return;
   bool finite = true;
-  for (int i = ThreadIndex(); i < tile.n; i += kThreads) {
-    finite &= IsFinite(SumOf(r, tile.begin + i));
+  for (int i = 4 * ThreadIndex(); i < tile.n; i += 4 * kThreads) {
+    float sums[4];
+    SumFour(r, tile.begin + i, sums);
+    for (int e = 0; e < 4; ++e) finite &= IsFinite(sums[e]);
   }
   Note(a, r, finite);
 }
@@ -66,16 +72,19 @@ TF_DGC_GLOBAL(kThreads) Apply(Group<Receiving<M>> group, Arrival a) {
   if (a.status->error != kRight || (updates && *a.overflows)) return;
   const Receiving<M> r = group.records[TensorOf(group.first_tiles, group.num, BlockIndex())];
   const Tile tile = TileOf(r);
+  const bool whole = IsAligned<float>(r.target);
   bool finite = true;
-  for (int i = ThreadIndex(); i < tile.n; i += kThreads) {
+  for (int i = 4 * ThreadIndex(); i < tile.n; i += 4 * kThreads) {
     const int64_t entry = tile.begin + i;
-    const float sum = SumOf(r, entry);
-    finite &= IsFinite(sum);
+    float sums[4], target[4];
+    SumFour(r, entry, sums);
+    for (int e = 0; e < 4; ++e) finite &= IsFinite(sums[e]);
     if (updates) {
-      r.target[entry] -= sum * static_cast<float>(*a.rate);
-    } else {
-      r.target[entry] = sum;
+      const auto rate = static_cast<float>(*a.rate);
+      Load(r.target, entry, r.size, whole, target);
+      for (int e = 0; e < 4; ++e) sums[e] = target[e] - sums[e] * rate;
     }
+    Store(r.target, entry, r.size, whole, sums);
   }
   if (!updates) Note(a, r, finite);
 }

@@ -112,6 +112,7 @@ TF_DGC_DEVICE float ValueAt(const Step& step, const S& s, int64_t entry) {
 // The values of a tile once more.
 template <class S>
 TF_DGC_DEVICE void LoadAgain(const Step& step, const S& s, const Tile& tile, float* values) {
+  TF_DGC_UNROLL_8
   for (int i = ThreadIndex(); i < tile.n; i += kThreads) {
     values[i] = ValueAt(step, s, tile.begin + i);
   }

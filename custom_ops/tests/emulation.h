@@ -34,6 +34,7 @@
 #define TF_DGC_DEVICE inline
 #define TF_DGC_GLOBAL(threads) void
 #define TF_DGC_UNROLL
+#define TF_DGC_UNROLL_8
 
 struct dim3 {
   explicit dim3(unsigned x_ = 1, unsigned y_ = 1) : x(x_), y(y_) {}

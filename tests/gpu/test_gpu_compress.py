@@ -218,6 +218,15 @@ def test_resnet50_in_one_call(runner, value_type):
     runner.check_steps(cases, steps=2, change=new_gradients)
 
 
+@pytest.mark.parametrize("small", [0, 1])
+def test_small_many_tensors(runner, small):
+    """More than a launch brings onto the device, or a block looks at at once."""
+    cases = [exempt(i % 3, i) for i in range(700 * small)]
+    cases += [case(100 + i % 7, 1 + i % 5, i, largest=2.0) for i in range(1500)]
+    cases.append(case(SMALL, SMALL // 3, value_type="sign"))
+    runner.check_steps(cases, steps=2, change=new_gradients)
+
+
 def test_hints_never_decide(runner):
     """Gradients change in size, k changes, and the last step's hints mislead."""
     factors = [1, 1, 1, 1000, 1, 1, 1e-3, 0, 0, 1, 1]

@@ -98,6 +98,7 @@ def test_small_many_tensors(both):
     """More than a kernel's parameters hold."""
     names = list(METHODS)
     cases = [case(names[i % len(names)], 40 + i, i) for i in range(150)]
+    cases += [case(names[0], 40 + i % 9, i) for i in range(600)]
     (sent,) = both.steps(cases, "momentum", count=1)
     both.sum(cases, sent[0][None], sent[1], True)
 
