@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_compress.py --json gpu.json
 
-Needs a GPU with some 20 GB, PyTorch and nvcc; not TensorFlow. By turns within one run,
+Needs a GPU with some 30 GB, PyTorch and nvcc; not TensorFlow. By turns within one run,
 timed by events on the device:
 
 - `floor`: a copy on the device of as many bytes as a step has to move: it reads
@@ -35,9 +35,9 @@ _DTYPES = flags.DEFINE_list(
     "dtypes", ["float32", "bfloat16", "float16"], "Types of the gradient."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 50, "Rounds that are timed.", lower_bound=3)
-_WARM_UP = flags.DEFINE_integer("warm_up", 100, "Rounds before them.", lower_bound=1)
+_WARM_UP = flags.DEFINE_integer("warm_up", 200, "Rounds before them.", lower_bound=1)
 _GRADIENTS = flags.DEFINE_integer(
-    "gradients", 4, "Different gradients, that take turns.", lower_bound=1
+    "gradients", 16, "Different gradients, that take turns.", lower_bound=1
 )
 _LIBRARY = flags.DEFINE_string(
     "library", None, "The library of the kernels; made by nvcc if it is not given."

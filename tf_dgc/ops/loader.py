@@ -66,7 +66,7 @@ class Native(NamedTuple):
     def cuda_problem(self) -> str:
         """Why the CUDA kernels are not used here; empty if they are.
 
-        They have been compiled and emulated, but have not run on a GPU yet
+        They ran on a GPU, but TensorFlow has not called them there yet
         (docs/gpu.md), so using them is the user's decision.
         """
         if not self.cuda:
