@@ -21,6 +21,7 @@ struct Target {
   int32_t end;
   int8_t low_bits;
   int8_t value_type;
+  int8_t unused[6];
 
   TF_DGC_DEVICE bool exempt() const {
     return IsExempt(static_cast<ValueType>(value_type));

@@ -69,10 +69,11 @@ struct Source {
   int32_t values;
   int32_t end;
   int32_t first_block;  // blocks of values with a scale that tensors before this one send
+  float largest;     // what is sent of an entry at most
   int8_t low_bits;
   int8_t gradient_type;
   int8_t value_type;
-  float largest;     // what is sent of an entry at most
+  int8_t unused[5];  // named, so that no word is read of which a part was not written
 
   TF_DGC_DEVICE bool exempt() const {
     return IsExempt(static_cast<ValueType>(value_type));
@@ -161,7 +162,7 @@ struct Choice {
   int32_t prefix;       // the digits of the cut's magnitude that are known
   int32_t shift;        // bits that are not
   int32_t had_hint;
-  bool coarse;          // the span is to be counted by its buckets
+  int32_t coarse;       // the span is to be counted by its buckets
   Mode mode;
   Cut cut;
   float mean;  // magnitude of signs
