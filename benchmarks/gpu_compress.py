@@ -67,7 +67,7 @@ def main(_):
     torch = _torch()
     try:
         path = _LIBRARY.value or cuda_library.build("cuda")
-    except RuntimeError as error:
+    except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f"gpu_compress.py: {error}")
     library = cuda_library.Library(path)
     rows = []

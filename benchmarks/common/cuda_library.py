@@ -75,14 +75,15 @@ def build(kind):
     """Make the library of a kind if it is missing or old, and return its path.
 
     Raises:
-        RuntimeError: with what is missing, or the end of what the compiler said.
+        FileNotFoundError: if there is neither the library nor a compiler for it.
+        RuntimeError: with the end of what the compiler said.
     """
     path = SOURCE / "build" / NAMES[kind]
     compiler = os.environ.get("NVCC", "nvcc") if kind == "cuda" else "g++"
     if shutil.which(compiler) is None:
         if path.exists():
             return path
-        raise RuntimeError(
+        raise FileNotFoundError(
             f"{path} does not exist, and there is no {compiler} to build it; see "
             "docs/gpu.md"
         )

@@ -37,6 +37,9 @@ def test_names_optimizer_method_and_what_to_use(name):
     (text,) = [str(warning.message) for warning in found]
     for part in (f"`{name}`", "TopK(", "Use `Adam`", "uniform_8bit", "adam_correction"):
         assert part in text
+    at_another_rate = name in ("Adagrad", "Adafactor", "Ftrl")
+    assert ("needs another learning rate" in text) == at_another_rate
+    assert ("trains badly" in text) != at_another_rate
 
 
 @pytest.mark.parametrize("method", ["power_sgd", "ef_sign_sgd", "random_k"])

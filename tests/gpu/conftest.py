@@ -61,7 +61,7 @@ def path(request, device):
     if path is None:
         try:
             path = cuda_library.build(device.kind)
-        except RuntimeError as reason:
+        except FileNotFoundError as reason:
             pytest.skip(str(reason))
     return path
 
@@ -81,7 +81,7 @@ def cpu_path():
     """Return where the CPU operations are, or None where there is no compiler."""
     try:
         return cuda_library.build("cpu")
-    except RuntimeError:
+    except FileNotFoundError:
         return None
 
 

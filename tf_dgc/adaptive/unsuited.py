@@ -10,7 +10,7 @@ from tf_dgc.inner import adam_kinds
 from tf_dgc.inner.novograd import NovoGrad
 
 # Why, of those whose rule is applied to the sum and is not linear in it. The one place
-# for it; `benchmarks/inner.py` has the figures.
+# for it; `benchmarks/inner.py` has the figures (docs/methods.md).
 _SQUARES = (
     "divides by the root of a mean of squares, and of an entry that comes every T "
     "steps it remembers the square of all that waited, so that the variable moves "
@@ -45,6 +45,8 @@ _REASONS = {
     "Lion": _SIGNS,
     "Muon": _WHOLE,
 }
+# Of these, what loses no more than an SGD with momentum does, at a rate of its own.
+_AT_ANOTHER_RATE = ("Adagrad", "Adafactor", "Ftrl")
 _SMALLEST = 1e-19  # whose square is above 0 in float32
 _CORRECTED = ("AdamW", "Adam", "Adamax", "Nadam")
 
@@ -55,13 +57,19 @@ def reason(inner: keras.optimizers.Optimizer) -> str | None:
     Args:
         inner: any Keras optimizer.
     """
+    name = _rule(inner)
+    return _REASONS[name] if name else _reason_of_adams(inner)
+
+
+def _rule(inner: keras.optimizers.Optimizer) -> str | None:
+    """Return which of the rules it has, if any."""
     own = {"NovoGrad": NovoGrad}
-    for name, why in _REASONS.items():
+    for name in _REASONS:
         # An older Keras lacks some.
         kind = own.get(name) or getattr(keras.optimizers, name, None)
         if kind is not None and behaves_as(inner, kind):
-            return why
-    return _reason_of_adams(inner)
+            return name
+    return None
 
 
 def _reason_of_adams(inner: keras.optimizers.Optimizer) -> str | None:
@@ -103,8 +111,11 @@ def check_rule(
         return
     name, why = type(inner).__name__, reason(inner)
     if why is not None:
+        how = "trains badly"
+        if _rule(inner) in _AT_ANOTHER_RATE:
+            how = "needs another learning rate, as a rule a larger one,"
         warnings.warn(
-            f"`{name}` trains badly behind {compressor!r}: {why}. Use `Adam`, `AdamW`, "
+            f"`{name}` {how} behind {compressor!r}: {why}. Use `Adam`, `AdamW`, "
             "`Nadam` or `Adamax`, which divide before the exchange, or `SGD` with "
             "momentum; or, with this optimizer, a method that sends nearly everything "
             'in every step, such as "uniform_8bit". To train so anyway, pass '
