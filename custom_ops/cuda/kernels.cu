@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMaxBlocks = 1024;  // of a cooperative kernel
 constexpr int kParameters = 32764;  // bytes, from CUDA 12.1 on
-static_assert(sizeof(Tables) + sizeof(Upload) <= kParameters, "of Begin");
-static_assert(sizeof(Buffers) + sizeof(TargetUpload) <= kParameters, "of Decode");
+static_assert(sizeof(Tables) + sizeof(Upload) <= kParameters &&
+              sizeof(Buffers) + sizeof(TargetUpload) <= kParameters);
 
 // A step's sources, and its tables as far as they follow from them.
 struct Step {

@@ -8,19 +8,17 @@
 #include "blocks.h"
 #include "compress.h"
 #include "entries.cuh"
+#include "span.cuh"
 
 namespace tf_dgc {
 namespace gpu {
 
 constexpr int kWide = 1024;     // of kernels that choose
-constexpr int kBuckets = 2048;  // of a histogram
-constexpr int kDigit = 11;      // bits of a bucket
 constexpr int kRanked = 256;    // entries that are ranked at once, without finer buckets
 constexpr int kInside = 2048;   // of the same magnitude, that a block can rank
 constexpr int kSpans = 4;       // times that buckets are made, the first among them
 constexpr int kDistrust = 16;   // steps after a hint was wrong
 constexpr int32_t kInfinity = Magnitude<float>::kInfinity;
-constexpr int32_t kNoEnd = INT32_MAX;  // of a span
 
 constexpr int kMaxSample = 8192;  // entries; of a tensor up to this size all are looked at
 constexpr int kRun = 4;           // neighbours in the sample, from one sector
@@ -102,28 +100,6 @@ struct Candidate {
   int32_t position;  // within the tensor
 
   TF_DGC_DEVICE int32_t magnitude() const { return MagnitudeOf(value); }
-};
-
-// Magnitudes from `low` to below `end`, in at most kBuckets of 2**shift each; what is above
-// the last one counts to it.
-struct Span {
-  int32_t low;
-  int32_t end;
-  int32_t shift;
-
-  TF_DGC_DEVICE bool Holds(int32_t magnitude) const { return low <= magnitude && magnitude < end; }
-  TF_DGC_DEVICE int BucketOf(int32_t magnitude) const {
-    const int32_t bucket = (magnitude - low) >> shift;
-    return bucket < kBuckets ? bucket : kBuckets - 1;
-  }
-  // One of its buckets, in buckets of its own; of 2**0 if there are no finer ones.
-  TF_DGC_DEVICE Span Of(int bucket) const {
-    const int32_t from = low + (bucket << shift);
-    const bool open = bucket == kBuckets - 1 && end == kNoEnd;
-    const int bits = open ? 31 : shift;
-    return {from, open ? kNoEnd : from + (1 << shift), bits > kDigit ? bits - kDigit : 0};
-  }
-  TF_DGC_DEVICE bool single() const { return end - low == 1; }
 };
 
 // Entries of a tile that may be sent: a part of the tensor's list, by position.
@@ -246,10 +222,6 @@ TF_DGC_DEVICE Found FindBucket(const uint32_t* histogram, uint32_t rank) {
   SyncBlock();
   return found;
 }
-
-// All magnitudes of candidates: from the threshold up, sixteen times it (four exponents) in
-// equal steps of the bits; what is above is in the last bucket.
-TF_DGC_DEVICE Span AllFrom(int32_t threshold) { return {threshold, kNoEnd, 23 + 2 - kDigit}; }
 
 }  // namespace gpu
 }  // namespace tf_dgc
