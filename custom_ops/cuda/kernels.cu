@@ -178,38 +178,6 @@ const char* Run(const Decoding& decoding, Stream stream) {
   return Launch(Apply, dim3(b.num_ranges + 1), kThreads, false, stream, b);
 }
 
-const char* Text(Wrong wrong) {
-  switch (wrong) {
-    case Wrong::kMagic:
-      return "is not one of this version of tf_dgc";
-    case Wrong::kFingerprint:
-      return "is of another model or of other settings";
-    case Wrong::kLength:
-      return "claims another length";
-    case Wrong::kChecksum:
-      return "has a wrong checksum";
-    case Wrong::kFlags:
-      return "has unknown flags";
-    case Wrong::kPadding:
-      return "unused bits are set";
-    case Wrong::kTooMany:
-      return "there are too many positions";
-    case Wrong::kTooFew:
-      return "there are too few positions";
-    case Wrong::kOrder:
-      return "positions are not ascending";
-    case Wrong::kRange:
-      return "a position is not below the size";
-    case Wrong::kValue:
-      return "a value is not finite";
-    case Wrong::kMagnitude:
-      return "a magnitude is negative or not finite";
-    case Wrong::kScale:
-      return "a scale is out of range";
-  }
-  return "";
-}
-
 }  // namespace
 }  // namespace gpu
 }  // namespace tf_dgc

@@ -51,6 +51,39 @@ TF_DGC_DEVICE void CheckHeader(const uint32_t* words, int64_t worker, uint32_t f
   report(words[2] & ~kNonFinite, Wrong::kFlags);
 }
 
+// In words, for the host.
+inline const char* Text(Wrong wrong) {
+  switch (wrong) {
+    case Wrong::kMagic:
+      return "is not one of this version of tf_dgc";
+    case Wrong::kFingerprint:
+      return "is of another model or of other settings";
+    case Wrong::kLength:
+      return "claims another length";
+    case Wrong::kChecksum:
+      return "has a wrong checksum";
+    case Wrong::kFlags:
+      return "has unknown flags";
+    case Wrong::kPadding:
+      return "unused bits are set";
+    case Wrong::kTooMany:
+      return "there are too many positions";
+    case Wrong::kTooFew:
+      return "there are too few positions";
+    case Wrong::kOrder:
+      return "positions are not ascending";
+    case Wrong::kRange:
+      return "a position is not below the size";
+    case Wrong::kValue:
+      return "a value is not finite";
+    case Wrong::kMagnitude:
+      return "a magnitude is negative or not finite";
+    case Wrong::kScale:
+      return "a scale is out of range";
+  }
+  return "";
+}
+
 }  // namespace gpu
 }  // namespace tf_dgc
 
