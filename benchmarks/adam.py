@@ -36,7 +36,7 @@ from common import pieces, progress, reporting, seeded, training
 _TASK = flags.DEFINE_enum("task", "shakespeare", list(tasks.TASKS), "Task.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _PTB_DIR = flags.DEFINE_string("ptb_dir", None, "Folder of ptb.train.txt.")
-_RUNS = flags.DEFINE_list("runs", [], "Names of runs; empty for all.")
+_RUNS = flags.DEFINE_list("runs", [], "Names of runs, also to show; empty for all.")
 _LIST = flags.DEFINE_bool("list", False, "Show names of runs only.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 1500, "Steps of a run.", lower_bound=5)
@@ -180,7 +180,14 @@ def main(_):
     lines, columns = results.summaries(rows, budgets), _columns(budgets)
     tables, panels = [], {}
     for setting in dict.fromkeys(map(results.setting, lines)):
-        shown = [line for line in lines if results.setting(line) == setting]
+        shown = [
+            line
+            for line in lines
+            if results.setting(line) == setting
+            and (not _RUNS.value or line["method"] in _RUNS.value)
+        ]
+        if not shown:
+            continue
         task, workers, steps, batch = setting
         title = f"{task}: {shown[0]['metric']} after {steps} steps, {workers} workers "
         seeds = sorted({line["seeds"] for line in shown})

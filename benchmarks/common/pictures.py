@@ -1,6 +1,7 @@
 """Pictures of what was measured: accuracy and curves against bytes, steps, links."""
 
 import itertools
+import math
 
 import matplotlib as mpl
 
@@ -100,6 +101,10 @@ def _draw_lines(axis, rows, index):
             marker=".",
             label=row["method"],
         )
+    losses = [point[2] for row in rows for point in row["curve"]]
+    losses = [loss for loss in losses if math.isfinite(loss)] or [1]
+    if rows[0]["metric"] == "loss" and max(losses) > 10 * min(losses):
+        axis.set_yscale("log")  # else what fails is all there is to be seen
 
 
 def _panel(axis, rows):
