@@ -54,6 +54,28 @@ def test_all_have_the_same(exchange, number, size):
         np.testing.assert_array_equal(everyone, words)
 
 
+@pytest.mark.parametrize("exchange", ALL, ids=str)
+def test_numbers_of_every_type(strategies, exchange):
+    """Dense sums are of any of these; TensorFlow's own collectives do not move all."""
+    dtypes = [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32]
+
+    @tf.function(autograph=False)
+    def step():
+        def replica():
+            communicator = Communicator(strategies[4], exchange)
+            worker = tf.distribute.get_replica_context().replica_id_in_sync_group
+            mine = [tf.cast(tf.range(9) + worker, dtype) for dtype in dtypes]
+            sums = [communicator.answer(Sum(values)) for values in mine]
+            return [tf.cast(values, tf.float64) for values in sums]
+
+        return strategies[4].run(replica)
+
+    total = sum(np.arange(9) + worker for worker in range(4))
+    for sums in step():
+        for found in strategies[4].experimental_local_results(sums):
+            np.testing.assert_array_equal(found, total)
+
+
 def test_what_is_made_from_a_ring_goes_its_own_way(strategies):
     """As the one in the docs: a communicator does not take it for the default."""
     asked = []

@@ -47,11 +47,11 @@ class GroupLauncher:
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Launch one `CollectiveGatherV2`, which concatenates along the first axis."""
-        return self._launch("gather", tensor, collective_ops.all_gather_v2)
+        return self._move("gather", tensor, collective_ops.all_gather_v2)
 
     def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
         """Launch one `CollectiveAllToAllV2` of a row for each member."""
-        return self._launch("spread", tensor, collective_ops.all_to_all_v2)
+        return self._move("spread", tensor, collective_ops.all_to_all_v2)
 
     def broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
         """Launch one `CollectiveBcastSendV2` or `CollectiveBcastRecvV2`.
@@ -73,7 +73,7 @@ class GroupLauncher:
             with tf.control_dependencies(passed):
                 return tf.ensure_shape(got, values.shape)
 
-        return self._launch(f"broadcast of {source}", tensor, launch)
+        return self._move(f"broadcast of {source}", tensor, launch)
 
     def _pass_token(self) -> list[tf.Operation]:
         """Return what stands behind all collectives so far, and before the next ones.
@@ -82,6 +82,16 @@ class GroupLauncher:
         """
         done = self._launcher._ordering_token.assign_add(0.0, read_value=False)
         return [] if done is None else [done]
+
+    def _move(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
+        """Launch a collective that moves values and adds none up.
+
+        Of these TensorFlow has none for bfloat16, whose bits travel as float16.
+        """
+        if tensor.dtype != tf.bfloat16:
+            return self._launch(kind, tensor, launch)
+        moved = self._launch(kind, tf.bitcast(tensor, tf.float16), launch)
+        return tf.bitcast(moved, tf.bfloat16)
 
     def _launch(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
         label = f"{kind} {self._members}"
