@@ -28,7 +28,7 @@ COMPRESS = {
     "count_sketch": _SPARSE,
     "demo": ["g r -> r", "r ->", "r -> r p"],  # transformed; chosen; turned back
     "dgc": ["g r u -> r u p"],
-    "dgc_adamw": ["g v r u -> v r u p"],
+    "dgc_adamw": ["g v r -> v r p"],  # waiting is all the momentum there is
     "diana": ["g h -> h p"],
     "ecq": ["g h -> h p"],
     "ef_sign_sgd": _SCALED,

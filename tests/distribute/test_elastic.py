@@ -164,6 +164,7 @@ def test_rules(strategies):
     assert found == {
         "sum": [pytest.approx([5 / 3, 10 / 3])] * 3,
         "mean": [[2.5, 5.0]] * 3,
+        "largest": [[4.0, 8.0]] * 3,
         "zero": [[0.0, 0.0]] * 3,
     }
 
@@ -174,5 +175,7 @@ def test_a_rule_that_is_none():
             return {"memory": StateSpec((2,), elastic="median")}
 
     optimizer = tf_dgc.CompressedOptimizer(SGD(0.1), Wrong(), min_compress_size=0)
-    with pytest.raises(ValueError, match="`elastic` must be one of sum, mean, zero"):
+    with pytest.raises(
+        ValueError, match="`elastic` must be one of sum, mean, largest, zero"
+    ):
         optimizer.build([keras.Variable(np.zeros((2, 3)))])

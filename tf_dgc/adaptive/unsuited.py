@@ -5,7 +5,7 @@ import warnings
 import keras
 
 from tf_dgc._internals.keras_optimizers import behaves_as, overridden
-from tf_dgc.compressors import Compressor, Uniform8Bit
+from tf_dgc.compressors import ATOMO, Compressor, PowerSGD, Uniform8Bit
 from tf_dgc.inner import adam_kinds
 from tf_dgc.inner.novograd import NovoGrad
 
@@ -45,8 +45,10 @@ _REASONS = {
     "Lion": _SIGNS,
     "Muon": _WHOLE,
 }
-# Of these, what loses no more than an SGD with momentum does, at a rate of its own.
+# Of these, what loses little more than an SGD with momentum does, at a rate of its own;
+# and what loses much behind methods that send a little of all entries, too.
 _AT_ANOTHER_RATE = ("Adagrad", "Adafactor", "Ftrl")
+_BADLY_ANYWHERE = ("Lamb", "ScheduleFreeAdamW", "NovoGrad")
 _SMALLEST = 1e-19  # whose square is above 0 in float32
 _CORRECTED = ("AdamW", "Adam", "Adamax", "Nadam")
 
@@ -109,11 +111,8 @@ def check_rule(
     check_numbers(inner, compressor, wanted)
     if wanted or not feedback or _sends_nearly_all(compressor):
         return
-    name, why = type(inner).__name__, reason(inner)
-    if why is not None:
-        how = "trains badly"
-        if _rule(inner) in _AT_ANOTHER_RATE:
-            how = "needs another learning rate, as a rule a larger one,"
+    name, why, how = type(inner).__name__, reason(inner), _how(inner, compressor)
+    if why is not None and how is not None:
         warnings.warn(
             f"`{name}` {how} behind {compressor!r}: {why}. Use `Adam`, `AdamW`, "
             "`Nadam` or `Adamax`, which divide before the exchange, or `SGD` with "
@@ -123,6 +122,22 @@ def check_rule(
             UserWarning,
             stacklevel=4,
         )
+
+
+def _how(inner: keras.optimizers.Optimizer, compressor: Compressor) -> str | None:
+    """Return how an unsuited rule trains behind a method; None if no worse than others.
+
+    By what was measured with sparsification, signs and PowerSGD (docs/methods.md).
+    """
+    rule = _rule(inner)
+    if rule is None:  # what is derived from an Adam
+        return "trains badly"
+    if isinstance(compressor, (ATOMO, PowerSGD)):
+        return None
+    coarse = compressor.kind == "quantization" and rule not in _BADLY_ANYWHERE
+    if coarse or rule in _AT_ANOTHER_RATE:
+        return "needs a learning rate of its own, to be searched anew,"
+    return "trains badly"
 
 
 def check_numbers(

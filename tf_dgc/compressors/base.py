@@ -34,8 +34,8 @@ class StateSpec(NamedTuple):
             value; None for zeros.
         elastic: rule for what another number of workers, that goes on from a
             checkpoint, gets of state that differs between workers: "sum", the total in
-            equal shares; "mean", the mean; or "zero". Gradients are divided by the
-            number of workers, so what is of their size is "sum".
+            equal shares; "mean"; "largest", entry by entry; or "zero". Gradients are
+            divided by the number of workers, so what is of their size is "sum".
     """
 
     shape: tuple[int, ...]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-RULES = ("sum", "mean", "zero")
+RULES = ("sum", "mean", "largest", "zero")
 
 
 def share(values: np.ndarray, worker: int, num_workers: int, rule: str) -> np.ndarray:
@@ -14,6 +14,7 @@ def share(values: np.ndarray, worker: int, num_workers: int, rule: str) -> np.nd
     - `"sum"`: the total divided by the number of workers, which keeps the total, to
       rounding of one division. For what adds up over workers.
     - `"mean"`: the mean. For what is of the same size whatever the number of workers.
+    - `"largest"`: the largest, entry by entry. For what only grows, or fades.
     - `"zero"`: zeros, as before the first step. For what nobody else can go on with.
 
     Args:
@@ -29,6 +30,8 @@ def share(values: np.ndarray, worker: int, num_workers: int, rule: str) -> np.nd
         return values[worker]
     if rule == "zero":
         return np.zeros_like(values[0])
+    if rule == "largest":
+        return values.max(axis=0)
     total = values.sum(axis=0, dtype=np.float64)
     divisor = num_workers if rule == "sum" else len(values)
     return np.asarray(total / divisor, values.dtype)

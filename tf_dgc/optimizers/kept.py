@@ -128,6 +128,8 @@ def make(
         keeps_second_moment=took.adam is not None,
         keeps_largest_moment=took.adam is not None and took.adam.largest,
         tracks_staleness=optimizer.track_staleness,
+        # As a refresh agrees on them.
+        moment_rule="largest" if took.adam and took.adam.infinity else "mean",
     )
     asked, wanted = optimizer.compressor, optimizer.overlap
     if bucketing.hindrance(asked, took, optimizer.track_staleness):

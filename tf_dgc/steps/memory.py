@@ -120,6 +120,7 @@ def make_memory(
     keeps_second_moment: bool,
     keeps_largest_moment: bool,
     tracks_staleness: bool,
+    moment_rule: str = "mean",
 ) -> Memory:
     """Create all variables, at zero; call it on every worker, in the strategy's scope.
 
@@ -132,6 +133,8 @@ def make_memory(
         keeps_largest_moment: whether it is the root of the largest so far.
         tracks_staleness: whether to remember when entries were sent, where something
             is kept back.
+        moment_rule: what another number of workers takes of the moments, one of
+            `elastic.RULES`.
 
     Raises:
         ValueError: for a method that sees all tensors as one, if that is too large.
@@ -143,7 +146,7 @@ def make_memory(
     velocity = _accumulators(tensors, "velocity") if keeps_velocity else []
 
     def moments(name: str, kept: bool) -> list[PerWorkerVariable]:
-        return _accumulators(tensors, name, "mean") if kept else []
+        return _accumulators(tensors, name, moment_rule) if kept else []
 
     states = [
         {}
