@@ -40,7 +40,8 @@ typedef struct {
 } TfDgcSettings;
 
 /* What a step leaves for the next one of the same tensor, on the device; zeros at first.
- * It decides about time, never about the result. */
+ * It decides about time, never about the result (but for the last bits of a mean of signs,
+ * whose magnitudes differ by a factor of thousands). */
 typedef struct {
   int32_t k;
   int32_t threshold;

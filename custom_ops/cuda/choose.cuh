@@ -38,13 +38,15 @@ TF_DGC_DEVICE void AddHistogram(const ChoosingMemory& memory, uint32_t* histogra
   SyncBlock();
 }
 
-TF_DGC_DEVICE void ReadResidual(const Tables& t, int tensor) {
+// Has the cut found in the residual: of its magnitude the bits from `shift` on are known.
+TF_DGC_DEVICE void ReadResidual(const Tables& t, int tensor, int32_t prefix, int shift,
+                                int32_t rank) {
   Choice& choice = t.choices[tensor];
   choice.mode = Mode::kResidual;
   choice.coarse = false;
-  choice.prefix = 0;
-  choice.shift = 31;
-  choice.rank = t.sources[tensor].k;
+  choice.prefix = prefix;
+  choice.shift = shift;
+  choice.rank = rank;
   AtomicAdd(&t.progress->num_residual, 1);
 }
 
@@ -107,10 +109,15 @@ TF_DGC_DEVICE void Narrow(const Tables& t, int tensor, int times) {
   const Found found = FindBucket(histogram, choice.rank);
   for (int i = ThreadIndex(); i < kBuckets; i += kWide) histogram[i] = 0;
   if (ThreadIndex() != 0) return;
-  choice.span = choice.span.Of(found.bucket);
+  const Span span = choice.span.Of(found.bucket);
+  choice.span = span;
   choice.rank = found.rank;
-  choice.coarse = found.count > kRanked && !choice.span.single();
-  if (choice.coarse) AtomicAdd(&t.progress->num_coarse[times], 1);
+  choice.coarse = found.count > kRanked && !span.single();
+  if (choice.coarse) {
+    AtomicAdd(&t.progress->num_coarse[times], 1);
+  } else if (found.count > kInside) {  // very many of just this magnitude
+    ReadResidual(t, tensor, static_cast<int32_t>(span.low), 0, found.rank);
+  }
 }
 
 // Narrows the span of all candidates, or has the residual read; leaves a hint.
@@ -126,12 +133,12 @@ TF_DGC_DEVICE void Decide(const Tables& t, int tensor) {
   SyncBlock();
   if (ThreadIndex() != 0) return;
   LeaveHint(t, tensor, 0);
-  ReadResidual(t, tensor);
   const int64_t count = choice.num_candidates;
   // If all but zeros are candidates, the cut is at zero.
   if (source.limit > 0 && count <= source.limit && choice.threshold == 1) {
-    t.choices[tensor].shift = 0;
-    t.choices[tensor].rank = source.k - static_cast<int32_t>(count);
+    ReadResidual(t, tensor, 0, 0, source.k - static_cast<int32_t>(count));
+  } else {
+    ReadResidual(t, tensor, 0, 31, source.k);
   }
 }
 
@@ -154,8 +161,7 @@ TF_DGC_DEVICE void GatherInside(const Tables& t) {
     const Span span = choice.span;
     ForEachCandidate(t, tensor, begin, end, crew, [&](const Candidate& candidate) {
       if (!span.Holds(candidate.magnitude())) return;
-      const uint32_t at = AtomicAdd(&choice.num_inside, 1);
-      if (at < kInside) InsideOf(t, source)[at] = candidate;
+      InsideOf(t, source)[AtomicAdd(&choice.num_inside, 1)] = candidate;
     });
   });
 }
@@ -168,11 +174,6 @@ TF_DGC_DEVICE void CutInside(const Tables& t, int tensor) {
   Choice& choice = t.choices[tensor];
   if (source.exempt() || source.size == 0 || choice.mode != Mode::kListed) return;
   const uint32_t count = choice.num_inside;
-  if (count > kInside) {  // very many of the same magnitude
-    SyncBlock();
-    if (ThreadIndex() == 0) ReadResidual(t, tensor);
-    return;
-  }
   const int32_t offset = t.offsets[tensor];
   auto& memory = Shared<ChoosingMemory>().inside;
   const Candidate* inside = InsideOf(t, source);

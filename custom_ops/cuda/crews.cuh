@@ -69,7 +69,9 @@ TF_DGC_DEVICE void FindPieces(const Tables& t, const Range& range, int first, Pi
   const Piece piece{tensor, static_cast<int32_t>(begin > range.begin ? begin : range.begin),
                     static_cast<int32_t>(end < range.end ? end : range.end)};
   const bool any = piece.begin < piece.end;
-  const bool alone = any && piece.end - piece.begin < kAlone;
+  const int64_t tiles = piece.end - piece.begin;
+  // Where a block has little else to do, all its warps share even a few tiles.
+  const bool alone = any && tiles < kAlone && 4 * tiles <= range.end - range.begin;
   uint32_t total;
   const uint32_t mine = (alone ? 1u : 0u) + (any && !alone ? 1u << 16 : 0u);
   const uint32_t before = BlockExclusiveSum<kWide>(mine, &total);
@@ -113,7 +115,6 @@ TF_DGC_DEVICE void ForEachTensor(const Tables& t, Work work) {
   for (; first < t.num_tensors && t.first_tiles[first] < range.end; first += kPieces) {
     FindPieces(t, range, first, memory);
     ForEachPiece(t, memory, work);
-    if (first + kPieces < t.num_tensors) SyncBlock();
   }
 }
 

@@ -10,6 +10,7 @@
 namespace tf_dgc {
 namespace gpu {
 
+constexpr int kParameters = 32764;  // bytes that a kernel may have, from CUDA 12.1 on
 constexpr int kThreads = 256;  // of kernels that stream
 constexpr int kTile = 4096;    // entries, the unit of work; results never depend on the grid
 

@@ -13,7 +13,6 @@ namespace gpu {
 namespace {
 
 constexpr int kMaxBlocks = 1024;  // of a cooperative kernel
-constexpr int kParameters = 32764;  // bytes, from CUDA 12.1 on
 static_assert(sizeof(Tables) + sizeof(Upload) <= kParameters &&
               sizeof(Buffers) + sizeof(TargetUpload) <= kParameters);
 

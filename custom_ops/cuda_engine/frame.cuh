@@ -10,7 +10,7 @@ namespace tf_dgc {
 namespace gpu {
 namespace engine {
 
-// What is known on the host travels as parameters of a kernel, of 32,764 bytes at most.
+// What is known on the host travels as parameters of a kernel.
 constexpr int kUploadWords = 8000;
 
 struct Upload {
@@ -18,6 +18,7 @@ struct Upload {
   uint32_t* to;
   int32_t count;
 };
+static_assert(sizeof(Upload) <= kParameters);
 
 TF_DGC_GLOBAL(kThreads) Write(Upload upload) {
   for (int i = ThreadIndex(); i < upload.count; i += kThreads) upload.to[i] = upload.words[i];

@@ -129,18 +129,20 @@ def content(kind, size):
         return zeros
     if kind == "powers":  # magnitudes over 60 orders
         return np.float32(10) ** random.uniform(-30, 30, size).astype(np.float32)
+    if kind == "some above ties":
+        return random.choice(np.float32([0.5, 1, 7]), size, p=[0.7, 0.28, 0.02])
     different = {"nearly equal": 1000, "hardly different": 40}[kind]
     return 1 + random.integers(0, different, size).astype(np.float32) * np.float32(
         2**-23
     )
 
 
-@pytest.mark.parametrize("k", [1, 100, 6_000, 19_999])
+@pytest.mark.parametrize("k", [1, 100, 2_000, 6_000, 19_999])
 @pytest.mark.parametrize(
     "kind",
     [
         *("zeros", "equal", "few values", "few zeros left", "powers"),
-        *("nearly equal", "hardly different"),
+        *("nearly equal", "hardly different", "some above ties"),
     ],
 )
 def test_small_ties(runner, kind, k):
@@ -170,6 +172,24 @@ def test_small_nonfinite_gradient_is_left_out(runner, name, what):
 
     buffers = runner.check_steps(cases, Rule(name), steps=3, change=repair)
     assert [int(b[2]) for b in buffers] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 9_000])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800000])
+def test_small_residual_that_is_not_finite(runner, bits, count):
+    """Nothing makes one, but a user may: still k entries are sent, and no more."""
+    size, k = 10_000, 9
+    tensor = case(size, k)
+    tensor.gradient[:] = 0
+    before = tensor.residual.view(np.uint32)
+    before[100 : 100 + count] = bits
+    on_device = runner.step([tensor], Rule("none"))
+    num_words = runner.library.words(on_device.tensors)
+    on_device.words = runner.device.poisoned(4 * (num_words + size), np.uint32)
+    on_device.queue()
+    words, residual = on_device.words.read(), on_device.residual[0].read()
+    assert np.all(words[num_words:] == words[-1])
+    assert np.sum(residual.view(np.uint32) != before) <= k
 
 
 def test_small_all_nonfinite(runner):
@@ -223,6 +243,7 @@ def test_small_many_tensors(runner, small):
     """More than a launch brings onto the device, or a block looks at at once."""
     cases = [exempt(i % 3, i) for i in range(700 * small)]
     cases += [case(100 + i % 7, 1 + i % 5, i, largest=2.0) for i in range(1500)]
+    cases[-300:] = [case(90 + i, 60, i) for i in range(300)]  # whose residual is read
     cases.append(case(SMALL, SMALL // 3, value_type="sign"))
     runner.check_steps(cases, steps=2, change=new_gradients)
 
