@@ -117,24 +117,23 @@ def test_small_unaligned_views(runner, dtype, shift):
 
 def content(kind, size):
     random = np.random.default_rng(3)
-    zeros = np.zeros(size, np.float32)
-    if kind == "zeros":
-        return zeros
-    if kind == "equal":
-        return zeros - 2
-    if kind == "few values":
-        return random.integers(-2, 3, size).astype(np.float32)
-    if kind == "few zeros left":
-        zeros[7:57] = 1
-        return zeros
-    if kind == "powers":  # magnitudes over 60 orders
-        return np.float32(10) ** random.uniform(-30, 30, size).astype(np.float32)
-    if kind == "some above ties":
-        return random.choice(np.float32([0.5, 1, 7]), size, p=[0.7, 0.28, 0.02])
-    different = {"nearly equal": 1000, "hardly different": 40}[kind]
-    return 1 + random.integers(0, different, size).astype(np.float32) * np.float32(
-        2**-23
-    )
+    few_zeros_left = np.zeros(size, np.float32)
+    few_zeros_left[7:57] = 1
+    ulps = np.float32(2**-23)
+    made = {
+        "zeros": lambda: np.zeros(size),
+        "equal": lambda: np.full(size, -2),
+        "few values": lambda: random.integers(-2, 3, size),
+        "few zeros left": lambda: few_zeros_left,
+        # magnitudes over 60 orders
+        "powers": lambda: 10 ** random.uniform(-30, 30, size),
+        "nearly equal": lambda: 1 + random.integers(0, 1000, size) * ulps,
+        "hardly different": lambda: 1 + random.integers(0, 40, size) * ulps,
+        "some above ties": lambda: random.choice(
+            [0.5, 1, 7], size, p=[0.7, 0.28, 0.02]
+        ),
+    }
+    return made[kind]().astype(np.float32)
 
 
 @pytest.mark.parametrize("k", [1, 100, 2_000, 6_000, 19_999])
