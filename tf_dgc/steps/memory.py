@@ -133,7 +133,7 @@ def make_memory(
         keeps_largest_moment: whether it is the root of the largest so far.
         tracks_staleness: whether to remember when entries were sent, where something
             is kept back.
-        moment_rule: what another number of workers takes of the moments, one of
+        moment_rule: rule of the moments for another number of workers, one of
             `elastic.RULES`.
 
     Raises:
