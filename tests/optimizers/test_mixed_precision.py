@@ -1,5 +1,7 @@
 """Mixed precision: an overflow on any worker is one decision on all of them."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tf_dgc
 from tf_dgc.callbacks import find_compressed_optimizer
 
 SGD = keras.optimizers.SGD
+AdamW = keras.optimizers.AdamW
 GROWTH_STEPS = 3
 # Which workers' gradients overflow, by step.
 OVERFLOWS = {1: [0], 4: [1], 5: [1], 9: [0, 1]}
@@ -20,6 +23,16 @@ INNERS = {
     "dgc": lambda: tf_dgc.DGCOptimizer(SGD(0.25, momentum=0.5), 0.97),
     "adam": lambda: tf_dgc.DGCOptimizer(keras.optimizers.Adam(0.25), 0.97),
     "power_sgd": lambda: tf_dgc.CompressedOptimizer(SGD(0.25), "power_sgd"),
+    "dense adamw": lambda: AdamW(0.125),
+    "sparsity 0, adamw": lambda: tf_dgc.DGCOptimizer(AdamW(0.125), 0.0),
+}
+# What is inside, of models.
+MODELS = {
+    "sgd": lambda: SGD(0.01, momentum=0.9),
+    "adamw": lambda: AdamW(0.01),
+    "amsgrad": lambda: AdamW(0.01, amsgrad=True),
+    "adamax": lambda: keras.optimizers.Adamax(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
 }
 
 
@@ -85,10 +98,13 @@ def test_the_scale_moves_and_steps_are_skipped_on_all_workers(
     assert 0 < done < STEPS
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_sparsity_0_equals_the_dense_run(strategies, num_workers):
-    dense = make_trainer(strategies[num_workers], "dense")
-    wrapped = make_trainer(strategies[num_workers], "sparsity 0")
+@pytest.mark.parametrize(
+    ("num_workers", "inner"), [(1, ""), (2, ""), (2, "adamw")], ids=str
+)
+def test_sparsity_0_equals_the_dense_run(strategies, num_workers, inner):
+    dense = make_trainer(strategies[num_workers], f"dense {inner}".strip())
+    name = f"sparsity 0, {inner}".strip(", ")
+    wrapped = make_trainer(strategies[num_workers], name)
     for gradients in overflowing_gradients(num_workers):
         dense.step(gradients)
         wrapped.step(gradients)
@@ -147,17 +163,22 @@ def make_data(bad=None, value=1e30):
     return x, y
 
 
-def dgc():
-    return tf_dgc.DGCOptimizer(SGD(0.01, momentum=0.9), 0.9, min_compress_size=100)
+def dgc(inner="sgd"):
+    return tf_dgc.DGCOptimizer(MODELS[inner](), 0.9, min_compress_size=100)
 
 
 @pytest.mark.parametrize(
-    ("bad", "steps_per_execution"), rows([(3, 1), (7, 1), (7, 3)], [(7, 3)])
+    ("bad", "steps_per_execution", "inner"),
+    rows(
+        [(3, 1, "sgd"), (7, 1, "sgd"), *((7, 3, inner) for inner in MODELS)],
+        [(7, 3, "sgd"), (7, 3, "adamw")],
+    ),
 )
-def test_fit_wraps_by_itself(strategies, policy, bad, steps_per_execution):
+def test_fit_wraps_by_itself(strategies, policy, bad, steps_per_execution, inner):
     """A batch of 8 is halved between the replicas, and one example overflows."""
     policy("mixed_float16")
-    model = make_model(strategies[2], dgc, steps_per_execution=steps_per_execution)
+    make = functools.partial(dgc, inner)
+    model = make_model(strategies[2], make, steps_per_execution=steps_per_execution)
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     x, y = make_data(bad)
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
@@ -176,9 +197,10 @@ def test_a_custom_loop_of_eager_steps(strategies):
     assert trainer.optimizer.dynamic_scale.numpy() == 4
 
 
-def test_save_and_load(strategies, policy, tmp_path):
+@pytest.mark.parametrize("inner", rows([*MODELS], ["sgd", "adamw"]))
+def test_save_and_load(strategies, policy, tmp_path, inner):
     policy("mixed_float16")
-    model = make_model(strategies[2], dgc)
+    model = make_model(strategies[2], functools.partial(dgc, inner))
     model.fit(*make_data(7), batch_size=8, shuffle=False, verbose=0)
     model.save(tmp_path / "model.keras")
     with strategies[2].scope():
@@ -195,9 +217,10 @@ def test_save_and_load(strategies, policy, tmp_path):
     assert again.optimizer.iterations.numpy() == 11
 
 
-def test_bfloat16_has_no_scale_and_leaves_one_worker_out(strategies, policy):
+@pytest.mark.parametrize("inner", rows([*MODELS], ["sgd", "adamw"]))
+def test_bfloat16_has_no_scale_and_leaves_one_worker_out(strategies, policy, inner):
     policy("mixed_bfloat16")
-    model = make_model(strategies[2], dgc)
+    model = make_model(strategies[2], functools.partial(dgc, inner))
     assert isinstance(model.optimizer, tf_dgc.DGCOptimizer)
     model.fit(*make_data(7, np.inf), batch_size=8, shuffle=False, verbose=0)
     assert model.optimizer.iterations.numpy() == 6
