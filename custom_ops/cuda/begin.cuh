@@ -136,7 +136,7 @@ TF_DGC_GLOBAL(kWide) Begin(Tables t, Upload upload) {
   choice.threshold = threshold;
   choice.span = AllFrom(threshold);
   choice.rank = source.k;
-  choice.coarse = !source.exempt();
+  choice.coarse = source.limit > 0;
   choice.had_hint = trusted && hint.threshold > 0;
   t.choices[tensor] = choice;
   if (tensor == 0) {

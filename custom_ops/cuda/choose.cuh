@@ -104,7 +104,7 @@ TF_DGC_DEVICE int32_t NextThreshold(const uint32_t* histogram, const Source& sou
 TF_DGC_DEVICE void Narrow(const Tables& t, int tensor, int times) {
   const Source& source = t.sources[tensor];
   Choice& choice = t.choices[tensor];
-  if (!choice.coarse || source.size == 0) return;
+  if (!choice.coarse) return;
   uint32_t* histogram = HistogramOf(t, source);
   const Found found = FindBucket(histogram, choice.rank);
   for (int i = ThreadIndex(); i < kBuckets; i += kWide) histogram[i] = 0;

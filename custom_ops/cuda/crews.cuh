@@ -85,7 +85,8 @@ TF_DGC_DEVICE void FindPieces(const Tables& t, const Range& range, int first, Pi
   SyncBlock();
 }
 
-// Calls work(tensor, begin, end, crew) with the pieces that were found.
+// Calls work(tensor, begin, end, crew) with the pieces that were found: first those of warps,
+// then those of the block. In one loop, so that `work` is compiled once.
 template <class Work>
 TF_DGC_DEVICE void ForEachPiece(const Tables& t, const Pieces& memory, Work work) {
   const bool any_read = t.progress->num_residual > 0;
@@ -157,6 +158,19 @@ TF_DGC_DEVICE void WithFour(const Source& source, int64_t tile, Work work) {
   float values[4];
   Load(source.residual, first, source.size, IsAligned<float>(source.residual), values);
   work(first, values);
+}
+
+// Of which of four neighbours within the tensor is(magnitude, position) holds, as bits.
+template <class Is>
+TF_DGC_DEVICE uint32_t BitsOf(const Source& source, int64_t first, const float* values, Is is) {
+  uint32_t bits = 0;
+  for (int e = 0; e < 4; ++e) {
+    const int64_t position = first + e;
+    const bool holds = position < source.size &&
+                       is(MagnitudeOf(values[e]), static_cast<int32_t>(position));
+    bits |= static_cast<uint32_t>(holds) << e;
+  }
+  return bits;
 }
 
 }  // namespace gpu

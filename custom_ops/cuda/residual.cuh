@@ -50,12 +50,7 @@ TF_DGC_DEVICE void FindDigit(const Tables& t, int tensor) {
 // Which of four neighbours have just this magnitude, as bits.
 TF_DGC_DEVICE uint32_t TiesOf(const Source& source, int32_t magnitude, int64_t first,
                               const float* values) {
-  uint32_t ties = 0;
-  for (int e = 0; e < 4; ++e) {
-    const bool tie = first + e < source.size && MagnitudeOf(values[e]) == magnitude;
-    ties |= static_cast<uint32_t>(tie) << e;
-  }
-  return ties;
+  return BitsOf(source, first, values, [&](int32_t m, int32_t) { return m == magnitude; });
 }
 
 // Counts the entries of just the cut's magnitude in every tile.

@@ -88,13 +88,9 @@ TF_DGC_DEVICE uint32_t ForEachRead(const Source& source, const Choice& choice, i
                                    Work work) {
   uint32_t total;
   WithFour(source, tile, [&](int64_t first, const float* values) {
-    uint32_t bits = 0;
-    for (int e = 0; e < 4; ++e) {
-      const int64_t position = first + e;
-      const bool taken = position < source.size &&
-                         choice.cut.Takes(MagnitudeOf(values[e]), static_cast<int32_t>(position));
-      bits |= static_cast<uint32_t>(taken) << e;
-    }
+    const uint32_t bits = BitsOf(source, first, values, [&](int32_t m, int32_t position) {
+      return choice.cut.Takes(m, position);
+    });
     uint32_t number = BlockExclusiveSum<kWide>(static_cast<uint32_t>(PopCount(bits)), &total);
     for (int e = 0; e < 4; ++e) {
       if (bits >> e & 1) work(static_cast<int32_t>(first) + e, number++, values[e]);
