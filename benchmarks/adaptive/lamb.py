@@ -83,7 +83,7 @@ class FrozenLamb(FrozenAdam):
         """Return what the update is multiplied by, beside the learning rate."""
         ops = keras.ops
         mean, factor = self._scales[index], self._factors[index]
-        size, length = ops.norm(variable), ops.norm(update)
+        size, length = (ops.norm(ops.reshape(v, -1)) for v in (variable, update))
         one = ops.logical_or(ops.equal(size, 0), ops.equal(length, 0))
         divided = size / ops.where(one, 1.0, length)
         scale = ops.where(one, 1.0, ops.clip(divided, *_SCALES))

@@ -12,7 +12,7 @@ import tf_dgc
 from tf_dgc.testing.simulation import Simulation
 
 RATE, DECAY, STEPS, DENSE = 0.125, 0.05, 9, 4
-SHAPES = [(40, 30), (5,)]  # the second is exempt
+SHAPES = [(40, 6, 5), (5,)]  # the second is exempt
 
 
 class OneBitLamb:
