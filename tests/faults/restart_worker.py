@@ -2,9 +2,11 @@
 
     python restart_worker.py DIRECTORY HOW
 
-By DGC of a sparsity, or by `local` steps, whose rounds do not end with epochs.
+By DGC of a sparsity, of an `adamw` at 90 %, or by `local` steps, whose rounds do not
+end with epochs.
 
-In the first attempt the last worker kills itself in the middle, if RESTART_KILL is set.
+In the first attempt the last worker kills itself in the middle, if RESTART_KILL is 1,
+and all do if it is "all".
 The last line it prints has what the training ended with.
 """
 
@@ -22,7 +24,8 @@ import tf_dgc
 from tf_dgc.distribute import worker_variables
 
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
-KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"
+KILL = os.environ.get("RESTART_KILL")
+KILL = KILL == "all" or (KILL == "1" and TASK["index"] == 1)
 DIRECTORY = pathlib.Path(sys.argv[1])
 
 
@@ -48,6 +51,8 @@ def main():
         sgd = keras.optimizers.SGD(rate, momentum=0.9)
         if sys.argv[2] == "local":
             optimizer = tf_dgc.local_sgd(sgd, 4)
+        elif sys.argv[2] == "adamw":
+            optimizer = tf_dgc.DGCOptimizer(keras.optimizers.AdamW(rate), 0.9)
         else:
             optimizer = tf_dgc.DGCOptimizer(sgd, float(sys.argv[2]))
         model.compile(optimizer, "mse")

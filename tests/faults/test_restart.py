@@ -9,30 +9,24 @@ import sys
 import pytest
 
 pytestmark = [pytest.mark.faults, pytest.mark.workers]
+NAMES = {"local": "local steps, within a round", "adamw": "AdamW, sparsity 0.9"}
 SCRIPT = pathlib.Path(__file__).with_name("restart_worker.py")
 
 
-def run(directory, how, kill):
-    """Train on two workers; return what the launcher printed."""
-    command = [sys.executable, "-m", "tf_dgc", "run", "--workers", "2"]
-    command += [
-        "--output",
-        "all",
-        "--max-restarts",
-        "2",
-        str(SCRIPT),
-        str(directory),
-        str(how),
-    ]
+def run(directory, how, kill, workers=2, restarts=2, code=0):
+    """Train; return what the launcher printed."""
+    command = [sys.executable, "-m", "tf_dgc", "run", f"--workers={workers}"]
+    command += ["--output=all", f"--max-restarts={restarts}"]
+    command += [str(SCRIPT), str(directory), str(how)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "RESTART_KILL": kill}
     finished = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=280
     )
-    assert finished.returncode == 0, finished.stdout[-3000:]
+    assert finished.returncode == code, finished.stdout[-3000:]
     return finished.stdout
 
 
-@pytest.mark.parametrize("how", [0.0, 0.9, "local"])
+@pytest.mark.parametrize("how", [0.0, 0.9, "adamw", "local"])
 def test_killed_in_mid_run(tmp_path, record, how):
     (tmp_path / "undisturbed").mkdir()
     undisturbed = run(tmp_path / "undisturbed", how, kill="0")
@@ -41,9 +35,22 @@ def test_killed_in_mid_run(tmp_path, record, how):
     assert "attempt 2 of 3: starting all 2 workers again" in killed
     # The second attempt goes on with the epoch in which the worker was killed.
     assert re.findall(r"\[0\] epoch (\d)", killed) == list("012234")
-    what = "local steps, within a round" if how == "local" else f"sparsity {how:g}"
+    what = NAMES.get(how) or f"sparsity {how:g}"
     rows = [(0, "started again, resumed at epoch 3 of 5", None, None)]
     record(f"worker 1 killed in epoch 3 of 5, {what}", rows)
     digests = [set(re.findall(r"digest (\w+)", o)) for o in (undisturbed, killed)]
     assert len(digests[0]) == 1
     assert digests[0] == digests[1]
+
+
+def test_fewer_go_on_with_what_an_adam_kept(tmp_path, record):
+    """All three are killed; two go on, with what was not sent and the moments."""
+    killed = run(tmp_path, "adamw", "all", workers=3, restarts=0, code=137)
+    assert "digest" not in killed
+    fewer = run(tmp_path, "adamw", "0")
+    again = re.findall(r"\[0\] epoch (\d)", killed + fewer)
+    assert again == list("012234")
+    rows = [(0, "two workers went on at epoch 3 of 5", None, None)]
+    record("three workers killed in epoch 3 of 5, AdamW", rows)
+    assert len(re.findall(r"digest \w+", fewer)) == 2
+    assert len(set(re.findall(r"digest (\w+)", fewer))) == 1
