@@ -200,6 +200,7 @@ RUNS = {
     ),
     "dgc for steps": Run(tf_dgc.dgc_for_steps, "corrected whole", "mxint8"),
     "dgc 99.9 %": Run(_dgc(0.999), "corrected whole"),
+    "dgc 99.9 % constant": Run(_constant(0.999), "corrected whole"),
     "dgc 99.9 % uncorrected": Run(_dgc(0.999, adam_correction=False)),
     **_methods(),
     "1-bit adam": Run(_one_bit(_in_first(5)), "1-bit adam whole"),
