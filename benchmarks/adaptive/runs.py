@@ -16,6 +16,8 @@ Which stands for what:
   ratio stays below 5; `1-bit adam short` is dense in a hundredth, to be compared at
   equal bytes; `1-bit adam growing intervals` in those of 0/1 Adam, without the local
   steps that `0/1 adam` takes.
+- `dense lamb` is Keras's, to be compared with 1-bit LAMB: another rule, and better or
+  worse than AdamW's by itself.
 """
 
 from typing import NamedTuple
@@ -160,6 +162,12 @@ def _settings(inner):
     return {**rule.get_config(), "learning_rate": rule._learning_rate}
 
 
+def _lamb(inner, _):
+    settings = _settings(inner)
+    del settings["amsgrad"]
+    return keras.optimizers.Lamb(**settings)
+
+
 def _methods():
     """Return runs of methods with the correction and without."""
     return {
@@ -184,6 +192,7 @@ RUNS = {
     "dense": Run(_dense),
     "dense rate warm-up": Run(_warmed(_dense), "dense rate warm-up"),
     "dense without momentum": Run(_without_momentum),
+    "dense lamb": Run(_lamb),
     # A dense step of DGC would be stock AdamW's.
     "corrected whole": Run(_by("bfloat16", error_feedback=True), "corrected whole"),
     "dgc 99 %": Run(_dgc(0.99), "corrected whole"),
@@ -219,6 +228,12 @@ RUNS = {
     "1-bit lamb": Run(_one_bit(_in_first(5), kind=FrozenLamb), "1-bit lamb whole"),
     "1-bit lamb whole": Run(
         _one_bit(_in_first(5), True, FrozenLamb), "1-bit lamb whole"
+    ),
+    "1-bit lamb short": Run(
+        _one_bit(_in_first(100), kind=FrozenLamb), "1-bit lamb short whole"
+    ),
+    "1-bit lamb short whole": Run(
+        _one_bit(_in_first(100), True, FrozenLamb), "1-bit lamb short whole"
     ),
     "local adam 99 %": Run(_local(_top_k(0.99)), "local adam whole"),
     "local adam 99.9 %": Run(_local(_top_k(0.999)), "local adam whole"),
