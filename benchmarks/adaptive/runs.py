@@ -8,6 +8,7 @@ Which stands for what:
   total ratio is above 25. It stands for that, and for 1 bit.
 - `dgc 99.9 %` sends less than a 300th after the warm-up, exempt tensors apart, and so
   does `dgc 99.6 % mxfp4 constant`, from the first step on; `dgc 99.5 % mxfp4` a 297th.
+- `dgc 99.9 % constant` is `DGCOptimizer` as it is, without a schedule of sparsity.
 - `dense rate warm-up` and `dgc 89 % mxfp4 rate warm-up` begin with a twentieth of the
   steps in which the learning rate rises, and are to be compared with each other: else
   dense training, which begins at the full rate, may only lack that.
@@ -109,7 +110,7 @@ def _top_k(sparsity):
     return lambda steps: tf_dgc.compressors.TopK(schedule(sparsity, steps))
 
 
-def _one_bit(dense_steps, whole=False, kind=onebit.FrozenAdam):
+def _one_bit(dense_steps, whole, kind):
     def make(inner, steps):
         dense = dense_steps(steps)
         rule = kind(dense, **_settings(inner))
@@ -184,6 +185,22 @@ def _in_first(share):
     return lambda steps: onebit.first_steps(max(1, steps // share))
 
 
+def _one_bits():
+    """Return runs of 1-bit Adam and 1-bit LAMB, each with its control."""
+    rules = (
+        ("1-bit adam", _in_first(5), onebit.FrozenAdam),
+        ("1-bit adam short", _in_first(100), onebit.FrozenAdam),
+        ("1-bit adam growing intervals", onebit.growing_intervals, onebit.FrozenAdam),
+        ("1-bit lamb", _in_first(5), FrozenLamb),
+        ("1-bit lamb short", _in_first(100), FrozenLamb),
+    )
+    return {
+        f"{name}{suffix}": Run(_one_bit(dense_steps, whole, kind), f"{name} whole")
+        for name, dense_steps, kind in rules
+        for suffix, whole in (("", False), (" whole", True))
+    }
+
+
 def _dense(inner, _):
     return inner
 
@@ -191,8 +208,8 @@ def _dense(inner, _):
 RUNS = {
     "dense": Run(_dense),
     "dense rate warm-up": Run(_warmed(_dense), "dense rate warm-up"),
-    "dense without momentum": Run(_without_momentum),
-    "dense lamb": Run(_lamb),
+    "dense without momentum": Run(_without_momentum, "dense without momentum"),
+    "dense lamb": Run(_lamb, "dense lamb"),
     # A dense step of DGC would be stock AdamW's.
     "corrected whole": Run(_by("bfloat16", error_feedback=True), "corrected whole"),
     "dgc 99 %": Run(_dgc(0.99), "corrected whole"),
@@ -212,29 +229,8 @@ RUNS = {
     "dgc 99.9 % constant": Run(_constant(0.999), "corrected whole"),
     "dgc 99.9 % uncorrected": Run(_dgc(0.999, adam_correction=False)),
     **_methods(),
-    "1-bit adam": Run(_one_bit(_in_first(5)), "1-bit adam whole"),
-    "1-bit adam whole": Run(_one_bit(_in_first(5), True), "1-bit adam whole"),
-    "1-bit adam short": Run(_one_bit(_in_first(100)), "1-bit adam short whole"),
-    "1-bit adam short whole": Run(
-        _one_bit(_in_first(100), True), "1-bit adam short whole"
-    ),
-    "1-bit adam growing intervals": Run(
-        _one_bit(onebit.growing_intervals), "1-bit adam growing intervals whole"
-    ),
-    "1-bit adam growing intervals whole": Run(
-        _one_bit(onebit.growing_intervals, True), "1-bit adam growing intervals whole"
-    ),
+    **_one_bits(),
     "0/1 adam": Run(_zero_one),
-    "1-bit lamb": Run(_one_bit(_in_first(5), kind=FrozenLamb), "1-bit lamb whole"),
-    "1-bit lamb whole": Run(
-        _one_bit(_in_first(5), True, FrozenLamb), "1-bit lamb whole"
-    ),
-    "1-bit lamb short": Run(
-        _one_bit(_in_first(100), kind=FrozenLamb), "1-bit lamb short whole"
-    ),
-    "1-bit lamb short whole": Run(
-        _one_bit(_in_first(100), True, FrozenLamb), "1-bit lamb short whole"
-    ),
     "local adam 99 %": Run(_local(_top_k(0.99)), "local adam whole"),
     "local adam 99.9 %": Run(_local(_top_k(0.999)), "local adam whole"),
     "local adam ef_sign_sgd": Run(_local("ef_sign_sgd"), "local adam whole"),

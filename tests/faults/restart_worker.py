@@ -5,8 +5,7 @@
 By DGC of a sparsity, of an `adamw` at 90 %, or by `local` steps, whose rounds do not
 end with epochs.
 
-In the first attempt the last worker kills itself in the middle, if RESTART_KILL is 1,
-and all do if it is "all".
+In the first attempt worker 1 kills itself in the middle, if RESTART_KILL is 1.
 The last line it prints has what the training ended with.
 """
 
@@ -24,8 +23,7 @@ import tf_dgc
 from tf_dgc.distribute import worker_variables
 
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
-KILL = os.environ.get("RESTART_KILL")
-KILL = KILL == "all" or (KILL == "1" and TASK["index"] == 1)
+KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"
 DIRECTORY = pathlib.Path(sys.argv[1])
 
 

@@ -99,12 +99,16 @@ def test_the_scale_moves_and_steps_are_skipped_on_all_workers(
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "inner"), [(1, ""), (2, ""), (2, "adamw")], ids=str
+    ("num_workers", "inner", "outer"),
+    [
+        (1, "dense", "sparsity 0"),
+        (2, "dense", "sparsity 0"),
+        (2, "dense adamw", "sparsity 0, adamw"),
+    ],
 )
-def test_sparsity_0_equals_the_dense_run(strategies, num_workers, inner):
-    dense = make_trainer(strategies[num_workers], f"dense {inner}".strip())
-    name = f"sparsity 0, {inner}".strip(", ")
-    wrapped = make_trainer(strategies[num_workers], name)
+def test_sparsity_0_equals_the_dense_run(strategies, num_workers, inner, outer):
+    dense = make_trainer(strategies[num_workers], inner)
+    wrapped = make_trainer(strategies[num_workers], outer)
     for gradients in overflowing_gradients(num_workers):
         dense.step(gradients)
         wrapped.step(gradients)
