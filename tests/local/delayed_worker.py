@@ -3,7 +3,8 @@
     python delayed_worker.py DIRECTORY MODE
 
 Writes its findings to DIRECTORY/RANK.json. The last worker is late: by MODE "late" it
-sleeps, by "hangs" for longer than it is waited for, and by "fails" it raises.
+stays away until the first one has gone on without it for as long as it may, by "hangs"
+for longer than it is waited for, and by "fails" it raises.
 """
 
 import pathlib
@@ -17,24 +18,41 @@ from on_worker import own
 
 import tf_dgc
 
-PERIOD, LATE = 3, 2.0
+PERIOD = 3
 X, Y = on_worker.data(144)
 
 
 class Late(keras.callbacks.Callback):
-    """Lets the last worker be late in its second round; records when batches end."""
+    """Lets the last worker be late in its second round; records when batches end.
 
-    def __init__(self, mode):
+    All times are of the one clock that the processes of a machine have in common.
+    """
+
+    def __init__(self, mode, gone_on):
         super().__init__()
-        self.mode, self.ended, self.started = mode, [], []
+        self.mode, self.gone_on = mode, gone_on
+        self.ended, self.started, self.back = [], [], None
 
     def on_train_batch_end(self, batch, logs=None):
         self.ended.append(time.monotonic())
         self.started.append(sum(on_worker.started().values()))
+        if on_worker.RANK == 0 and batch == 2 * PERIOD + 1:
+            self.gone_on.touch()
         if on_worker.RANK == 1 and batch == PERIOD + 1:
-            if self.mode == "fails":
-                raise ValueError("it broke")
-            time.sleep(12.0 if self.mode == "hangs" else LATE)
+            self.be_late()
+
+    def be_late(self):
+        if self.mode == "fails":
+            raise ValueError("it broke")
+        if self.mode == "hangs":
+            time.sleep(12.0)
+            return
+        until = time.monotonic() + 60
+        while not self.gone_on.exists():
+            assert time.monotonic() < until, "the other one did not go on"
+            time.sleep(0.01)
+        time.sleep(0.5)  # long enough for a step that does not wait
+        self.back = time.monotonic()
 
 
 def make_model():
@@ -51,7 +69,7 @@ def state(model):
 
 
 def main(directory, mode):
-    model, late = make_model(), Late(mode)
+    model, late = make_model(), Late(mode, directory / "gone_on")
     settings = {"batch_size": 12, "shuffle": False, "verbose": 0}
     model.fit(X, Y, callbacks=[late], **settings)
     path = directory / "model.weights.h5"
@@ -65,7 +83,8 @@ def main(directory, mode):
     anchor = [a.numpy().tolist() for a in model.optimizer.anchor]
     model.optimizer.consensus()
     findings = {
-        "ended": np.diff(late.ended).tolist(),
+        "ended": late.ended,
+        "back": late.back,
         "started": np.diff(late.started).tolist(),
         "rounds": model.optimizer.stats.steps,
         "restored": restored,
