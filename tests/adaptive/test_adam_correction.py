@@ -118,7 +118,6 @@ def assert_near(mine, reference):
             ("momentum schedule", 3),
             ("amsgrad schedule", 2),
             ("nadam schedule", 2),
-            ("nadam without momentum", 2),
         ],
     ),
 )

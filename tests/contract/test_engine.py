@@ -170,7 +170,7 @@ CASES = {
     "chunked_top_k, many": Case(lambda: compressors.ChunkedTopK(50, 49, 0.95), 2),
     "all compressed": Case(compressors.EFSignSGD, 2, settings={"min_compress_size": 0}),
 }
-# Every part of the engine at least once; the rest is `slow`.
+# Every part of the engine at least once, always.
 ALWAYS = [
     "ef_sign_sgd, momentum",
     "ef_sign_sgd, adam",

@@ -105,8 +105,12 @@ def test_predicts_what_is_simulated(number, links):
         assert ours == pytest.approx(theirs, rel=0.05), exchange
 
 
-@pytest.mark.parametrize("number", [2, 5, 8])
-@pytest.mark.parametrize("payload", [840, 84_000, 8_400_000])
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("number", [2, 5, slow(8)])
+@pytest.mark.parametrize("payload", [840, 84_000, slow(8_400_000)])
 def test_the_choice_is_the_fastest(number, payload):
     for name, links in LINKS.items():
         for kind in ("sum", "gather"):

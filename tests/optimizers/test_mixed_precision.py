@@ -175,7 +175,7 @@ def dgc(inner="sgd"):
     ("bad", "steps_per_execution", "inner"),
     rows(
         [(3, 1, "sgd"), (7, 1, "sgd"), *((7, 3, inner) for inner in MODELS)],
-        [(7, 3, "sgd"), (7, 3, "adamw")],
+        [(7, 3, "adamw")],
     ),
 )
 def test_fit_wraps_by_itself(strategies, policy, bad, steps_per_execution, inner):
@@ -201,7 +201,7 @@ def test_a_custom_loop_of_eager_steps(strategies):
     assert trainer.optimizer.dynamic_scale.numpy() == 4
 
 
-@pytest.mark.parametrize("inner", rows([*MODELS], ["sgd", "adamw"]))
+@pytest.mark.parametrize("inner", rows([*MODELS], ["sgd"]))
 def test_save_and_load(strategies, policy, tmp_path, inner):
     policy("mixed_float16")
     model = make_model(strategies[2], functools.partial(dgc, inner))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from adaptive import runs
 from harness import Trainer, initial_weights, make_gradients
+from selection import rows
 
 RATE, DECAY = 0.01, 0.004
 SHAPES = [(40, 30), (5,)]
@@ -43,8 +44,7 @@ def test_a_warm_up_of_the_rate(name):
     assert inner.beta_2 == 0.98
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", runs.RUNS)
+@pytest.mark.parametrize("name", rows(runs.RUNS, ["dgc for steps"]))
 def test_every_run_takes_steps(strategies, name):
     start = initial_weights("float32", SHAPES)
     decay = keras.optimizers.schedules.CosineDecay(RATE, 50)

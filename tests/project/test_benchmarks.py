@@ -45,12 +45,13 @@ def command(*flags):
     return [sys.executable, str(STEP), "--model=tiny", *flags]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.workers
 @pytest.mark.parametrize(
     ("loop", "modes"),
     [
-        pytest.param("custom", "none,dense,dgc", marks=pytest.mark.exhaustive),
-        pytest.param("fit", "none,dense", marks=pytest.mark.slow),
+        ("custom", "none,dense,dgc"),
+        ("fit", "none,dense"),
     ],
 )
 def test_step(tmp_path, loop, modes):

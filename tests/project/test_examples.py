@@ -127,7 +127,7 @@ def test_server(tmp_path):
     assert min(float(right) for *_, right in found) > 70
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_server_embedding():
     command = [sys.executable, "-m", "tf_dgc", "run", "--servers", "2", "--workers"]
@@ -146,7 +146,7 @@ def test_server_embedding():
         assert 0 < pull < whole / 10
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 @pytest.mark.skipif(not SHARED.exists(), reason=f"MNIST is not in {SHARED}")
 def test_mnist(tmp_path):
@@ -157,7 +157,7 @@ def test_mnist(tmp_path):
     assert min(row["val_accuracy"] for row in rows) > 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_mnist_says_how_to_get_the_data(tmp_path):
     code, _, output = launch(tmp_path, "mnist.py", f"--data_dir={tmp_path}", workers=1)
@@ -165,7 +165,7 @@ def test_mnist_says_how_to_get_the_data(tmp_path):
     assert "examples/mnist.py --download" in output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_two_sites(tmp_path):
     flags = "--period=10", "--batch_size=16", f"--directory={tmp_path / 'backups'}"
@@ -195,7 +195,7 @@ def found(pattern, text):
     return [float(number.replace(",", "")) for number in numbers]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_image_classification(tmp_path):
     flags = ["--steps=40", "--epochs=2", f"--record={tmp_path / 'run.json'}"]
@@ -207,7 +207,7 @@ def test_image_classification(tmp_path):
     assert last < first - 0.05  # its moving averages take longer than so few steps
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_text_classification():
     said = short("text_classification.py")
@@ -215,7 +215,7 @@ def test_text_classification():
     assert found(r"bytes per step, 1/(\d+)", said)[0] > 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_gan():
     said = short("gan.py")
@@ -224,7 +224,7 @@ def test_gan():
         assert found(rf"{name}: (\S+) bytes per step", said)[0] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_custom_train_step():
     first, last, ratio = found(
@@ -234,7 +234,7 @@ def test_custom_train_step():
     assert ratio > 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_transfer_learning():
     said = short("transfer_learning.py")
@@ -246,7 +246,7 @@ def test_transfer_learning():
     assert frozen[1] < 0.3 * whole[1]  # what is frozen is not sent
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 @pytest.mark.parametrize(
     ("policy", "optimizer"),

@@ -92,6 +92,7 @@ def test_methods(method, reference):
 SHAPES = [(60, 50), (50,), (50, 30)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [{}, short.NARROW])
 def test_a_budget_is_what_an_optimizer_counts(strategies, types):
     steps = 100

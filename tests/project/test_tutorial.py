@@ -25,7 +25,7 @@ def test_blocks_name_their_files():
     assert "tf_dgc" not in files()["serve.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.workers
 def test_the_tutorial(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

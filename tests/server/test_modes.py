@@ -41,9 +41,9 @@ def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
 @pytest.mark.parametrize(
     "mode, staleness, servers",
     [
-        ("sync", None, 1),
+        pytest.param("sync", None, 1, marks=pytest.mark.exhaustive),
         ("sync", None, 2),
-        pytest.param("ssp", 0, 1, marks=pytest.mark.slow),
+        pytest.param("ssp", 0, 1, marks=pytest.mark.exhaustive),
         pytest.param("ssp", 0, 3, marks=pytest.mark.slow),
     ],
 )

@@ -11,13 +11,13 @@ import itertools
 import pytest
 from harness import Trainer
 
-ONE_IN = 3  # rows that do not run always and are `slow`, not `exhaustive`
+ONE_IN = 10  # rows that do not run always and are `slow`, not `exhaustive`
 
 
 def rows(every, always):
     """Return parameters for all rows.
 
-    Of those that are not in `always`, one in three is `slow`, beginning with the first,
+    Of those that are not in `always`, one in ten is `slow`, beginning with the first,
     and the others are `exhaustive`.
     """
     every, always = list(every), list(always)
@@ -28,7 +28,7 @@ def in_turn(first, second, always=None):
     """Return the product of two columns.
 
     Every value of `first`, or of `always` if given, runs always with one of `second`,
-    in turn. Of all values of `first` with the next one, one in three is `slow`, and the
+    in turn. Of all values of `first` with the next one, one in ten is `slow`, and the
     other rows are `exhaustive`.
     """
     first, second = list(first), list(second)

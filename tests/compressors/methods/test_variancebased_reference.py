@@ -104,7 +104,7 @@ def test_squares_neither_vanish_nor_overflow(scale):
     np.testing.assert_array_equal(total != 0, [True, False, True])
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_spike_wears_off(native, monkeypatch):
     """Its square root of a sum of squares is beyond the largest float32."""
     if not native:
