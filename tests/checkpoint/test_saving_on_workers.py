@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.workers, pytest.mark.slow]
+pytestmark = [pytest.mark.workers, pytest.mark.exhaustive]
 SCRIPT = pathlib.Path(__file__).with_name("saving_scenarios.py")
 
 

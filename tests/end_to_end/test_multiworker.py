@@ -101,7 +101,7 @@ def test_all_choose_the_same_exchange(run, tmp_path):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("methods", ["dgc", slow("float16,power_sgd,qsgd,none")])
+@pytest.mark.parametrize("methods", ["dgc", exhaustive("float16,power_sgd,qsgd,none")])
 def test_steps_that_overlap_have_the_same_bits(run, tmp_path, methods):
     finished = run("overlap", 2, tmp_path, METHODS=methods)
     assert finished.codes == [0, 0]
