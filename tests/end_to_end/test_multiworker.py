@@ -9,19 +9,11 @@ import sys
 import numpy as np
 import programs
 import pytest
-from selection import rows
+from selection import exhaustive, rows, slow
 
 pytestmark = pytest.mark.workers
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 SCRIPT = SUPPORT / "worker_scenarios.py"
-
-
-def exhaustive(value):
-    return pytest.param(value, marks=pytest.mark.exhaustive)
-
-
-def slow(value, id=None):
-    return pytest.param(value, id=id, marks=pytest.mark.slow)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import slow
 
 from tf_dgc.collectives.groups import members_of
 from tf_dgc.collectives.lockstep import run_together
@@ -103,10 +104,6 @@ def test_predicts_what_is_simulated(number, links):
         theirs = simulate(exchange, asked, number, LINKS[links])
         # Of trees whose parts are of different sizes it is nearly that.
         assert ours == pytest.approx(theirs, rel=0.05), exchange
-
-
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("number", [2, 5, slow(8)])

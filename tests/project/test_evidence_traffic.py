@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from evidence_rows import row
+from selection import exhaustive
 from study import comparison, plan, registry, traffic
 from study.specs import Spec
 
@@ -25,6 +26,7 @@ def built(spec):
 @pytest.mark.parametrize(
     ("task", "method", "workers"),
     [
+        exhaustive("ptb", "dgc", 4),
         ("ptb", "dgc", 8),
         *(("cifar10", method, 4) for method in ("dgc", "qsgd", "power_sgd", "float16")),
         *(("mnist", "dgc", n) for n in (4, 8)),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from selection import slow
 from serving import Served
 
 import tf_dgc
@@ -15,9 +16,7 @@ def mixed_precision():
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize(
-    "pull", [pytest.param("whole", marks=pytest.mark.slow), "sparse"]
-)
+@pytest.mark.parametrize("pull", [slow("whole"), "sparse"])
 def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision, pull):
     """A gradient that overflows is no step of the model; what is saved is the model."""
     rng = np.random.default_rng(0)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from harness import Trainer, initial_weights, make_gradients
+from selection import exhaustive, slow
 from serving import Served, Trained, leaving, run_together
 
 import tf_dgc
@@ -41,10 +42,10 @@ def train(monkeypatch, mode, inner, gradients, weights, servers=1, **settings):
 @pytest.mark.parametrize(
     "mode, staleness, servers",
     [
-        pytest.param("sync", None, 1, marks=pytest.mark.exhaustive),
+        exhaustive("sync", None, 1),
         ("sync", None, 2),
-        pytest.param("ssp", 0, 1, marks=pytest.mark.exhaustive),
-        pytest.param("ssp", 0, 3, marks=pytest.mark.slow),
+        exhaustive("ssp", 0, 1),
+        slow("ssp", 0, 3),
     ],
 )
 def test_sync_equals_mirrored_workers(

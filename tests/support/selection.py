@@ -38,6 +38,16 @@ def in_turn(first, second, always=None):
     return _marked(list(itertools.product(first, second)), pairs, more)
 
 
+def slow(*values, id=None):
+    """Return a row that is `slow`."""
+    return pytest.param(*values, id=id, marks=pytest.mark.slow)
+
+
+def exhaustive(*values, id=None):
+    """Return a row that is `exhaustive`."""
+    return pytest.param(*values, id=id, marks=pytest.mark.exhaustive)
+
+
 def _marked(every, always, more):
     slow = [row for row in more if row not in always][::ONE_IN]
 

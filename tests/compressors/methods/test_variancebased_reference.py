@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from selection import slow
 
 import tf_dgc
 from tf_dgc.compressors import VarianceBased
@@ -104,7 +105,7 @@ def test_squares_neither_vanish_nor_overflow(scale):
     np.testing.assert_array_equal(total != 0, [True, False, True])
 
 
-@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("native", [True, slow(False)])
 def test_a_spike_wears_off(native, monkeypatch):
     """Its square root of a sum of squares is beyond the largest float32."""
     if not native:
