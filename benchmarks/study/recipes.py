@@ -34,14 +34,17 @@ class Recipe:
         import keras
 
         return keras.optimizers.SGD(
-            self._schedule(keras.optimizers.schedules, steps),
+            self.schedule(steps),
             self.momentum,
             self.nesterov,
             global_clipnorm=self.clipnorm,
             weight_decay=self.weight_decay,
         )
 
-    def _schedule(self, schedules, steps):
+    def schedule(self, steps):
+        """Return the schedule of the learning rate."""
+        from keras.optimizers import schedules
+
         if not self.stages:
             return schedules.CosineDecay(self.rate, steps)
         boundaries = [round(share * steps) for share, _ in self.stages]

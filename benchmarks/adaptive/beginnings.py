@@ -1,0 +1,144 @@
+"""How `beginnings.py` begins runs of few steps, and what its rows say."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from study import intervals
+
+import tf_dgc
+from tf_dgc.schedules import PiecewiseConstantSparsity
+
+EARLY = 0.05
+"""Share of the steps in which more is sent."""
+RISING = 0.1
+"""Share of the steps in which the learning rate rises."""
+DENSE, DENSE_RISING = "dense", "dense rising"
+COLUMNS = [
+    ("method", "method", ""),
+    ("seeds", "seeds", "d"),
+    ("value", "reached", ".4f"),
+    ("spread", "+-", ".4f"),
+    ("loss", "loss", ".4f"),
+    ("difference", "to dense", "+.4f"),
+    ("half_width", "95 %", ".4f"),
+    ("to_rising", "to rising", "+.4f"),
+    ("rising_half_width", "95 %", ".4f"),
+    ("bytes_per_step", "bytes/step", ",.0f"),
+]
+
+
+class Beginning(NamedTuple):
+    """How a run begins.
+
+    Attributes:
+        rising: whether the learning rate rises.
+        early: sparsity of the first steps; None for that of all others.
+        dense: whether everything is sent, by Keras's own optimizer.
+    """
+
+    rising: bool = False
+    early: float | None = None
+    dense: bool = False
+
+    def make(self, recipe, steps):
+        """Return the optimizer of a run of so many steps.
+
+        Args:
+            recipe: a `recipes.Recipe`.
+            steps: number of steps.
+        """
+        sgd = recipe.sgd(steps)
+        if self.rising:
+            sgd.learning_rate = Rising(recipe.schedule(steps), round(RISING * steps))
+        if self.dense:
+            return sgd
+        return tf_dgc.dgc_for_steps(sgd, steps, sparsity=self._sparsity(steps))
+
+    def _sparsity(self, steps):
+        last = 1 - min(0.25, 15 / steps)
+        if self.early is None:
+            return last
+        return PiecewiseConstantSparsity([round(EARLY * steps)], [self.early, last])
+
+
+class Rising(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that is come to by even steps, from its first value's share.
+
+    Args:
+        schedule: a learning-rate schedule.
+        steps: number of steps after which it is that schedule.
+    """
+
+    def __init__(self, schedule, steps):
+        self.schedule, self.steps = schedule, steps
+
+    def __call__(self, step):
+        """Return the learning rate of a step."""
+        share = (tf.cast(step, tf.float32) + 1) / self.steps
+        return self.schedule(step) * tf.minimum(1.0, share)
+
+    def get_config(self):
+        """Return the constructor's arguments."""
+        return {"schedule": self.schedule, "steps": self.steps}
+
+
+_EARLY = {"": None, " 75 % early": 0.75, " 50 % early": 0.5, " all early": 0.0}
+RUNS = {
+    DENSE: Beginning(dense=True),
+    DENSE_RISING: Beginning(dense=True, rising=True),
+    **{
+        f"dgc{name}{rate}": Beginning(rising=bool(rate), early=early)
+        for name, early in _EARLY.items()
+        for rate in ("", " rising")
+    },
+}
+
+
+def tables(rows):
+    """Return a title and lines for each setting.
+
+    Args:
+        rows: of `beginnings.py`.
+    """
+    groups = {}
+    for row in rows:
+        of = row["task"], row["steps"], row["workers"], row["tuning"]
+        groups.setdefault(of, []).append(row)
+    return [(_title(*of, group[0]), _lines(group)) for of, group in groups.items()]
+
+
+def _title(task, steps, workers, tuning, row):
+    where = ", data held back" if tuning else ""
+    return f"{task}: {row['metric']} after {steps} steps, {workers} workers{where}"
+
+
+def _lines(rows):
+    names = [name for name in RUNS if any(row["method"] == name for row in rows)]
+    return [_line(name, rows) for name in names]
+
+
+def _line(name, rows):
+    own = [row for row in rows if row["method"] == name]
+    values = [row["value"] for row in own]
+    to_dense, to_rising = (_difference(rows, name, d) for d in (DENSE, DENSE_RISING))
+    return {
+        **own[0],
+        "seeds": len(own),
+        "value": np.mean(values),
+        "spread": np.std(values, ddof=1) if len(values) > 1 else None,
+        "loss": np.mean([row["loss"] for row in own]),
+        "bytes_per_step": np.mean([row["bytes_per_step"] for row in own]),
+        "difference": to_dense[0],
+        "half_width": to_dense[1],
+        "to_rising": to_rising[0],
+        "rising_half_width": to_rising[1],
+    }
+
+
+def _difference(rows, name, other):
+    found = intervals.paired(rows, name, other)
+    if name == other or not found.seeds:
+        return None, None
+    return found.mean, found.half_width if len(found.seeds) > 1 else None
