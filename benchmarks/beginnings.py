@@ -86,14 +86,8 @@ def main(_):
     if unknown := sorted(set(_RUNS.value) - set(beginnings.RUNS)):
         raise app.UsageError(f"--runs has names that --list shows. Received: {unknown}")
     paths = _FROM_JSON.value
-    text = []
-    for title, lines in beginnings.tables(pieces.read(paths) if paths else train()):
-        reporting.report(lines, beginnings.COLUMNS, title, origin={})
-        text += [f"### {title}", reporting.markdown(lines, beginnings.COLUMNS)]
-        text += [reporting.setting(lines, {})]
-    if _MARKDOWN.value:
-        with open(_MARKDOWN.value, "w", encoding="utf-8") as file:
-            file.write("\n\n".join(text) + "\n")
+    tables = beginnings.tables(pieces.read(paths) if paths else train())
+    reporting.report_all(tables, _MARKDOWN.value)
 
 
 if __name__ == "__main__":

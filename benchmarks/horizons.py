@@ -118,16 +118,8 @@ def main(_):
     if unknown:
         raise app.UsageError(f"--runs has names that --list does not show: {unknown}")
     paths = _FROM_JSON.value
-    tables = []
-    for title, lines, columns in short_results.tables(
-        pieces.read(paths) if paths else train()
-    ):
-        reporting.report(lines, columns, title, origin={})
-        tables += [f"### {title}", reporting.markdown(lines, columns)]
-        tables += [reporting.setting(lines, {})]
-    if _MARKDOWN.value:
-        with open(_MARKDOWN.value, "w", encoding="utf-8") as file:
-            file.write("\n\n".join(tables) + "\n")
+    tables = short_results.tables(pieces.read(paths) if paths else train())
+    reporting.report_all(tables, _MARKDOWN.value)
 
 
 if __name__ == "__main__":

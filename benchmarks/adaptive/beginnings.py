@@ -8,7 +8,7 @@ import tensorflow as tf
 from study import intervals
 
 import tf_dgc
-from tf_dgc.schedules import PiecewiseConstantSparsity
+from tf_dgc.schedules import PiecewiseConstantSparsity, for_steps
 
 EARLY = 0.05
 """Share of the steps in which more is sent."""
@@ -57,7 +57,7 @@ class Beginning(NamedTuple):
         return tf_dgc.dgc_for_steps(sgd, steps, sparsity=self._sparsity(steps))
 
     def _sparsity(self, steps):
-        last = 1 - min(0.25, 15 / steps)
+        last = for_steps(steps)
         if self.early is None:
             return last
         return PiecewiseConstantSparsity([round(EARLY * steps)], [self.early, last])
@@ -97,7 +97,7 @@ RUNS = {
 
 
 def tables(rows):
-    """Return a title and lines for each setting.
+    """Return a title, lines and columns for each setting.
 
     Args:
         rows: of `beginnings.py`.
@@ -106,7 +106,9 @@ def tables(rows):
     for row in rows:
         of = row["task"], row["steps"], row["workers"], row["tuning"]
         groups.setdefault(of, []).append(row)
-    return [(_title(*of, group[0]), _lines(group)) for of, group in groups.items()]
+    return [
+        (_title(*of, group[0]), _lines(group), COLUMNS) for of, group in groups.items()
+    ]
 
 
 def _title(task, steps, workers, tuning, row):

@@ -41,6 +41,21 @@ def report(rows, columns, title, json_path=None, origin=None):
         write(rows, json_path, origin)
 
 
+def report_all(tables, path=None):
+    """Print several tables of rows that say their own setting, as `report` does.
+
+    Args:
+        tables: (title, rows, columns) of each.
+        path: a file for all of them as Markdown; None for none.
+    """
+    text = []
+    for title, rows, columns in tables:
+        report(rows, columns, title, origin={})
+        text += [f"### {title}", markdown(rows, columns), setting(rows, {})]
+    if path:
+        pathlib.Path(path).write_text("\n\n".join(text) + "\n", encoding="utf-8")
+
+
 def setting(rows, origin):
     """Return the processor, and whether TensorFlow used oneDNN, of all rows.
 

@@ -57,7 +57,7 @@ def test_distances_are_of_pairs():
         for method, by_seed in values.items()
         for seed, value in enumerate(by_seed)
     ]
-    ((title, (dense, rising, dgc)),) = beginnings.tables(made)
+    ((title, (dense, rising, dgc), _),) = beginnings.tables(made)
     assert title == "mnist: accuracy after 300 steps, 4 workers, data held back"
     assert (dense["seeds"], rising["seeds"], dgc["seeds"]) == (3, 2, 3)
     assert dense["difference"] is dense["half_width"] is rising["to_rising"] is None
