@@ -71,6 +71,23 @@ def test_a_thread_ends_with_what_it_is_for(strategies):
     assert not thread.is_alive()
 
 
+def test_it_may_be_counted_while_it_is_made(lane, strategies, monkeypatch):
+    """By the watch's threads, which that would end."""
+    variable, counted = background.launching.local_variable, []
+
+    def asked_meanwhile(*args):
+        counted.append(background.count(strategies[2]))
+        return variable(*args)
+
+    monkeypatch.setattr(background.launching, "local_variable", asked_meanwhile)
+    monkeypatch.setattr(background.workers, "everyone", lambda _: ["a", "b"])
+    another = Background(strategies[2])
+    assert counted
+    assert all((-lane.number, 0, 1) in found for found in counted)
+    assert not any((-another.number, 0, 1) in found for found in counted)
+    assert (-another.number, 0, 1) in background.count(strategies[2])
+
+
 def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
     monkeypatch.setattr(background.workers, "everyone", lambda _: ["a", "b"])
     counts = {None: [3, 2], (0, 1): [5, 5]}

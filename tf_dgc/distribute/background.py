@@ -47,8 +47,6 @@ class Background:
         if strategy.num_replicas_in_sync > 1:
             base = cross_device.cross_device_ops(strategy)
             self.hook = _in_lane(base, self.number)
-        lanes = vars(strategy).setdefault("_tf_dgc_lanes", weakref.WeakSet())
-        lanes.add(self)
         self._waits = Counters()  # of steps, for this
         self._met = False  # whether something else waits for this
         self._error = launching.local_variable("", tf.string)
@@ -59,6 +57,9 @@ class Background:
         self._changed = threading.Condition()
         self._left = 0  # tasks that have not ended
         self._thread: threading.Thread | None = None
+        # At the end: the watch's threads may ask what is known here in any moment.
+        lanes = weakref.WeakValueDictionary({self.number: self})
+        vars(strategy).setdefault("_tf_dgc_lanes", lanes)[self.number] = self
 
     # --- within a step --------------------------------------------------------------
 
@@ -264,6 +265,10 @@ def count(strategy: tf.distribute.Strategy) -> dict[Group, list[int]]:
         strategy: strategy of several workers, prepared.
     """
     found = dict(cross_device.cross_device_ops(strategy).count())
-    for lane in list(getattr(strategy, "_tf_dgc_lanes", ())):
-        found.update(lane.count())
+    lanes = getattr(strategy, "_tf_dgc_lanes", None)
+    # One list at once: others may come while they are counted.
+    for known in () if lanes is None else lanes.valuerefs():
+        lane = known()
+        if lane is not None:
+            found.update(lane.count())
     return found
