@@ -5,7 +5,8 @@
 
 Trains tasks of the study (`docs/evidence/plan.md`) by their recipes: densely, and by
 `tf_dgc.dgc_for_steps`, `dgc`, with one sparsity from the first step to the last, or
-with less in the first twentieth (`early`); each with the learning rate of the recipe,
+with less in the first twentieth (`early`; with 75 %, and up to 2,000 steps, that is
+what it does if nothing is said); each with the learning rate of the recipe,
 or with one that rises evenly to it over the first tenth (`rising`). `--list` shows
 the names, for `--runs`.
 

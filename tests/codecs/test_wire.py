@@ -496,3 +496,23 @@ def test_plan_goes_dense_where_gathering_costs_more():
         scheduled = plan(tensors, sparsity, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries
+
+
+@pytest.mark.parametrize(
+    ("least", "num_workers", "never"),
+    [(0.75, 2, True), (0.75, 8, False), (0.0, 2, False), (0.99, 8, True)],
+)
+def test_plan_never_goes_dense_by_the_least_sparsity(least, num_workers, never):
+    layout = [Tensor("", (1_000_000,), tf.float32, False, "float32")]
+    for sparsity in (least, 0.999):
+        static = plan(layout, sparsity, num_workers)
+        given = tf.constant(sparsity, tf.float64)
+        scheduled = plan(layout, given, num_workers, least=least)
+        assert (scheduled.dense is False) == never
+        assert bool(scheduled.dense) == static.dense
+        assert int(scheduled.entries) == static.entries
+        if never:
+            assert static.num_bytes <= scheduled.most_bytes
+            assert scheduled.most_bytes == plan(layout, least, num_workers).num_bytes
+        else:
+            assert scheduled.most_bytes is None

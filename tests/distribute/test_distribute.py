@@ -27,13 +27,15 @@ def collectives(graph):
     [
         (0.999, ["CollectiveGatherV2"]),
         (0.0, ["CollectiveReduceV2"]),
+        # By 75 %, the least, no step goes dense.
+        (tf_dgc.schedules.WarmupSparsity(4), ["CollectiveGatherV2"]),
         # One of the two runs in each step.
         (
-            tf_dgc.schedules.WarmupSparsity(4),
+            tf_dgc.schedules.WarmupSparsity(4, stages=[0.0]),
             ["CollectiveGatherV2", "CollectiveReduceV2"],
         ),
     ],
-    ids=["sparse", "dense", "schedule"],
+    ids=["sparse", "dense", "schedule", "dense first"],
 )
 def test_many_variables_cost_one_collective_per_step(strategies, sparsity, expected):
     shapes = [(40, 40), (40,)] * 6

@@ -3,13 +3,15 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from contract import round_trip
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
+from tf_dgc.schedules import PiecewiseConstantSparsity, for_steps
 
 SHAPES = [(60, 50), (50,)]
-STEPS = 8
+STEPS = 12  # 10 of 200 are early
 
 
 def train(strategy, make):
@@ -25,12 +27,14 @@ def test_it_is_dgc_with_these_settings(strategies):
         "value_dtype": "mxfp4",
         "exempt_dtype": "mxint8",
     }
-    steps = 200
+    steps, early = 200, 10
+    assert early < STEPS
+    sparsity = PiecewiseConstantSparsity([early], [0.75, 0.925])
     mine, expected = (
         train(strategies[2], lambda make=make: make(keras.optimizers.SGD(0.1, 0.9)))
         for make in (
             lambda sgd: tf_dgc.dgc_for_steps(sgd, steps),
-            lambda sgd: tf_dgc.DGCOptimizer(sgd, 0.925, **settings),
+            lambda sgd: tf_dgc.DGCOptimizer(sgd, sparsity, **settings),
         )
     )
     assert mine.optimizer.stats == expected.optimizer.stats
@@ -56,10 +60,48 @@ def test_bad_steps(steps):
         tf_dgc.dgc_for_steps("sgd", steps)
 
 
+def sparsities(optimizer, steps):
+    schedule = optimizer.sparsity
+    return [float(schedule(tf.constant(step, tf.int64))) for step in steps]
+
+
 @pytest.mark.parametrize(
-    ("calls", "sparsity"), [(None, 1 - 15 / 1600), (8, 1 - 15 / 200), (4000, 0.75)]
+    ("steps", "early"), [(61, 3), (300, 15), (2000, 100), (15_000, 100)]
 )
-def test_calls_that_make_no_step_do_not_count(calls, sparsity):
+def test_more_is_sent_in_the_first_steps_of_an_sgd(steps, early):
+    made = tf_dgc.dgc_for_steps(keras.optimizers.SGD(0.1), steps)
+    last = for_steps(steps)
+    found = sparsities(made, [0, early - 1, early, steps])
+    assert found == pytest.approx([0.75, 0.75, last, last])
+    assert made.sparsity.final == last
+
+
+def test_other_optimizers_and_few_steps_have_one_sparsity():
+    adam = tf_dgc.dgc_for_steps(keras.optimizers.AdamW(0.001), 300)
+    few = tf_dgc.dgc_for_steps(keras.optimizers.SGD(0.1), 60)
+    assert adam.sparsity == for_steps(300)
+    assert few.sparsity == 0.75
+
+
+@pytest.mark.parametrize("calls", [None, 8, 4000])
+def test_calls_that_make_no_step_do_not_count(calls):
     """As many calls make a step, an entry is sent 15 times all the same."""
-    sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=calls)
-    assert tf_dgc.dgc_for_steps(sgd, 1600).sparsity == pytest.approx(sparsity)
+    adam = keras.optimizers.Adam(0.1, gradient_accumulation_steps=calls)
+    steps = max(1, 1600 // (calls or 1))
+    assert tf_dgc.dgc_for_steps(adam, 1600).sparsity == for_steps(steps)
+
+
+def test_first_steps_are_those_of_the_optimizer_too(strategies):
+    """8 calls make a step, and 4 of its 80 steps are early."""
+
+    def make():
+        sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=8)
+        return tf_dgc.dgc_for_steps(sgd, 640, exempt_dtype=None)
+
+    trainer = Trainer(strategies[2], make, initial_weights("float32", [(50, 50)]))
+    sent = []
+    for gradients in make_gradients(2, 6 * 8, "float32", [(50, 50)]):
+        trainer.step(gradients)
+        sent.append(trainer.optimizer.stats.entries_per_step)
+    last = round(2500 * 15 / 80)
+    assert sent[7::8] == [625] * 4 + [last] * 2

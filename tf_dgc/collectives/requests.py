@@ -111,6 +111,8 @@ class Either(NamedTuple):
             more bytes than `vector` then.
         group: workers that take part.
         form: form of the words, if their entries may be merged on the way.
+        most_bytes: bytes of `words` at the most, where the graph computes its shape, if
+            that is known.
     """
 
     dense: Choice
@@ -119,6 +121,7 @@ class Either(NamedTuple):
     entries: int | None = None
     group: Group = None
     form: Form | None = None
+    most_bytes: int | None = None
 
 
 class Left(NamedTuple):

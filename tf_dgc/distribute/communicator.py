@@ -160,7 +160,7 @@ class Communicator:
         return Place(int(worker), self.num_workers)
 
     def _choose(self, either: Either, check: Check | None = None) -> Both:
-        dense, vector, words, entries, _, form = either
+        dense, vector, words, entries, _, form, most_bytes = either
         hook = self._hook
         if hook is None:
             return Both(vector, words[tf.newaxis])
@@ -175,7 +175,8 @@ class Communicator:
             return hook.communicate(dense, vector, words, bounds, way)
 
         at_most = None if entries is None else entries * vector.dtype.size
-        bounds = _num_bytes(vector, at_most), _num_bytes(words, at_most)
+        most_bytes = at_most if most_bytes is None else most_bytes
+        bounds = _num_bytes(vector, at_most), _num_bytes(words, most_bytes)
         context = tf.distribute.get_replica_context()
         message = check.board(dense, vector, words) if check else (vector, words)
         worker = self._place().worker if self._exchange else 0

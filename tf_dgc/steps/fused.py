@@ -62,7 +62,8 @@ def goes_dense(
         return sparsity <= 0
     chosen, *_ = plans.shares(tensors, num_workers)
     coded = _coded_as(compressor, [tensors[i] for i in chosen])
-    return plans.plan(coded, sparsity, num_workers).dense
+    least = asking.smallest(compressor.sparsity)
+    return plans.plan(coded, sparsity, num_workers, least=least).dense
 
 
 class _Part(NamedTuple):
@@ -83,7 +84,12 @@ class _Part(NamedTuple):
         plan = self.plan
         form = Form(plan.layout, plan.counts)
         return Either(
-            plan.dense, self.vector, self.words, plan.dense_entries, form=form
+            plan.dense,
+            self.vector,
+            self.words,
+            plan.dense_entries,
+            form=form,
+            most_bytes=plan.most_bytes,
         )
 
     @property
@@ -108,7 +114,8 @@ Arrived: TypeAlias = Sequence[tuple[_Part | Share, Both]]
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
     path = native if native.is_live(inputs.memory.residual) else operations
-    sparsity = asking.current(compressor.sparsity, inputs.iteration)
+    given = compressor.sparsity
+    sparsities = asking.current(given, inputs.iteration), asking.smallest(given)
     offsets = tie_offsets(inputs.sizes, inputs.seed, inputs.iteration)
     inputs = inputs._replace(tensors=_coded_as(compressor, inputs.tensors))
     finite = tf.constant(True)
@@ -121,7 +128,8 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
         inputs = inputs._replace(scales=tf.unstack(scales))
     # correct, compress, mask, encode
     parts = [
-        _compress(path, inputs.of(share), share, sparsity, offsets) for share in shares
+        _compress(path, inputs.of(share), share, sparsities, offsets)
+        for share in shares
     ]
     finite = tf.reduce_all([finite, *(part.finite for part in parts)])
     inputs.memory.warn_of(finite, inputs.iteration)
@@ -167,11 +175,12 @@ def _compress(
     path: Any,
     inputs: Inputs,
     places: list[int],
-    sparsity: float | tf.Tensor,
+    sparsities: tuple[float | tf.Tensor, float],
     offsets: Sequence[tf.Tensor],
 ) -> _Part:
+    sparsity, least = sparsities
     numbers = inputs.num_workers, len(inputs.machine)
-    sent = plans.plan(inputs.tensors, sparsity, *numbers)
+    sent = plans.plan(inputs.tensors, sparsity, *numbers, least)
     local = _local_step(inputs, sent, offsets)
     # Where entries may be dropped, the velocity is cleared when that is known.
     masks = False if inputs.drops_entries else inputs.factor_masking

@@ -24,11 +24,14 @@ class Plan(NamedTuple):
         counts: number of entries of each that a sparse step sends; ints, or scalar
             int32 tensors where the sparsity is scheduled.
         dense: whether everything is sent: a bool, or a scalar bool tensor.
+        most_bytes: bytes of a sparse step's message at the most, where its counts are
+            tensors and that is known.
     """
 
     layout: Sequence[Tensor]
     counts: Sequence[int | tf.Tensor]
     dense: Choice
+    most_bytes: int | None = None
 
     @property
     def entries(self) -> int | tf.Tensor:
@@ -74,6 +77,7 @@ def plan(
     sparsity: float | tf.Tensor,
     num_workers: int,
     num_shards: int = 1,
+    least: float = 0.0,
 ) -> Plan:
     """Decide what is sent.
 
@@ -88,11 +92,17 @@ def plan(
         num_workers: number of workers, N.
         num_shards: number of shards of a tensor that is not exempt, of which this
             worker sends one's entries.
+        least: the least that `sparsity` ever is, where it is a tensor. If no step goes
+            dense by that, none is asked whether it does.
     """
     counts = [
         t.size if t.exempt else num_sent(-(-t.size // num_shards), sparsity)
         for t in layout
     ]
+    if isinstance(sparsity, tf.Tensor):
+        most = plan(layout, least, num_workers, num_shards)
+        if not most.dense:
+            return Plan(layout, counts, False, most.num_bytes)
     sparse_words = wire.sparse_words(layout, counts)
     dense_words = dense.num_words(layout)
     if isinstance(sparsity, tf.Tensor):

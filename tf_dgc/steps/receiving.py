@@ -71,12 +71,13 @@ class Receiver(NamedTuple):
         self, compressor: TopK, pushes: Sequence[tf.Tensor], step: tf.Tensor
     ) -> Outcome:
         sparsity = asking.current(compressor.sparsity, step)
+        least = asking.smallest(compressor.sparsity)
         named = compressor.value_dtype
         tensors = [t._replace(value_dtype=named) for t in self.tensors]
         arrived, missing, rest = [], [], list(pushes)
         for places in plans.shares(tensors, NUM_WORKERS):
             layout = [tensors[i] for i in places]
-            planned = plans.plan(layout, sparsity, NUM_WORKERS)
+            planned = plans.plan(layout, sparsity, NUM_WORKERS, least=least)
             parts = [_take(planned, words) for words in rest]
             totals, buffers, rest, found = map(list, zip(*parts, strict=True))
             both = Both(tf.add_n(totals), tf.stack(buffers))
@@ -101,11 +102,13 @@ def _take(planned: Plan, words: tf.Tensor) -> tuple[tf.Tensor, ...]:
     dtype = planned.summed_dtype
     whole = num_words(dtype, planned.dense_entries)
     sparse = wire.sparse_words(planned.layout, planned.counts)
+    if not isinstance(sparse, int):
+        sparse = tf.cast(sparse, tf.int32)
     if isinstance(planned.dense, bool):
         whole, sparse = (whole, 0) if planned.dense else (0, sparse)
     else:
         whole = tf.where(planned.dense, whole, 0)
-        sparse = tf.where(planned.dense, 0, tf.cast(sparse, tf.int32))
+        sparse = tf.where(planned.dense, 0, sparse)
     used = whole + sparse
     missing = tf.maximum(used - tf.size(words), 0)
     words = tf.pad(words, [[0, missing]])
