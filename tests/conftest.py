@@ -31,6 +31,7 @@ def pytest_configure(config):
     # tests/gpu by itself needs no TensorFlow, and a GPU. All others are about CPUs.
     if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
         _prepare_tensorflow()
+        _prepare_hypothesis()
     if config.getoption("--traced"):
         from harness import Trainer
 
@@ -95,6 +96,15 @@ def _using_trainers(path):
 def _is_gpu_test(argument, directory):
     path = (directory / argument.split("::")[0]).resolve()
     return GPU_TESTS in [path, *path.parents]
+
+
+def _prepare_hypothesis():
+    """Let examples take as long as a machine that is busy makes them."""
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("tests", deadline=None, suppress_health_check=slow)
+    settings.load_profile("tests")
 
 
 def _prepare_tensorflow():

@@ -87,7 +87,7 @@ def as_tensors(layout, counts):
 # --- both implementations -------------------------------------------------------------
 
 
-@settings(max_examples=fewer(100), deadline=None)
+@settings(max_examples=fewer(100))
 @given(
     layout=TENSORS,
     num_workers=st.integers(1, 3),
@@ -199,7 +199,7 @@ def test_rounding(value_dtype, dtype):
     np.testing.assert_array_equal(np.signbit(mine), np.signbit(expected))
 
 
-@settings(max_examples=fewer(200), deadline=None)
+@settings(max_examples=fewer(200))
 @given(
     value_dtype=st.sampled_from(list(wire_reference.SHARED)),
     exponents=st.lists(st.integers(-160, 127), min_size=1, max_size=3),
@@ -307,7 +307,7 @@ def test_any_flipped_bit_is_refused():
             decode(as_buffers(words, flipped))
 
 
-@settings(max_examples=fewer(200), deadline=None)
+@settings(max_examples=fewer(200))
 @given(
     seed=st.integers(0, 20),
     flips=st.lists(st.tuples(st.integers(2, 100), st.integers(0, 31)), max_size=4),
@@ -439,7 +439,7 @@ def test_dense_vector_round_trip():
         np.testing.assert_array_equal(mine, 2 * t)
 
 
-@settings(max_examples=fewer(100), deadline=None)
+@settings(max_examples=fewer(100))
 @given(
     size=st.integers(1, 60),
     sparsity=st.floats(0, 0.99),

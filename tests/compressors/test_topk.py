@@ -22,7 +22,7 @@ def oracle(values, k, offset):
     return np.sort(np.lexsort((cyclic, -np.abs(values)))[:k])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=TIED, share=st.floats(0, 1), shift=st.floats(0, 1, exclude_max=True))
 def test_both_ways_match_the_oracle(values, share, shift):
     k = max(1, round(share * values.size))

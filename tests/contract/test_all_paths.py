@@ -283,7 +283,7 @@ def test_all_paths_take_the_same_steps(strategies, name):
         pytest.skip("this case is about native operations alone")
     wide = "float64" if case.dtype == "float64" else "float32"
 
-    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(case.workers, case.exact))
     def check(drawn):
         take_the_same_steps(paths, drawn, case.workers, wide, case.missing)

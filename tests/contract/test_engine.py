@@ -207,7 +207,7 @@ def test_the_engine_takes_the_same_steps(strategies, name):
         "engine": make_path(strategy, case, [engine.begin]),  # fails for other methods
     }
 
-    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(case.workers))
     def check(drawn):
         take_the_same_steps(paths, drawn, case.workers)
@@ -222,7 +222,7 @@ def test_workers_with_and_without_the_engine_understand_each_other(strategies):
         "mixed": make_path(strategies[2], case, [engine_on_the_first, composed.begin]),
     }
 
-    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(2))
     def check(drawn):
         take_the_same_steps(paths, drawn, 2)
@@ -249,7 +249,7 @@ def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
     ):
         paths["as on GPUs"] = make_path(strategy, case, chosen)
 
-    @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+    @settings(max_examples=EXAMPLES, phases=PHASES)
     @given(examples(case.workers))
     def check(drawn):
         take_the_same_steps(paths, drawn, case.workers)

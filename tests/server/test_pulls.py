@@ -140,7 +140,7 @@ def told_and_not():
     return form, of_server, workers, *(Copies(of_server, form) for _ in range(2))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from([0.0, 0.005, 0.03, 0.5]), max_size=8), st.booleans())
 def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, blind):
     """Of shares that a list is kept of, or not; and after a change that is unknown."""
