@@ -61,12 +61,12 @@ def say(message):
 
 
 def row(*, method, model, optimizer=None, sparsity, val_accuracy, step_ms, workers):
-    """Return one row: what the last step sent, counted where it was handed over."""
+    """Return one row: what a step sent on average, counted where it was handed over."""
     dense_bytes = sum(v.numpy().nbytes for v in model.trainable_variables)
     optimizer = optimizer or model.optimizer
     sent_bytes = dense_bytes
     if isinstance(optimizer, tf_dgc.DGCOptimizer):
-        sent_bytes = optimizer.stats.bytes_per_step
+        sent_bytes = round(optimizer.stats.bytes / optimizer.stats.steps)
     return {
         "method": method,
         "sparsity": sparsity,

@@ -52,7 +52,7 @@ def run(starter, tmp_path):
 @pytest.mark.slow
 @pytest.mark.workers
 def test_digits(tmp_path):
-    code, rows, output = launch(tmp_path, "digits.py", "--steps=60", "--seeds=1")
+    code, rows, output = launch(tmp_path, "digits.py", "--steps=80", "--seeds=1")
     assert code == 0
     before, _, table = output.partition("digits, mean of")
     assert len(before.splitlines()) <= 15, before
