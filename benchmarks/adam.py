@@ -178,7 +178,7 @@ def main(_):
     rows = pieces.read(paths) if paths else train()
     budgets = list(map(float, _BUDGETS.value))
     lines, columns = results.summaries(rows, budgets), _columns(budgets)
-    tables, panels = [], {}
+    panels = {}
     for setting in dict.fromkeys(map(results.setting, lines)):
         shown = [
             line
@@ -193,12 +193,8 @@ def main(_):
         seeds = sorted({line["seeds"] for line in shown})
         title += f"of {batch}, seeds: {', '.join(map(str, seeds))}"
         panels[title] = shown
-        reporting.report(shown, columns, title, origin={})
-        tables += [f"### {title}", reporting.markdown(shown, columns)]
-        tables += [reporting.setting(shown, {})]
-    if _MARKDOWN.value:
-        with open(_MARKDOWN.value, "w", encoding="utf-8") as file:
-            file.write("\n\n".join(tables) + "\n")
+    tables = [(title, shown, columns) for title, shown in panels.items()]
+    reporting.report_all(tables, _MARKDOWN.value)
     if _PLOT.value and panels:  # none if only rates have been tried
         from common import pictures
 

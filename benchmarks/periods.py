@@ -19,7 +19,6 @@ for 0.01 of accuracy or 0.1 of loss, blank if any seed was not.
 import functools
 import itertools
 import os
-import pathlib
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -178,20 +177,17 @@ def _runs():
     return [(name, h) for name in chosen for h in (periods if name in LOCAL else [1])]
 
 
+def _title(row):
+    title = f"{row['task']}: {row['metric']} after {row['steps']} steps"
+    return f"{title}, {row['workers']} workers"
+
+
 def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
     rows = pieces.read(_FROM_JSON.value) if _FROM_JSON.value else train()
-    tables = []
-    for shown in targets.summaries(rows):
-        first = shown[0]
-        title = f"{first['task']}: {first['metric']} after {first['steps']} steps, "
-        title += f"{first['workers']} workers"
-        reporting.report(shown, COLUMNS, title, origin={})
-        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
-        tables += [reporting.setting(shown, {})]
-    if _MARKDOWN.value:
-        pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
+    tables = [(_title(shown[0]), shown, COLUMNS) for shown in targets.summaries(rows)]
+    reporting.report_all(tables, _MARKDOWN.value)
 
 
 if __name__ == "__main__":
