@@ -100,10 +100,9 @@ def _is_gpu_test(argument, directory):
 
 def _prepare_hypothesis():
     """Let examples take as long as a machine that is busy makes them."""
-    from hypothesis import HealthCheck, settings
+    from hypothesis import settings
 
-    slow = [HealthCheck.too_slow]
-    settings.register_profile("tests", deadline=None, suppress_health_check=slow)
+    settings.register_profile("tests", deadline=None)
     settings.load_profile("tests")
 
 

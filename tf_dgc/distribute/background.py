@@ -58,8 +58,7 @@ class Background:
         self._left = 0  # tasks that have not ended
         self._thread: threading.Thread | None = None
         # At the end: the watch's threads may ask what is known here in any moment.
-        lanes = weakref.WeakValueDictionary({self.number: self})
-        vars(strategy).setdefault("_tf_dgc_lanes", lanes)[self.number] = self
+        _lanes(strategy)[self.number] = self
 
     # --- within a step --------------------------------------------------------------
 
@@ -258,6 +257,14 @@ def _in_lane(base: CompressedCrossDeviceOps, number: int) -> CompressedCrossDevi
     return CompressedCrossDeviceOps(base.base, stock, number)
 
 
+def _lanes(
+    strategy: tf.distribute.Strategy,
+) -> "weakref.WeakValueDictionary[int, Background]":
+    """Return what is there of these, by number."""
+    nothing: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+    return vars(strategy).setdefault("_tf_dgc_lanes", nothing)
+
+
 def count(strategy: tf.distribute.Strategy) -> dict[Group, list[int]]:
     """Return how many collectives this worker has started and finished, by group.
 
@@ -265,9 +272,8 @@ def count(strategy: tf.distribute.Strategy) -> dict[Group, list[int]]:
         strategy: strategy of several workers, prepared.
     """
     found = dict(cross_device.cross_device_ops(strategy).count())
-    lanes = getattr(strategy, "_tf_dgc_lanes", None)
     # One list at once: others may come while they are counted.
-    for known in () if lanes is None else lanes.valuerefs():
+    for known in _lanes(strategy).valuerefs():
         lane = known()
         if lane is not None:
             found.update(lane.count())

@@ -56,8 +56,7 @@ def _sparsity(
 ) -> float | schedules.SparsitySchedule:
     """Return the sparsity of a run of so many steps of the optimizer."""
     last = schedules.for_steps(steps)
-    early = min(steps // 20, _MOST_EARLY_STEPS)
-    is_sgd = isinstance(inner, keras.optimizers.SGD)
-    if not is_sgd or early == 0 or last <= _EARLY_SPARSITY:
+    if not isinstance(inner, keras.optimizers.SGD) or last <= _EARLY_SPARSITY:
         return last
+    early = min(steps // 20, _MOST_EARLY_STEPS)
     return schedules.WarmupSparsity(early, last, stages=[_EARLY_SPARSITY])

@@ -99,17 +99,16 @@ def plan(
         t.size if t.exempt else num_sent(-(-t.size // num_shards), sparsity)
         for t in layout
     ]
+    dense_words = dense.num_words(layout)
     if isinstance(sparsity, tf.Tensor):
         most = plan(layout, least, num_workers, num_shards)
         if not most.dense:
             return Plan(layout, counts, False, most.num_bytes)
-    sparse_words = wire.sparse_words(layout, counts)
-    dense_words = dense.num_words(layout)
-    if isinstance(sparsity, tf.Tensor):
+        sparse_words = wire.sparse_words(layout, counts)
         # As floats: N buffers of a large model overflow int32.
         ratio = tf.cast(sparse_words, tf.float64) * num_workers / (2.0 * dense_words)
         return Plan(layout, counts, tf.logical_or(sparsity <= 0, ratio > 1))
-    costly = sparse_words * num_workers > 2 * dense_words
+    costly = wire.sparse_words(layout, counts) * num_workers > 2 * dense_words
     return Plan(layout, counts, sparsity <= 0 or costly)
 
 
