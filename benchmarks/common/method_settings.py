@@ -37,6 +37,12 @@ DGC = {
     "dgc mxfp4": {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"},
 }
 
+FOR_STEPS = "dgc_for_steps"
+"""DGC as the package sets it for a run of so many steps."""
+
+NAMES = [*compressors.METHODS, *DGC, FOR_STEPS]
+"""All methods."""
+
 MODES = {"no_compression" if m == "none" else m: m for m in compressors.METHODS}
 """Methods as modes of `step.py`, where "none" is no communication."""
 ARE_MOMENTUM = [n for n, m in compressors.METHODS.items() if m.is_momentum]
@@ -55,6 +61,8 @@ def method(name):
     """Return how the optimizer of a method is made, and what differs for its SGD."""
     if name in DGC:
         return _Dgc(DGC[name], warms_up=True), {}
+    if name == FOR_STEPS:
+        return tf_dgc.dgc_for_steps, {}
 
     def make(inner, steps, **options):
         compressor = compressors.METHODS[name](**parameters(name, steps))

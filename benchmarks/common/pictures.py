@@ -16,7 +16,7 @@ def draw(rows, path):
     """Draw one panel per task; a point per method, its spread over seeds as a bar.
 
     Args:
-        rows: of `convergence.summaries`.
+        rows: lines of `method_results.tables`.
         path: of the picture; its ending decides on the format.
     """
     panels = [list(g) for _, g in itertools.groupby(rows, lambda row: row["task"])]

@@ -76,7 +76,7 @@ def _summary(runs, dense, task):
 
 def _steps_to(curve, dense_value, task):
     """Return at which step a curve was first as good, or None."""
-    good = [step for step, _, value in curve if task.reached(task, value, dense_value)]
+    good = [step for step, _, value in curve if task.reached(value, dense_value)]
     return min(good, default=None)
 
 

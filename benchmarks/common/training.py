@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import statistics
 import time
 
 import keras
@@ -161,20 +160,3 @@ class Trainer:
     def _bytes(self):
         stats = getattr(self.optimizer, "stats", None)
         return stats.bytes if stats else None
-
-
-def extra_ms(trainer, dense, rounds=15):
-    """Return milliseconds that a step takes one worker beyond a dense one's.
-
-    Steps of both alternate. All workers share this machine, so the difference is
-    divided by their number.
-    """
-    random = np.random.default_rng(0)
-    times = {trainer: [], dense: []}
-    for _ in range(rounds):
-        for each, spent in times.items():
-            start = time.perf_counter()
-            each.step(random)
-            spent.append(1e3 * (time.perf_counter() - start))
-    mine, others = (statistics.median(spent) for spent in times.values())
-    return (mine - others) / trainer.num_workers

@@ -1,0 +1,88 @@
+"""What the rows of `convergence.py` say: means over seeds, and distances to dense."""
+
+import math
+import statistics
+
+import numpy as np
+from study import intervals
+
+from common import method_settings
+from common.tasks import TASKS
+
+COLUMNS = [
+    ("method", "method", ""),
+    ("value", "reached", ".4f"),
+    ("spread", "+-", ".4f"),
+    ("difference", "to dense", "+.4f"),
+    ("half_width", "95 %", ".4f"),
+    ("bytes_per_step", "bytes/step", ",.0f"),
+    ("ratio", "ratio", ",.1f"),
+    ("bytes_to_target", "bytes to target", ",.0f"),
+]
+
+
+def tables(rows):
+    """Return a title, lines and columns for each setting.
+
+    Args:
+        rows: of `convergence.py`.
+    """
+    groups = {}
+    for row in rows:
+        of = row["task"], row["metric"], row["steps"], row["workers"]
+        groups.setdefault(of, []).append(row)
+    return [(_title(*of), summaries(group), COLUMNS) for of, group in groups.items()]
+
+
+def _title(task, metric, steps, workers):
+    return f"{task}: {metric} after {steps} steps, {workers} workers"
+
+
+def summaries(rows):
+    """Return a line per method: dense training, methods by name, and the ablation.
+
+    Args:
+        rows: of `convergence.py`, of one setting, with dense runs of all seeds.
+    """
+    dense = {row["seed"]: row["value"] for row in rows if row["method"] == "dense"}
+    methods = {}
+    for row in rows:
+        methods.setdefault(row["method"], []).append(row)
+    return [_line(methods[name], rows, dense) for name in sorted(methods, key=_place)]
+
+
+def _place(name):
+    """Return the place of a method; the ablation stays as it was run."""
+    order = ["dense", *method_settings.NAMES]
+    return order.index(name) if name in order else len(order)
+
+
+def _line(runs, rows, dense):
+    first, values = runs[0], [run["value"] for run in runs]
+    to_dense = intervals.paired(rows, first["method"])
+    sent = float(np.mean([run["bytes_per_step"] for run in runs]))
+    line = {
+        **first,
+        "value": float(np.mean(values)),
+        "spread": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        "dense_value": float(np.mean([dense[run["seed"]] for run in runs])),
+        "bytes_per_step": sent,
+        "ratio": first["dense_bytes_per_step"] / sent,
+        "bytes_to_target": _bytes_to_target(runs, dense),
+    }
+    if first["method"] != "dense":
+        finite = math.isfinite(to_dense.half_width)
+        line["difference"] = to_dense.mean
+        line["half_width"] = to_dense.half_width if finite else None
+    return line
+
+
+def _bytes_to_target(runs, dense):
+    """Return the median over seeds; None if any has not been as good as dense."""
+    found = [_first(run, dense[run["seed"]]) for run in runs]
+    return None if None in found else statistics.median(found)
+
+
+def _first(run, dense):
+    reached = TASKS[run["task"]].reached
+    return next((sent for _, sent, v in run["curve"] if reached(v, dense)), None)
