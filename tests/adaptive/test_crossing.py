@@ -32,6 +32,21 @@ def make_trainer(strategy, inner, sparsity):
     )
 
 
+@pytest.mark.parametrize(("least", "stock"), [(0.5, False), (0.0, True)])
+def test_stock_steps_are_traced_where_there_may_be_some(strategies, least, stock):
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([DENSE], [least, 0.97])
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(INNER["adam"](), schedule),
+        initial_weights("float32"),
+    )
+    for gradients in make_gradients(2, 2, "float32"):
+        trainer.step(gradients)
+    adam = trainer.optimizer.kept.adam
+    assert tf.is_tensor(adam.is_stock()) == stock
+    assert bool(adam.is_stock()) == stock
+
+
 def without_first(gradients):
     return [[None, *local[1:]] for local in gradients]
 

@@ -18,6 +18,7 @@ import tf_dgc
 from tf_dgc.codecs import dense, elias_fano, value_types, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.wire import Selection
+from tf_dgc.schedules.asking import Scheduled
 from tf_dgc.steps import operations
 from tf_dgc.steps.plan import plan
 
@@ -492,8 +493,8 @@ def test_plan_goes_dense_where_gathering_costs_more():
         (layout, narrow), (0.0, 0.75, 0.999), (1, 2, 8, 32, 64)
     ):
         static = plan(tensors, sparsity, num_workers)
-        sparsity = tf.constant(sparsity, tf.float64)
-        scheduled = plan(tensors, sparsity, num_workers)
+        given = Scheduled(tf.constant(sparsity, tf.float64), least=0.0)
+        scheduled = plan(tensors, given, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries
 
@@ -506,8 +507,8 @@ def test_plan_never_goes_dense_by_the_least_sparsity(least, num_workers, never):
     layout = [Tensor("", (1_000_000,), tf.float32, False, "float32")]
     for sparsity in (least, 0.999):
         static = plan(layout, sparsity, num_workers)
-        given = tf.constant(sparsity, tf.float64)
-        scheduled = plan(layout, given, num_workers, least=least)
+        given = Scheduled(tf.constant(sparsity, tf.float64), least)
+        scheduled = plan(layout, given, num_workers)
         assert (scheduled.dense is False) == never
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries

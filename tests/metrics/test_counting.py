@@ -12,6 +12,7 @@ import tf_dgc
 from tf_dgc.choice import add_up
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.metrics import counting
+from tf_dgc.schedules.asking import Scheduled
 from tf_dgc.steps.plan import plan
 
 SIZES = [math.prod(s) for s in SHAPES]
@@ -76,7 +77,9 @@ HUGE = [Tensor("", (2**30,), tf.float32, False, "float32")] * 3
 @pytest.mark.parametrize("sparsity", [0.0, 0.25])
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_entries_of_a_large_model(sparsity, scheduled):
-    given = tf.constant(sparsity, tf.float64) if scheduled else sparsity
+    given = sparsity
+    if scheduled:
+        given = Scheduled(tf.constant(sparsity, tf.float64), least=0.0)
     entries = plan(HUGE, given, num_workers=1).entries
     assert int(entries) == 3 * 2**30 * (1 - sparsity)
 

@@ -143,12 +143,25 @@ def test_what_a_sparsity_comes_to(sparsity, final):
     assert wait == pytest.approx(final / (1 - final))
 
 
-def test_what_a_schedule_states_is_checked():
-    class Wrong(Stated):
-        final = 1.0
+@pytest.mark.parametrize(("what", "value"), [("final", 1.0), ("smallest", -0.1)])
+def test_what_a_schedule_states_is_checked(what, value):
+    schedule = type("Wrong", (Stated,), {what: value})()
+    with pytest.raises(ValueError, match=rf"`{what}` must be a number in \[0, 1\)"):
+        tf_dgc.DGCOptimizer("sgd", schedule)
 
-    with pytest.raises(ValueError, match=r"`final` must be a number in \[0, 1\)"):
-        tf_dgc.DGCOptimizer("sgd", Wrong())
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_value_below_the_least_that_is_stated_ends_the_step(traced):
+    schedule = type("Wrong", (Stated,), {"smallest": 0.6})()
+    variable = keras.Variable(np.zeros((40, 50), "float32"))
+    optimizer = tf_dgc.DGCOptimizer("sgd", schedule)
+    optimizer.build([variable])
+
+    def step():
+        optimizer.apply([tf.ones((40, 50))], [variable])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0\.6, 1\), but ret"):
+        (tf.function(step) if traced else step)()
 
 
 def branches(step):

@@ -36,7 +36,7 @@ class Beginning:
         self._compressor = compressor
         self._agreement = agreement
         self.steps = counting.make_count("adam_corrected_steps")
-        self._may_be_stock = self._may_be_dense(memory)
+        self._may_be_stock = self._goes_dense(memory.tensors, None)
 
     def count(self, inputs: Inputs) -> tuple[Choice, Choice]:
         """Count a step; return whether correction begins in it, or it is a stock one.
@@ -62,15 +62,10 @@ class Beginning:
         """Return whether the step that was counted last is a stock one."""
         return self._may_be_stock and tf.equal(self.steps.value, 0)
 
-    def _may_be_dense(self, memory: Memory) -> Choice:
-        method = self._compressor
-        if isinstance(method, TopK) and callable(method.sparsity):
-            return True
-        return self._goes_dense(memory.tensors, None)
-
     def _goes_dense(
         self, tensors: Sequence[Tensor], iteration: tf.Tensor | None
     ) -> Choice:
+        """Return whether a step does, or if its number is None, whether any may."""
         if self._compressor is None:
             return True
         if not isinstance(self._compressor, TopK):

@@ -1,12 +1,24 @@
 """Asking: a sparsity that may be a number or any callable of the iteration."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_sparsity
+
+
+class Scheduled(NamedTuple):
+    """What a schedule says of a step.
+
+    Attributes:
+        now: sparsity of the step, scalar float64.
+        least: the least that it ever is.
+    """
+
+    now: tf.Tensor
+    least: float
 
 
 def get(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
@@ -25,6 +37,7 @@ def get(sparsity: Any) -> float | Callable[[tf.Tensor], tf.Tensor]:
         return check_sparsity(sparsity)
     first(sparsity)
     final(sparsity)
+    smallest(sparsity)
     return sparsity
 
 
@@ -38,7 +51,7 @@ def config_of(sparsity: float | Callable) -> Any:
 def smallest(sparsity: float | Callable) -> float:
     """Return the least that a sparsity may be; 0 if a schedule does not say."""
     if callable(sparsity):
-        return float(getattr(sparsity, "smallest", 0.0))
+        return check_sparsity(getattr(sparsity, "smallest", 0.0), "smallest")
     return sparsity
 
 
@@ -79,19 +92,28 @@ def current(sparsity: float | Callable, iteration: tf.Tensor) -> float | tf.Tens
     return at(sparsity, iteration) if callable(sparsity) else sparsity
 
 
+def of_step(sparsity: float | Callable, iteration: tf.Tensor) -> float | Scheduled:
+    """Return the sparsity of a step: the float, or what the schedule says of it."""
+    if not callable(sparsity):
+        return sparsity
+    return Scheduled(at(sparsity, iteration), smallest(sparsity))
+
+
 def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.Tensor:
     """Evaluate a schedule inside a training step, refusing values outside [0, 1).
 
+    And those below what it says is its least, for which there may be no room.
+
     Raises:
         tf.errors.InvalidArgumentError: on every worker alike, at the iteration where
-            the schedule leaves [0, 1) or returns NaN.
+            the schedule returns such a value or NaN.
     """
-    value = tf.cast(schedule(iteration), tf.float64)
-    valid = tf.logical_and(value >= 0, value < 1)
+    value, least = tf.cast(schedule(iteration), tf.float64), smallest(schedule)
+    valid = tf.logical_and(value >= least, value < 1)
     check = tf.debugging.Assert(
         valid,
-        ["the sparsity schedule must return a number in [0, 1), but returned", value,
-         "at iteration", iteration],
+        [f"the sparsity schedule must return a number in [{least:g}, 1), but returned",
+         value, "at iteration", iteration],
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(value)

@@ -28,7 +28,8 @@ class SparsitySchedule(Schedule):
         """The least sparsity there may be.
 
         XLA makes room for as many entries. A step that goes dense at none is traced
-        without that, and takes no longer than by a number.
+        without that, and takes no longer than by a number. At a value below it the
+        step ends with an error.
         """
         return 0.0
 

@@ -53,17 +53,18 @@ def goes_dense(
     Args:
         compressor: method of the tensors that are not exempt.
         tensors: descriptions of all tensors of the step.
-        iteration: number of the step, a scalar integer tensor; None if the sparsity is
-            a number.
+        iteration: number of the step, a scalar integer tensor; None to ask of a
+            schedule whether any step may.
         num_workers: number of workers, N, each on a machine of its own.
     """
-    sparsity = asking.current(compressor.sparsity, iteration)
+    given = compressor.sparsity
+    if iteration is None:
+        given = asking.smallest(given)
     if type(compressor) is not TopK or tracing.in_xla_context():
-        return sparsity <= 0
+        return asking.current(given, iteration) <= 0
     chosen, *_ = plans.shares(tensors, num_workers)
     coded = _coded_as(compressor, [tensors[i] for i in chosen])
-    least = asking.smallest(compressor.sparsity)
-    return plans.plan(coded, sparsity, num_workers, least=least).dense
+    return plans.plan(coded, asking.of_step(given, iteration), num_workers).dense
 
 
 class _Part(NamedTuple):
@@ -114,8 +115,7 @@ Arrived: TypeAlias = Sequence[tuple[_Part | Share, Both]]
 
 def _step(inputs: Inputs, compressor: TopK) -> Step:
     path = native if native.is_live(inputs.memory.residual) else operations
-    given = compressor.sparsity
-    sparsities = asking.current(given, inputs.iteration), asking.smallest(given)
+    sparsity = asking.of_step(compressor.sparsity, inputs.iteration)
     offsets = tie_offsets(inputs.sizes, inputs.seed, inputs.iteration)
     inputs = inputs._replace(tensors=_coded_as(compressor, inputs.tensors))
     finite = tf.constant(True)
@@ -128,8 +128,7 @@ def _step(inputs: Inputs, compressor: TopK) -> Step:
         inputs = inputs._replace(scales=tf.unstack(scales))
     # correct, compress, mask, encode
     parts = [
-        _compress(path, inputs.of(share), share, sparsities, offsets)
-        for share in shares
+        _compress(path, inputs.of(share), share, sparsity, offsets) for share in shares
     ]
     finite = tf.reduce_all([finite, *(part.finite for part in parts)])
     inputs.memory.warn_of(finite, inputs.iteration)
@@ -175,12 +174,11 @@ def _compress(
     path: Any,
     inputs: Inputs,
     places: list[int],
-    sparsities: tuple[float | tf.Tensor, float],
+    sparsity: float | asking.Scheduled,
     offsets: Sequence[tf.Tensor],
 ) -> _Part:
-    sparsity, least = sparsities
-    numbers = inputs.num_workers, len(inputs.machine)
-    sent = plans.plan(inputs.tensors, sparsity, *numbers, least)
+    machine = len(inputs.machine)
+    sent = plans.plan(inputs.tensors, sparsity, inputs.num_workers, machine)
     local = _local_step(inputs, sent, offsets)
     # Where entries may be dropped, the velocity is cleared when that is known.
     masks = False if inputs.drops_entries else inputs.factor_masking

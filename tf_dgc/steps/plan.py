@@ -9,6 +9,7 @@ from tf_dgc.choice import Choice, add_up
 from tf_dgc.codecs import dense, wire
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import num_sent
+from tf_dgc.schedules.asking import Scheduled
 from tf_dgc.transforms.clipping import Scale
 from tf_dgc.transforms.preconditioning import Divisor
 
@@ -74,10 +75,9 @@ class Plan(NamedTuple):
 
 def plan(
     layout: Sequence[Tensor],
-    sparsity: float | tf.Tensor,
+    sparsity: float | Scheduled,
     num_workers: int,
     num_shards: int = 1,
-    least: float = 0.0,
 ) -> Plan:
     """Decide what is sent.
 
@@ -87,29 +87,35 @@ def plan(
 
     Args:
         layout: sizes and value types of all tensors of the step.
-        sparsity: share of entries not sent, in [0, 1), a float or a scalar float64
-            tensor.
+        sparsity: share of entries not sent, in [0, 1). Of one that is scheduled, if no
+            step goes dense by the least, none is asked whether it does.
         num_workers: number of workers, N.
         num_shards: number of shards of a tensor that is not exempt, of which this
             worker sends one's entries.
-        least: the least that `sparsity` ever is, where it is a tensor. If no step goes
-            dense by that, none is asked whether it does.
     """
-    counts = [
-        t.size if t.exempt else num_sent(-(-t.size // num_shards), sparsity)
-        for t in layout
-    ]
-    dense_words = dense.num_words(layout)
-    if isinstance(sparsity, tf.Tensor):
-        most = plan(layout, least, num_workers, num_shards)
+    if isinstance(sparsity, Scheduled):
+        most = plan(layout, sparsity.least, num_workers, num_shards)
+        counts = _counts(layout, sparsity.now, num_shards)
         if not most.dense:
             return Plan(layout, counts, False, most.num_bytes)
         sparse_words = wire.sparse_words(layout, counts)
         # As floats: N buffers of a large model overflow int32.
-        ratio = tf.cast(sparse_words, tf.float64) * num_workers / (2.0 * dense_words)
-        return Plan(layout, counts, tf.logical_or(sparsity <= 0, ratio > 1))
-    costly = wire.sparse_words(layout, counts) * num_workers > 2 * dense_words
-    return Plan(layout, counts, sparsity <= 0 or costly)
+        both = 2.0 * dense.num_words(layout)
+        ratio = tf.cast(sparse_words, tf.float64) * num_workers / both
+        return Plan(layout, counts, tf.logical_or(sparsity.now <= 0, ratio > 1))
+    counts = _counts(layout, sparsity, num_shards)
+    costly = wire.sparse_words(layout, counts) * num_workers
+    return Plan(layout, counts, sparsity <= 0 or costly > 2 * dense.num_words(layout))
+
+
+def _counts(
+    layout: Sequence[Tensor], sparsity: float | tf.Tensor, num_shards: int
+) -> list[int | tf.Tensor]:
+    """Return how many entries of each tensor a sparse step sends."""
+    return [
+        t.size if t.exempt else num_sent(-(-t.size // num_shards), sparsity)
+        for t in layout
+    ]
 
 
 def shares(

@@ -70,14 +70,13 @@ class Receiver(NamedTuple):
     def _fused(
         self, compressor: TopK, pushes: Sequence[tf.Tensor], step: tf.Tensor
     ) -> Outcome:
-        sparsity = asking.current(compressor.sparsity, step)
-        least = asking.smallest(compressor.sparsity)
+        sparsity = asking.of_step(compressor.sparsity, step)
         named = compressor.value_dtype
         tensors = [t._replace(value_dtype=named) for t in self.tensors]
         arrived, missing, rest = [], [], list(pushes)
         for places in plans.shares(tensors, NUM_WORKERS):
             layout = [tensors[i] for i in places]
-            planned = plans.plan(layout, sparsity, NUM_WORKERS, least=least)
+            planned = plans.plan(layout, sparsity, NUM_WORKERS)
             parts = [_take(planned, words) for words in rest]
             totals, buffers, rest, found = map(list, zip(*parts, strict=True))
             both = Both(tf.add_n(totals), tf.stack(buffers))
