@@ -26,7 +26,6 @@ a.jsonl,b.jsonl` reports files together, without training.
 
 import functools
 import os
-import pathlib
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -34,7 +33,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from absl import app, flags
-from adaptive.inner_results import SEED_OF_RATES, refusals, summaries
+from adaptive import inner_results
 from common import (
     method_settings,
     pieces,
@@ -76,13 +75,6 @@ METHODS = {
     for name in ("uniform_8bit", "power_sgd", "ef_sign_sgd", "dgc")
 }
 
-COLUMNS = [
-    ("optimizer", "optimizer", ""),
-    ("rate", "rate", ".2g"),
-    ("dense", "dense", ""),
-    *((name, name, "") for name in METHODS),
-]
-
 
 class Comparison:
     """All runs of a task with one optimizer.
@@ -116,7 +108,9 @@ class Comparison:
         sign = -1 if self._task.higher_is_better else 1
         return pieces.best_rate(
             rates,
-            lambda r: sign * self._runs(method, r, [SEED_OF_RATES])[0]["value"],
+            lambda r: (
+                sign * self._runs(method, r, [inner_results.SEED_OF_RATES])[0]["value"]
+            ),
             MORE,
         )
 
@@ -172,32 +166,12 @@ def train():
     return done.rows
 
 
-def _setting(row):
-    return tuple(row[name] for name in ("task", "metric", "steps", "workers"))
-
-
 def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
     paths = _FROM_JSON.value
-    rows = pieces.read(paths) if paths else train()
-    tables = []
-    for setting in dict.fromkeys(map(_setting, rows)):
-        better = tasks.TASKS[setting[0]].higher_is_better
-        shown = summaries([r for r in rows if _setting(r) == setting], better)
-        if not shown:  # only rates have been tried
-            continue
-        task, metric, steps, workers = setting
-        title = f"{task}: {metric} after {steps} steps, {workers} workers; "
-        title += "by itself, and what methods add"
-        reporting.report(shown, COLUMNS, title, origin={})
-        tables += [f"### {title}", reporting.markdown(shown, COLUMNS)]
-        notes = refusals(shown)
-        for note in notes:
-            print(note)
-        tables += [reporting.setting(shown, {}), *notes]
-    if _MARKDOWN.value:
-        pathlib.Path(_MARKDOWN.value).write_text("\n\n".join(tables) + "\n")
+    tables = inner_results.tables(pieces.read(paths) if paths else train(), METHODS)
+    reporting.report_all(tables, _MARKDOWN.value)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,38 @@
 
 import numpy as np
 from common import pieces
+from common.tasks import TASKS
 
 SEED_OF_RATES = 100
 """Seed of the runs by which the rate is chosen, no run that counts."""
+
+
+def tables(rows, methods):
+    """Return a title, lines, columns and notes for each setting with runs that count.
+
+    Args:
+        rows: of `inner.py`.
+        methods: names of the columns.
+    """
+    groups = {}
+    for row in rows:
+        of = row["task"], row["metric"], row["steps"], row["workers"]
+        groups.setdefault(of, []).append(row)
+    lines = {
+        of: summaries(g, TASKS[of[0]].higher_is_better) for of, g in groups.items()
+    }
+    columns = [("optimizer", "optimizer", ""), ("rate", "rate", ".2g")]
+    columns += [(name, name, "") for name in ("dense", *methods)]
+    return [
+        (_title(*of), shown, columns, *refusals(shown))
+        for of, shown in lines.items()
+        if shown
+    ]
+
+
+def _title(task, metric, steps, workers):
+    title = f"{task}: {metric} after {steps} steps, {workers} workers; "
+    return title + "by itself, and what methods add"
 
 
 def summaries(rows, higher_is_better):

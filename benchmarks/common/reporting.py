@@ -45,13 +45,15 @@ def report_all(tables, path=None):
     """Print several tables of rows that say their own setting, as `report` does.
 
     Args:
-        tables: (title, rows, columns) of each.
+        tables: (title, rows, columns) of each, and lines of text to stand below it.
         path: a file for all of them as Markdown; None for none.
     """
     text = []
-    for title, rows, columns in tables:
+    for title, rows, columns, *notes in tables:
         report(rows, columns, title, origin={})
-        text += [f"### {title}", markdown(rows, columns), setting(rows, {})]
+        for note in notes:
+            print(note)
+        text += [f"### {title}", markdown(rows, columns), setting(rows, {}), *notes]
     if path:
         pathlib.Path(path).write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
