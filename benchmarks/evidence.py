@@ -107,6 +107,8 @@ def one(arguments):
     """Train a single run."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # TensorFlow leaves it off on some processors, where steps take longer.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     import tensorflow as tf
     from common import reporting, training
     from study.single import Run

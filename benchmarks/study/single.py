@@ -12,6 +12,8 @@ import numpy as np
 from study import registry, rows
 from study.replicas import Replicas
 from study.specs import INTERRUPTED
+from tf_dgc._internals import tracing
+from tf_dgc.launch import onednn
 
 EVALUATIONS = 10  # during a run
 
@@ -105,6 +107,8 @@ class Run:
             "commit": self._commits[0],
             "command": spec.command,
             "started": self._started,
+            "processor": onednn.processor(),
+            "onednn": tracing.uses_onednn(),
             **told,
         }
 

@@ -11,8 +11,10 @@ KEYS = [
     *("task", "method", "settings", "workers", "seed", "steps", "metric", "value"),
     *("curve", "bytes_per_worker", "seconds", "commit", "command", "started"),
 ]
-"""Keys of a row. It has `error` too if there is no value, and `resumed_at` if the run
-went on at other commits than `commit`, where it was begun: these, in their order.
+"""Keys of a row. It has `processor` and `onednn`, whether TensorFlow used oneDNN, too
+where a process ran to its end, but for the first days; `error` if there is no value;
+and `resumed_at` if the run went on at other commits than `commit`, where it was begun:
+these, in their order.
 """
 
 INTERRUPTED = 75  # the exit status of a run that is to be gone on with

@@ -16,6 +16,7 @@ from study import rows as kept
 from study.specs import KEYS, Spec
 
 STEPS = 12
+RUN_ON = ["processor", "onednn"]
 
 
 class Largest(tasks.Task):
@@ -103,7 +104,8 @@ def in_pieces(tmp_path, strategy, method):
     run(pieces, strategy, method).finish()
     assert list((pieces / "running").iterdir()) == []
     expected, found = only_row(whole), only_row(pieces)
-    assert list(found) == KEYS
+    assert list(found) == [*KEYS, *RUN_ON]
+    assert found["processor"] and isinstance(found["onednn"], bool)
     assert same_always(found) == same_always(expected)
     assert [point["step"] for point in found["curve"]] == list(range(1, STEPS + 1))
     assert found["value"] == found["curve"][-1]["value"] > 1 / 16
@@ -157,7 +159,7 @@ def test_a_run_at_several_commits_says_so(tmp_path, strategies):
         run(tmp_path, strategies[2], commit="abc")
     run(tmp_path, strategies[2], commit="def").finish()
     row = only_row(tmp_path)
-    assert list(row) == [*KEYS, "resumed_at"]
+    assert list(row) == [*KEYS, *RUN_ON, "resumed_at"]
     assert row["commit"] == "abc"
     assert row["resumed_at"] == ["def"]
 
@@ -177,7 +179,7 @@ def test_a_loss_that_is_not_finite_is_a_row(tmp_path, strategies):
     settings = {"recipe": {"rate": float("1e30"), "clipnorm": None}}
     run(tmp_path, strategies[2], "dense", settings).finish()
     row = only_row(tmp_path)
-    assert list(row) == [*KEYS, "error"]
+    assert list(row) == [*KEYS, *RUN_ON, "error"]
     assert row["value"] is None
     assert row["error"] == "the loss is not finite"
     assert 1 <= row["curve"][-1]["step"] < STEPS
@@ -190,7 +192,7 @@ def test_a_metric_that_is_not_finite_is_a_row(tmp_path, strategies, monkeypatch)
     monkeypatch.setattr(Largest, "evaluate", lambda self, model: next(found))
     run(tmp_path, strategies[2], "dense").finish()
     row = only_row(tmp_path)
-    assert list(row) == [*KEYS, "error"]
+    assert list(row) == [*KEYS, *RUN_ON, "error"]
     assert row["value"] is row["curve"][-1]["value"] is None
     assert row["error"] == "the accuracy is not finite"
     assert np.isfinite(row["curve"][-1]["loss"])
