@@ -52,7 +52,7 @@ def summaries(rows):
 
 
 def _place(name):
-    """Return the place of a method; the ablation stays as it was run."""
+    """Return the place of a method; what has no name stays as it was run, behind."""
     order = ["dense", *method_settings.NAMES]
     return order.index(name) if name in order else len(order)
 

@@ -5,6 +5,8 @@ clipping, but for what is stated here: what made it train best among a few value
 on MNIST, with one seed and 250 steps. Papers choose theirs too.
 """
 
+import functools
+
 import tf_dgc
 from tf_dgc import compressors
 
@@ -40,6 +42,9 @@ DGC = {
 FOR_STEPS = "dgc_for_steps"
 """DGC as the package sets it for a run of so many steps."""
 
+WHEN_SENT = " when sent"
+"""Behind a method's name: with the learning rate of the step in which it is sent."""
+
 NAMES = [*compressors.METHODS, *DGC, FOR_STEPS]
 """All methods."""
 
@@ -59,6 +64,9 @@ def parameters(name, steps):
 
 def method(name):
     """Return how the optimizer of a method is made, and what differs for its SGD."""
+    if name.endswith(WHEN_SENT):
+        make, settings = method(name.removesuffix(WHEN_SENT))
+        return functools.partial(make, rate_correction=False), settings
     if name in DGC:
         return _Dgc(DGC[name], warms_up=True), {}
     if name == FOR_STEPS:
