@@ -117,7 +117,13 @@ class Comparison:
         if found.failed:
             begun = len(found.seeds) + len(found.failed)
             return f"failed in {len(found.failed)} of {begun}"
-        return self._by_interval(found) if label == "dgc" else "exploratory"
+        if label != "dgc":
+            return "exploratory"
+        # What the planned seeds say is the plan's verdict; before, it may still turn.
+        pairs, planned = len(found.seeds), plan.PLANNED_SEEDS
+        early = self.task == "cifar10" and 1 < pairs < planned
+        note = f" ({pairs} of {planned} pairs so far)" if early else ""
+        return self._by_interval(found) + note
 
     def _by_interval(self, found):
         if len(found.seeds) < 2:
