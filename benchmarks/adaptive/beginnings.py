@@ -5,6 +5,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from common import pieces
 from study import intervals
 
 import tf_dgc
@@ -102,10 +103,7 @@ def tables(rows):
     Args:
         rows: of `beginnings.py`.
     """
-    groups = {}
-    for row in rows:
-        of = row["task"], row["steps"], row["workers"], row["tuning"]
-        groups.setdefault(of, []).append(row)
+    groups = pieces.grouped(rows, ["task", "steps", "workers", "tuning"])
     return [
         (_title(*of, group[0]), _lines(group), COLUMNS) for of, group in groups.items()
     ]

@@ -15,10 +15,7 @@ def tables(rows, methods):
         rows: of `inner.py`.
         methods: names of the columns.
     """
-    groups = {}
-    for row in rows:
-        of = row["task"], row["metric"], row["steps"], row["workers"]
-        groups.setdefault(of, []).append(row)
+    groups = pieces.grouped(rows, ["task", "metric", "steps", "workers"])
     lines = {
         of: summaries(g, TASKS[of[0]].higher_is_better) for of, g in groups.items()
     }

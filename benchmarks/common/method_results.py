@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 from study import intervals
 
-from common import method_settings
+from common import method_settings, pieces
 from common.tasks import TASKS
 
 COLUMNS = [
@@ -27,10 +27,7 @@ def tables(rows):
     Args:
         rows: of `convergence.py`.
     """
-    groups = {}
-    for row in rows:
-        of = row["task"], row["metric"], row["steps"], row["workers"]
-        groups.setdefault(of, []).append(row)
+    groups = pieces.grouped(rows, ["task", "metric", "steps", "workers"])
     return [(_title(*of), summaries(group), COLUMNS) for of, group in groups.items()]
 
 
@@ -45,10 +42,9 @@ def summaries(rows):
         rows: of `convergence.py`, of one setting, with dense runs of all seeds.
     """
     dense = {row["seed"]: row["value"] for row in rows if row["method"] == "dense"}
-    methods = {}
-    for row in rows:
-        methods.setdefault(row["method"], []).append(row)
-    return [_line(methods[name], rows, dense) for name in sorted(methods, key=_place)]
+    methods = pieces.grouped(rows, ["method"])
+    order = sorted(methods, key=lambda names: _place(*names))
+    return [_line(methods[names], rows, dense) for names in order]
 
 
 def _place(name):

@@ -15,6 +15,14 @@ def read(paths):
     return [row for path in paths for row in _parse(pathlib.Path(path).read_text())]
 
 
+def grouped(rows, names):
+    """Return rows by what they have under these names, in order of the first ones."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
 def _parse(text):
     if text.startswith("["):
         return json.loads(text)
