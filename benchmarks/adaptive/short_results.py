@@ -3,10 +3,12 @@
 import math
 
 import numpy as np
+from common import pieces
 from study import intervals
 
 from adaptive import short
 
+SETTING = ["task", "steps", "workers"]
 COLUMNS = [
     ("method", "method", ""),
     ("value", "reached", ".4f"),
@@ -24,11 +26,11 @@ def tables(rows):
     Args:
         rows: of `horizons.py`.
     """
-    return [_table(group) for group in _grouped(rows, _setting)]
+    return [_table(*of, group) for of, group in pieces.grouped(rows, SETTING).items()]
 
 
-def _table(rows):
-    lines, (task, steps, workers) = summaries(rows), _setting(rows[0])
+def _table(task, steps, workers, rows):
+    lines = summaries(rows)
     title = f"{task}: {lines[0]['metric']} after {steps} steps, {workers} workers, "
     title += f"seeds: {', '.join(map(str, sorted({s['seeds'] for s in lines})))}"
     columns = [
@@ -43,7 +45,7 @@ def summaries(rows):
     Args:
         rows: of `horizons.py`, of one setting.
     """
-    groups = _grouped(rows, lambda row: row["method"])
+    groups = pieces.grouped(rows, ["method"]).values()
     return [_summary(group, rows) for group in sorted(groups, key=_place)]
 
 
@@ -79,14 +81,3 @@ def _to_dense(group, rows):
         "half_width": found.half_width if math.isfinite(found.half_width) else None,
         "gap": found.mean / usual.mean if usual.separates else None,
     }
-
-
-def _grouped(rows, key):
-    found = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found.values()
-
-
-def _setting(row):
-    return tuple(row[name] for name in ("task", "steps", "workers"))
