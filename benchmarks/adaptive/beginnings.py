@@ -121,24 +121,18 @@ def _lines(rows):
 
 def _line(name, rows):
     own = [row for row in rows if row["method"] == name]
-    values = [row["value"] for row in own]
-    to_dense, to_rising = (_difference(rows, name, d) for d in (DENSE, DENSE_RISING))
     return {
         **own[0],
+        **intervals.mean_and_spread(own),
         "seeds": len(own),
-        "value": np.mean(values),
-        "spread": np.std(values, ddof=1) if len(values) > 1 else None,
         "loss": np.mean([row["loss"] for row in own]),
         "bytes_per_step": np.mean([row["bytes_per_step"] for row in own]),
-        "difference": to_dense[0],
-        "half_width": to_dense[1],
-        "to_rising": to_rising[0],
-        "rising_half_width": to_rising[1],
+        **_difference(rows, name, DENSE, "difference", "half_width"),
+        **_difference(rows, name, DENSE_RISING, "to_rising", "rising_half_width"),
     }
 
 
-def _difference(rows, name, other):
-    found = intervals.paired(rows, name, other)
-    if name == other or not found.seeds:
-        return None, None
-    return found.mean, found.half_width if len(found.seeds) > 1 else None
+def _difference(rows, name, other, *columns):
+    if name == other:
+        return {}
+    return intervals.paired(rows, name, other).as_columns(*columns)

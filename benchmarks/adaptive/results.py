@@ -70,12 +70,7 @@ def _distance(key, group, control):
         return {}  # a mean of those that did not fail would praise
     names = group[0]["method"], control[0]["method"]
     difference = intervals.paired([*group, *control], *names)
-    if not difference.seeds:
-        return {}
-    found = {key: difference.mean}
-    if math.isfinite(difference.half_width):
-        found[f"{key}_half_width"] = difference.half_width
-    return found
+    return difference.as_columns(key, f"{key}_half_width")
 
 
 def budget_key(ratio):

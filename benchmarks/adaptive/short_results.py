@@ -1,7 +1,5 @@
 """What the rows of `horizons.py` say: means over seeds, and distances to dense."""
 
-import math
-
 import numpy as np
 from common import pieces
 from study import intervals
@@ -56,11 +54,10 @@ def _place(group):
 
 
 def _summary(group, rows):
-    method, values = group[0]["method"], [row["value"] for row in group]
+    method = group[0]["method"]
     return {
         **group[0],
-        "value": np.mean(values),
-        "spread": np.std(values, ddof=1) if len(values) > 1 else None,
+        **intervals.mean_and_spread(group),
         "bytes_per_step": np.mean([row["bytes_per_step"] for row in group]),
         "seeds": len(group),
         **dict.fromkeys(("difference", "half_width", "gap")),
@@ -74,10 +71,5 @@ def _to_dense(group, rows):
     others = [row for row in rows if row["seed"] in seeds]
     found = intervals.paired(others, group[0]["method"])
     usual = intervals.paired(others, "dgc")
-    if not found.seeds:
-        return {}
-    return {
-        "difference": found.mean,
-        "half_width": found.half_width if math.isfinite(found.half_width) else None,
-        "gap": found.mean / usual.mean if usual.separates else None,
-    }
+    gap = found.mean / usual.mean if found.seeds and usual.separates else None
+    return {**found.as_columns(), "gap": gap}

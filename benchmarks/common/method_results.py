@@ -1,6 +1,5 @@
 """What the rows of `convergence.py` say: means over seeds, and distances to dense."""
 
-import math
 import statistics
 
 import numpy as np
@@ -54,23 +53,17 @@ def _place(name):
 
 
 def _line(runs, rows, dense):
-    first, values = runs[0], [run["value"] for run in runs]
-    to_dense = intervals.paired(rows, first["method"])
-    sent = float(np.mean([run["bytes_per_step"] for run in runs]))
-    line = {
-        **first,
-        "value": float(np.mean(values)),
-        "spread": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+    method, sent = runs[0]["method"], np.mean([run["bytes_per_step"] for run in runs])
+    to_dense = intervals.paired(rows, method).as_columns()
+    return {
+        **runs[0],
+        **intervals.mean_and_spread(runs),
         "dense_value": float(np.mean([dense[run["seed"]] for run in runs])),
-        "bytes_per_step": sent,
-        "ratio": first["dense_bytes_per_step"] / sent,
+        "bytes_per_step": float(sent),
+        "ratio": runs[0]["dense_bytes_per_step"] / float(sent),
         "bytes_to_target": _bytes_to_target(runs, dense),
+        **({} if method == "dense" else to_dense),
     }
-    if first["method"] != "dense":
-        finite = math.isfinite(to_dense.half_width)
-        line["difference"] = to_dense.mean
-        line["half_width"] = to_dense.half_width if finite else None
-    return line
 
 
 def _bytes_to_target(runs, dense):

@@ -43,6 +43,27 @@ class Difference:
         """Whether the interval leaves out 0."""
         return abs(self.mean) > self.half_width
 
+    def as_columns(self, mean="difference", half_width="half_width"):
+        """Return what is known, for a table: the mean and half of its interval.
+
+        Args:
+            mean: name of the one.
+            half_width: name of the other.
+        """
+        known = {mean: self.mean, half_width: self.half_width}
+        return {name: value for name, value in known.items() if math.isfinite(value)}
+
+
+def mean_and_spread(runs):
+    """Return the mean value of runs and its standard deviation, for a table.
+
+    Args:
+        runs: rows of one method.
+    """
+    values = [run["value"] for run in runs]
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"value": float(np.mean(values)), "spread": spread}
+
 
 def paired(rows, method, other="dense", label=lambda row: row["method"], scale=None):
     """Return how far a method is from another.
