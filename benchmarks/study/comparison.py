@@ -42,7 +42,8 @@ class Comparison:
     def labels(self):
         """Labels of the methods, in the order of the plan; others last."""
         found = dict.fromkeys(map(plan.label_of, self.rows))
-        order = [*plan.ALL, plan.UNMASKED, plan.TIGHTER, *plan.ABLATION, *plan.OTHERS]
+        others = plan.UNMASKED, plan.TIGHTER, plan.FOR_STEPS
+        order = [*plan.ALL, *others, *plan.ABLATION, *plan.OTHERS]
         return sorted(found, key=lambda label: _position(label, order))
 
     def of(self, label):

@@ -65,6 +65,7 @@ class Group:
 
 UNMASKED = "dgc unmasked"
 TIGHTER = "dense clipped as dgc"  # whose threshold is N**-0.5 of the recipe's
+FOR_STEPS = "dgc_for_steps"  # what the docs advise for the length of a run
 _WITHOUT = {"momentum_correction": False, "factor_masking": False, "warmup_epochs": 0}
 _CLIPPED = {"clipnorm": 1.0}
 _RATE = RECIPES["cifar10"].rate
@@ -106,6 +107,7 @@ SEEN = {
     "dgc": {"ptb": (0,), "cifar10": (0, 1, 2), "mnist": (0, 1), "shakespeare": (0, 1)},
     UNMASKED: {"ptb": (0,), "cifar10": (0, 1), "mnist": (0, 1), "shakespeare": (0, 1)},
     TIGHTER: {"ptb": (0,)},
+    FOR_STEPS: {"ptb": (1, 2), "mnist": SEEDS[:5], "shakespeare": SEEDS[:5]},
 }
 LED_TO = {"dgc": {"ptb": (0,)}, UNMASKED: {"ptb": (0,)}}
 OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
@@ -121,6 +123,8 @@ GROUPS = [
     Group("ptb", (*PAIR, TIGHTER), (1,)),
     *(Group(task, ALL, (2, 3, 4)) for task in ("mnist", "shakespeare")),
     Group("ptb", (*PAIR, TIGHTER), (2,)),
+    Group("ptb", (FOR_STEPS,), (1, 2)),
+    *(Group(task, (FOR_STEPS,), (0, 1, 2, 3, 4)) for task in ("shakespeare", "mnist")),
     Group("cifar10", OTHERS, (0,)),
     Group("cifar10", ABLATION, (0,)),
     Group("ptb", ("dgc", TIGHTER), (0,)),

@@ -5,6 +5,7 @@ import dataclasses
 import keras
 
 import tf_dgc
+from study import plan
 from study.cifar import Cifar10
 from study.penn import Penn
 from study.small import Mnist, Shakespeare
@@ -32,12 +33,14 @@ def make_optimizer(spec, task):
     """Return the optimizer; call it in the scope of the strategy.
 
     `dense` is Keras's own. `dgc` takes beside its arguments `warmup_epochs`, 0 for
-    none; without, the recipe's.
+    none; without, the recipe's; `dgc_for_steps` takes its sparsity from the steps.
     """
     sgd = task.recipe.sgd(spec.steps)
     options = dict(spec.settings.get("method", {}))
     if spec.method == "dense":
         return sgd
+    if spec.method == plan.FOR_STEPS:
+        return tf_dgc.dgc_for_steps(sgd, spec.steps, **options)
     if spec.method != "dgc":
         compressor = compressors.METHODS[spec.method](**options)
         around = spec.settings.get("optimizer", {})

@@ -11,6 +11,8 @@ from evidence_rows import row
 from study import coverage, plan, plan_page, registry, rows
 from study.specs import KEYS, Spec
 
+from tf_dgc.schedules import for_steps
+
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "evidence"
 
 
@@ -55,6 +57,16 @@ def test_labels():
         plan.Group("cifar10", (plan.TIGHTER,), (0,)).specs()
     (spec,) = plan.Group("ptb", (plan.TIGHTER,), (0,)).specs()
     assert plan.label_of(row(spec)) == plan.TIGHTER
+
+
+def test_settings_for_the_length_of_a_run():
+    (spec,) = plan.Group("shakespeare", (plan.FOR_STEPS,), (0,)).specs()
+    task = registry.TASKS["shakespeare"]("no such folder")
+    optimizer = registry.make_optimizer(spec, task)
+    least = optimizer.sparsity(spec.steps)
+    assert float(least) == pytest.approx(for_steps(spec.steps))
+    assert optimizer.factor_masking is False
+    assert optimizer.value_dtype == "mxfp4"
 
 
 def test_seeds_are_added_until_the_interval_is_narrow():
