@@ -133,6 +133,7 @@ def _line(name, rows):
 
 
 def _difference(rows, name, other, *columns):
-    if name == other:
-        return {}
-    return intervals.paired(rows, name, other).as_columns(*columns)
+    """Return the paired difference under these names; None for what is not known."""
+    found = intervals.paired(rows, name, other)
+    known = {} if name == other else found.as_columns(*columns)
+    return {**dict.fromkeys(columns), **known}
