@@ -141,9 +141,11 @@ def print_coverage(arguments):
 
 def report(arguments):
     """Write the page about the rows that are kept."""
+    from common import pieces
     from study import report as pages
 
-    pages.write(rows.read(arguments.runs), arguments.out)
+    timed = pieces.read([arguments.timed] if arguments.timed.exists() else [])
+    pages.write(rows.read(arguments.runs), arguments.out, timed)
 
 
 def _parser():
@@ -200,6 +202,8 @@ def _add_of_runs(command):
 def _add_report(commands):
     command = _add(commands, report)
     command.add_argument("--runs", type=pathlib.Path, default=EVIDENCE / "runs")
+    timed = EVIDENCE / "rows" / "time_to_accuracy.jsonl"
+    command.add_argument("--timed", type=pathlib.Path, default=timed)
     command.add_argument("--out", type=pathlib.Path, default=EVIDENCE)
 
 

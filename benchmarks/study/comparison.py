@@ -7,11 +7,29 @@ from study import intervals, plan
 from study.rows import has_value
 from study.specs import Spec
 
-TASKS = {  # factor and unit of a value, and of a difference
-    "cifar10": (100, "%", "points"),
-    "mnist": (100, "%", "points"),
-    "ptb": (1, "", "%"),
-    "shakespeare": (1, "nats", "nats"),
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """How a task's values are written.
+
+    Attributes:
+        factor: of a value.
+        unit: of a value times its factor.
+        of_difference: unit of a difference; relative ones are in per cent.
+        digits: behind the point.
+    """
+
+    factor: int
+    unit: str
+    of_difference: str
+    digits: int = 2
+
+
+TASKS = {
+    "cifar10": Unit(100, "%", "points"),
+    "mnist": Unit(100, "%", "points"),
+    "ptb": Unit(1, "", "%"),
+    "shakespeare": Unit(1, "nats", "nats", digits=3),
 }
 
 
@@ -39,6 +57,11 @@ class Comparison:
         return registry.TASKS[self.task].metric
 
     @property
+    def unit(self):
+        """The task's `Unit`."""
+        return TASKS[self.task]
+
+    @property
     def labels(self):
         """Labels of the methods, in the order of the plan; others last."""
         found = dict.fromkeys(map(plan.label_of, self.rows))
@@ -61,15 +84,15 @@ class Comparison:
         """
         found = {row["seed"]: row["value"] for row in self.of(label)}
         values = [v for seed, v in found.items() if seeds is None or seed in seeds]
-        return TASKS[self.task][0] * statistics.mean(values) if values else None
+        return self.unit.factor * statistics.mean(values) if values else None
 
     def difference(self, label, other="dense"):
         """Return the paired difference, in the unit of the task's differences.
 
         Seeds that led to a label are no evidence about it, and are left out.
         """
-        factor = TASKS[self.task][0]
-        relative = TASKS[self.task][2] == "%"
+        factor = self.unit.factor
+        relative = self.unit.of_difference == "%"
 
         def scaled(mine, theirs):
             return 100 * (mine / theirs - 1) if relative else factor * (mine - theirs)

@@ -1,4 +1,6 @@
-"""The metric against steps and bytes: a line per method, the mean of its runs."""
+"""The metric against steps, bytes and time: a line per method."""
+
+import math
 
 import matplotlib as mpl
 
@@ -12,12 +14,13 @@ from matplotlib.ticker import EngFormatter
 def draw(found, path):
     """Draw one task: on the left against steps, on the right against bytes.
 
+    A line is the mean of a method's runs, and a band from the least to the largest.
+
     Args:
         found: a `comparison.Comparison`.
         path: name of the file; its ending decides on the format.
     """
-    mpl.rcParams["svg.hashsalt"] = "evidence"  # the same bytes for the same runs
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), sharey=True)
+    figure, axes = _figure(1, 2, figsize=(12, 4.5), sharey=True)
     for label in found.labels:
         for axis, key in zip(axes, ("step", "bytes"), strict=True):
             _line(axis, found.of(label), key, label)
@@ -29,6 +32,44 @@ def draw(found, path):
     axes[1].set(xlabel="bytes that a worker has handed to collectives", xscale="log")
     axes[1].xaxis.set_major_formatter(EngFormatter(unit="B"))
     axes[0].legend(fontsize=8)
+    _save(figure, path)
+
+
+def draw_over_time(rows, path):
+    """Draw accuracy against seconds: a panel per task, link and processor.
+
+    Args:
+        rows: of `time_to_accuracy.py`; every run is a line, methods have a color each.
+        path: name of the file; its ending decides on the format.
+    """
+    panels, methods = {}, list(dict.fromkeys(row["mode"] for row in rows))
+    for row in rows:
+        if row["curve"]:  # not of a run that failed
+            names = row["task"], row["rate"], row["processor"]
+            panels.setdefault(names, []).append(row)
+    height = math.ceil(len(panels) / 2)
+    figure, axes = _figure(height, 2, figsize=(12, 4 * height), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (names, runs) in zip(axes.flat, panels.items(), strict=False):
+        for row in runs:
+            seconds, _, values = zip(*row["curve"], strict=True)
+            color, first = f"C{methods.index(row['mode'])}", row["seed"] == 0
+            label = row["mode"] if first else None
+            axis.plot(seconds[1:], values[1:], color=color, label=label, lw=1.2)
+        axis.set(title=", ".join(names), xlabel="seconds", ylabel="accuracy")
+        axis.set_xscale("log")
+        axis.grid(visible=True, color="0.93")
+        axis.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _figure(*shape, **arguments):
+    mpl.rcParams["svg.hashsalt"] = "evidence"  # the same bytes for the same runs
+    return plt.subplots(*shape, **arguments)
+
+
+def _save(figure, path):
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

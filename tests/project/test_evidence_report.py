@@ -146,7 +146,11 @@ def test_the_report(tmp_path):
     assert "1 of abcabcabcabc, then fedfedfedfed; 1 of defdefdefdef-dirty." in page
     assert "All are of commit abcabcabcabc." in page
     assert f"`{failed.command}`: the loss is not finite" in page
-    (head,) = (line for line in page.splitlines() if "| perplexity" in line)
+    (head,) = (
+        line
+        for line in page.splitlines()
+        if "| perplexity |" in line and "method" in line
+    )
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     (dgc,) = (
         line for line in page.split("## ptb")[1].splitlines() if "| dgc (" in line
@@ -154,7 +158,12 @@ def test_the_report(tmp_path):
     cells = dict(zip(columns, dgc.strip("|").split("|"), strict=True))
     assert int(cells["pairs"]) == 1  # without seed 0
     assert float(cells["dense of these"]) < 1
-    assert "| dgc unmasked (as it is since seed 0 and 1 was seen) |" in page
+    assert "| dgc unmasked (as it is since seeds 0 and 1 had been seen) |" in page
+    answers = page.partition("## How to read this")[0]
+    assert "| cifar10, 4 workers | accuracy % | 3 |" in answers
+    assert "| sign_sgd | dgc | 3 |" in page
+    assert "| + warm-up | + factor masking | 3 |" in page
+    assert "Time to an accuracy" not in page  # without a row of it
     assert plan_page.changes() in page
     assert "2026-11-25: `dgc unmasked` is a method too" in page
     assert "| 93.75 | 93.87 |" in page
@@ -162,7 +171,37 @@ def test_the_report(tmp_path):
     assert "## cifar10 with 3 blocks, stride 1, 4 workers" in page
     assert "| ratio of these | at the end | ratio on a ring | at its end |" in page
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert html.count("<table>") == 5
+    assert html.count("<table>") == 6
     for name in re.findall(r'src="(.+?)"', html):
         assert (tmp_path / name).stat().st_size > 1000
     assert len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.slow
+def test_the_report_of_times_over_links(tmp_path):
+    pytest.importorskip("matplotlib")
+    shared = dict.fromkeys(["workers", "steps", "looks", "width", "cpus"], 2)
+    shared |= {"task": "digits", "rate": "1gbit", "processor": "one", "attempt": 0}
+    curves = {
+        ("dense", 0): [[0.0, 0, 0.1], [10.0, 5, 0.6], [20.0, 10, 0.9]],
+        ("dense", 1): [[0.0, 0, 0.1], [10.0, 5, 0.6], [30.0, 10, 0.9]],
+        ("dgc", 0): [[0.0, 0, 0.1], [5.0, 5, 0.896], [10.0, 10, 0.91]],
+        ("dgc", 1): [[0.0, 0, 0.1], [5.0, 5, 0.5], [10.0, 10, 0.91]],
+        ("late", 0): [[0.0, 0, 0.1], [5.0, 5, 0.5], [10.0, 10, 0.89]],
+    }
+    rows = [
+        {**shared, "mode": mode, "seed": seed, "curve": curve, "value": curve[-1][2]}
+        for (mode, seed), curve in curves.items()
+    ]
+    key = {**shared, "mode": "dead", "seed": 0}
+    rows.append({**key, "value": None, "curve": [], "error": "died"})
+    report.write([], tmp_path, rows)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| digits")]
+    cells = {c[3]: c for c in ([w.strip() for w in x.split("|")] for x in lines)}
+    assert cells["dense"][4:9] == ["2", "90.00", "", "25.0", ""]
+    assert cells["dgc"][4:8] == ["2", "91.00", "+1.00 ± 0.00", "7.5"]
+    assert cells["dgc"][8].startswith("3.46 (")  # the root of 4 times 3
+    assert cells["late"][4:9] == ["1", "89.00", "-1.00", "0 of 1 came to it", ""]
+    assert cells["dead"][5] == "1 failed"
+    assert (tmp_path / "over-links.svg").stat().st_size > 1000
