@@ -39,7 +39,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     The inner optimizer applies its rule, momentum included, to the sum over workers; an
     Adam is corrected for what waits. Its clipping becomes local gradient clipping.
-    `DGCOptimizer` is the case of `TopK` with momentum correction, and faster.
+    `DGCOptimizer` is the case of `TopK` with momentum correction.
 
     Args:
         inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
