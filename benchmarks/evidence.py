@@ -144,7 +144,7 @@ def report(arguments):
     from common import pieces
     from study import report as pages
 
-    timed = pieces.read([arguments.timed] if arguments.timed.exists() else [])
+    timed = pieces.read([arguments.timed])
     pages.write(rows.read(arguments.runs), arguments.out, timed)
 
 

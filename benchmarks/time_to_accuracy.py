@@ -94,7 +94,9 @@ _SEEDS = flags.DEFINE_list("seeds", ["0"], "Of weights and of what is drawn.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Of a run.", lower_bound=8)
 _WIDTH = flags.DEFINE_integer("width", 1024, "Units of a hidden layer of `digits`.", 1)
 _LOOKS = flags.DEFINE_integer("looks", 40, "Of a run, `--steps` at most.", 1)
-_TOLERANCE = flags.DEFINE_float("tolerance", 0.005, "Of the target.", 0.0, 1.0)
+_TOLERANCE = flags.DEFINE_float(
+    "tolerance", target_times.TOLERANCE, "Of the target.", 0.0, 1.0
+)
 _TIMEOUT = flags.DEFINE_float("timeout", 3600.0, "Seconds for an answer of a worker.")
 _RETRY = flags.DEFINE_bool("retry", False, "Whether to run again what has failed.")
 _JSON = flags.DEFINE_string("json", None, "A file for the rows, a line each.")

@@ -14,13 +14,13 @@ class Unit:
 
     Attributes:
         factor: of a value.
-        unit: of a value times its factor.
+        of_value: unit of a value times its factor.
         of_difference: unit of a difference; relative ones are in per cent.
         digits: behind the point.
     """
 
     factor: int
-    unit: str
+    of_value: str
     of_difference: str
     digits: int = 2
 

@@ -3,7 +3,6 @@
 from study import pictures, target_times
 from study.plan_page import markdown as table
 
-TOLERANCE = 0.005  # below the dense run's accuracy at the end is the target
 _TEXT = """\
 Here workers are processes, and links are real: network namespaces, whose rate is
 limited (`benchmarks/time_to_accuracy.py`). Seconds until the test set's accuracy is
@@ -20,7 +19,7 @@ def section(rows, out):
     """
     if not rows:
         return ""
-    shown = target_times.compared(rows, TOLERANCE)
+    shown = target_times.compared(rows, target_times.TOLERANCE)
     name = "over-links.svg"
     pictures.draw_over_time(shown, out / name)
     lines = [_line(row) for row in target_times.summaries(shown)]

@@ -7,6 +7,7 @@ import matplotlib as mpl
 mpl.use("agg")
 
 import numpy as np
+from common import pieces
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -42,21 +43,20 @@ def draw_over_time(rows, path):
         rows: of `time_to_accuracy.py`; every run is a line, methods have a color each.
         path: name of the file; its ending decides on the format.
     """
-    panels, methods = {}, list(dict.fromkeys(row["mode"] for row in rows))
-    for row in rows:
-        if row["curve"]:  # not of a run that failed
-            names = row["task"], row["rate"], row["processor"]
-            panels.setdefault(names, []).append(row)
+    methods = list(dict.fromkeys(row["mode"] for row in rows))
+    ended = [row for row in rows if row["curve"]]  # not those that failed
+    panels = pieces.grouped(ended, ["task", "rate", "processor"])
     height = math.ceil(len(panels) / 2)
     figure, axes = _figure(height, 2, figsize=(12, 4 * height), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (names, runs) in zip(axes.flat, panels.items(), strict=False):
-        for row in runs:
-            seconds, _, values = zip(*row["curve"], strict=True)
-            color, first = f"C{methods.index(row['mode'])}", row["seed"] == 0
-            label = row["mode"] if first else None
-            axis.plot(seconds[1:], values[1:], color=color, label=label, lw=1.2)
+        for (mode,), own in pieces.grouped(runs, ["mode"]).items():
+            for i, row in enumerate(own):
+                seconds, _, values = zip(*row["curve"], strict=True)
+                style = {"color": f"C{methods.index(mode)}", "lw": 1.2}
+                label = None if i else mode
+                axis.plot(seconds[1:], values[1:], label=label, **style)
         axis.set(title=", ".join(names), xlabel="seconds", ylabel="accuracy")
         axis.set_xscale("log")
         axis.grid(visible=True, color="0.93")

@@ -22,17 +22,12 @@ def answers(comparisons):
     lines = []
     for found in comparisons:
         difference = found.difference("dgc")
-        if not difference.seeds:
+        if not difference.seeds and not difference.failed:
             continue
-        means = [_mean(found, each, difference.seeds) for each in plan.PAIR]
-        metric = f"{found.metric} {found.unit.unit}".strip()
-        said = [_interval(found, difference), found.unit.of_difference]
         handed = _ratio(*(found.sent(each) for each in plan.PAIR))
-        counts = metric, len(difference.seeds)
-        lines.append(
-            [title(found), *counts, *means, *said, found.verdict("dgc"), handed]
-        )
-    headings = ["", "", "pairs", "dense", "dgc", "difference", "in", "margin"]
+        said = *_dense_and_dgc(found), found.verdict("dgc"), handed
+        lines.append([title(found), _metric(found), *said])
+    headings = ["", "", "dense", "dgc", "pairs", "difference", "in", "margin"]
     return table([*headings, "ratio of bytes handed"], lines)
 
 
@@ -42,7 +37,7 @@ def methods(found):
         [_named(found, label), *_accuracy(found, label), *_bytes(found, label)]
         for label in found.labels
     ]
-    headings = ["method", "runs", "failed", f"{found.metric} {found.unit.unit}".strip()]
+    headings = ["method", "runs", "failed", _metric(found)]
     headings += ["pairs", "dense of these", f"to dense, {found.unit.of_difference}"]
     headings += ["margin", "MB handed to collectives", "ratio of these"]
     headings += ["at the end", "ratio on a ring", "at its end"]
@@ -86,14 +81,23 @@ def beside_papers(comparisons):
         else:
             continue
         (dense, dgc), model = theirs
-        difference = found.difference("dgc")
-        mine = [_mean(found, each, difference.seeds) for each in plan.PAIR]
-        ours = [*mine, len(difference.seeds), _interval(found, difference)]
-        unit, counted = found.unit.of_difference, f"{papers.ratio(_shapes(found)):,.0f}"
-        lines.append([title(found), dense, dgc, model, *ours, unit, counted])
+        ours = *_dense_and_dgc(found), f"{papers.ratio(_shapes(found)):,.0f}"
+        lines.append([title(found), dense, dgc, model, *ours])
     headings = ["", "dense there", "DGC there", "what", "dense here", "DGC here"]
     headings += ["pairs", "difference here", "in", "ratio as they count"]
     return table(headings, lines) if lines else ""
+
+
+def _dense_and_dgc(found):
+    """Return both means of the pairs, their number, the difference and its unit."""
+    difference = found.difference("dgc")
+    means = [_mean(found, each, difference.seeds) for each in plan.PAIR]
+    counted = len(difference.seeds), _interval(found, difference)
+    return [*means, *counted, found.unit.of_difference]
+
+
+def _metric(found):
+    return f"{found.metric} {found.unit.of_value}".strip()
 
 
 def _shapes(found):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from evidence_rows import row
 from scipy import stats
-from study import comparison, intervals, papers, plan, plan_page, report
+from study import comparison, intervals, papers, plan, plan_page, report, tables
 from study.specs import Spec
 
 
@@ -116,6 +116,18 @@ def test_a_run_of_dense_that_failed_decides_nothing():
     assert found.verdict("dgc") == "within the aim, 0.2 (3 of 5 pairs so far)"
 
 
+def test_the_answers_have_tasks_of_which_all_runs_failed():
+    specs = plan.Group("cifar10", plan.PAIR, (0, 1)).specs()
+    made = [row(s, 0.8 if s.method == "dense" else None) for s in specs]
+    made.append(row(plan.Group("mnist", ("dense",), (0,)).specs()[0]))  # of no pair
+    text = tables.answers(comparison.comparisons(made))
+    head, _, line = ([c.strip() for c in x.split("|")] for x in text.splitlines())
+    cells = dict(zip(head[3:], line[3:], strict=True))
+    assert line[1:3] == ["cifar10, 4 workers", "accuracy %"]
+    assert (cells["pairs"], cells["dgc"], cells["difference"]) == ("0", "", "")
+    assert cells["margin"] == "failed in 2 of 2"
+
+
 @pytest.mark.slow
 def test_the_report(tmp_path):
     """It has every method, what failed, and the papers' figures."""
@@ -160,7 +172,11 @@ def test_the_report(tmp_path):
     assert float(cells["dense of these"]) < 1
     assert "| dgc unmasked (as it is since seeds 0 and 1 had been seen) |" in page
     answers = page.partition("## How to read this")[0]
-    assert "| cifar10, 4 workers | accuracy % | 3 |" in answers
+    (line,) = (
+        x for x in answers.splitlines() if x.startswith("| cifar10, 4 workers |")
+    )
+    assert line.split(" | ")[1] == "accuracy %"
+    assert line.split(" | ")[4] == "3"
     assert "| sign_sgd | dgc | 3 |" in page
     assert "| + warm-up | + factor masking | 3 |" in page
     assert "Time to an accuracy" not in page  # without a row of it
