@@ -66,6 +66,7 @@ class Group:
 UNMASKED = "dgc unmasked"
 TIGHTER = "dense clipped as dgc"  # whose threshold is N**-0.5 of the recipe's
 FOR_STEPS = "dgc_for_steps"  # what the docs advise for the length of a run
+QUARTER = "dgc_for_steps, 75 %"  # a quarter of the entries in each step
 _WITHOUT = {"momentum_correction": False, "factor_masking": False, "warmup_epochs": 0}
 _CLIPPED = {"clipnorm": 1.0}
 _RATE = RECIPES["cifar10"].rate
@@ -75,6 +76,7 @@ _RATE = RECIPES["cifar10"].rate
 LABELS = {
     UNMASKED: ("dgc", {"method": {"factor_masking": False}}),
     TIGHTER: ("dense", {"recipe": {"clipnorm": 4**-0.5 * RECIPES["ptb"].clipnorm}}),
+    QUARTER: (FOR_STEPS, {"method": {"sparsity": 0.75}}),
     "top-k alone": ("dgc", {"method": _WITHOUT}),
     "+ momentum correction": (
         "dgc",
@@ -95,7 +97,8 @@ LABELS = {
         {"recipe": {"rate": round(0.03 * _RATE, 6), "momentum": 0.0}},
     ),
 }
-OF_TASKS = {UNMASKED: tuple(STEPS), TIGHTER: ("ptb",)}  # others: CIFAR-10 alone
+# Tasks of these; all other labels are for CIFAR-10 alone.
+OF_TASKS = {UNMASKED: tuple(STEPS), TIGHTER: ("ptb",), QUARTER: ("ptb",)}
 ABLATION = tuple(
     label
     for label, (method, _) in LABELS.items()
@@ -108,6 +111,7 @@ SEEN = {
     UNMASKED: {"ptb": (0,), "cifar10": (0, 1), "mnist": (0, 1), "shakespeare": (0, 1)},
     TIGHTER: {"ptb": (0,)},
     FOR_STEPS: {"ptb": (1, 2), "mnist": SEEDS[:5], "shakespeare": SEEDS[:5]},
+    QUARTER: {"ptb": (1, 2)},
 }
 LED_TO = {"dgc": {"ptb": (0,)}, UNMASKED: {"ptb": (0,)}}
 OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
@@ -129,6 +133,7 @@ GROUPS = [
     Group("cifar10", ABLATION, (0,)),
     *(Group(task, ("float16",), (0,)) for task in STEPS),
     *(Group(task, PAIR, (0,), workers=8) for task in STEPS),
+    Group("ptb", (QUARTER,), (1, 2)),
     Group("cifar10", (*ABLATION, *OTHERS), (1,)),
     Group("cifar10", (*ABLATION, *OTHERS), (2,)),
     Group("cifar10", PAIR, (0,), model=RESNET20, minutes=120),

@@ -55,8 +55,9 @@ def test_labels():
         plan.Group("ptb", ("sign_sgd",), (0,)).specs()
     with pytest.raises(ValueError, match="for ptb alone, not cifar10"):
         plan.Group("cifar10", (plan.TIGHTER,), (0,)).specs()
-    (spec,) = plan.Group("ptb", (plan.TIGHTER,), (0,)).specs()
-    assert plan.label_of(row(spec)) == plan.TIGHTER
+    for label in (plan.TIGHTER, plan.QUARTER):
+        (spec,) = plan.Group("ptb", (label,), (0,)).specs()
+        assert plan.label_of(row(spec)) == label
 
 
 def test_settings_for_the_length_of_a_run():
@@ -66,6 +67,10 @@ def test_settings_for_the_length_of_a_run():
     least = optimizer.sparsity(spec.steps)
     assert float(least) == pytest.approx(for_steps(spec.steps))
     assert optimizer.factor_masking is False
+    assert optimizer.value_dtype == "mxfp4"
+    (spec,) = plan.Group("ptb", (plan.QUARTER,), (1,)).specs()
+    optimizer = registry.make_optimizer(spec, registry.TASKS["ptb"]("no such folder"))
+    assert float(optimizer.sparsity(0)) == 0.75
     assert optimizer.value_dtype == "mxfp4"
 
 
