@@ -1,6 +1,7 @@
 #include "update.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "select.h"
 
@@ -35,29 +36,41 @@ void SumPart(Workers<A> workers, int64_t num_workers, bool exempt, int64_t begin
   }
 }
 
+// What a thread sums entries of a part in: small enough for the second-level cache. Between
+// calls all but `sent` is zero.
+template <class A>
+struct Sums {
+  std::vector<A> sums = std::vector<A>(kPart);
+  std::unique_ptr<bool[]> is_sent{new bool[kPart]()};
+  std::vector<int32_t> sent = std::vector<int32_t>(kPart + 1);  // each once; one may be too many
+};
+
 // Where several workers sent the same entry, the sum is formed before the update, as a
-// dense sum would be. The memory for it is small enough for the second-level cache.
+// dense sum would be. Whether another did is not asked by a branch, which would be guessed
+// wrongly where many entries are sent.
 template <class A>
 void DescendPart(Workers<A> workers, int64_t num_workers, bool exempt, int64_t begin,
                  int64_t end, A rate, A* variable) {
-  thread_local std::vector<A> sums(kPart);  // always zero between calls
-  thread_local std::vector<bool> is_sent(kPart);
-  thread_local std::vector<int64_t> sent;
-  sent.reserve(kPart);  // so that nothing throws before all is zero again
+  thread_local Sums<A> memory;
+  A* const sums = memory.sums.data();
+  bool* const is_sent = memory.is_sent.get();
+  int32_t* const sent = memory.sent.data();
+  int64_t num_sent = 0;
   for (int64_t w = 0; w < num_workers; ++w) {
     ForEachEntry(workers[w], exempt, begin, end, [&](int64_t i, A value) {
-      sums[i - begin] += value;
-      if (is_sent[i - begin]) return;
-      is_sent[i - begin] = true;
-      sent.push_back(i);
+      const int64_t at = i - begin;
+      sums[at] += value;
+      sent[num_sent] = static_cast<int32_t>(at);
+      num_sent += !is_sent[at];
+      is_sent[at] = true;
     });
   }
-  for (const int64_t i : sent) {
-    variable[i] -= sums[i - begin] * rate;
-    sums[i - begin] = 0;
-    is_sent[i - begin] = false;
+  for (int64_t n = 0; n < num_sent; ++n) {
+    const int64_t at = sent[n];
+    variable[begin + at] -= sums[at] * rate;
+    sums[at] = 0;
+    is_sent[at] = false;
   }
-  sent.clear();
 }
 
 template <class A>

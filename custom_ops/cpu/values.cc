@@ -67,10 +67,8 @@ uint32_t WriteBlock(int64_t n, A* values, uint32_t* words) {
   }
   const float factor = FactorOf<Format>(scale), unit = UnitOf<Format>(scale);
   uint32_t codes[kShared];
-  for (int64_t i = 0; i < kShared; ++i) {
-    codes[i] = Format::Code(block[i] * factor);
-    block[i] = Format::Level(codes[i]) * unit;
-  }
+  for (int64_t i = 0; i < kShared; ++i) codes[i] = Format::Code(block[i] * factor);
+  for (int64_t i = 0; i < kShared; ++i) block[i] = Format::Level(codes[i]) * unit;
   for (int64_t i = 0; i < n; i += kPerWord) {
     uint32_t word = 0;
     for (int j = 0; j < kPerWord; ++j) word |= codes[i + j] << (j * Format::kBits);
@@ -92,6 +90,19 @@ void WriteBlocks(int64_t k, int64_t first, int64_t count, A* values, uint32_t* w
   }
 }
 
+// Decodes a block of n values from its words of codes, and its unit.
+template <class Format, class A>
+void ReadBlock(int64_t n, const uint32_t* words, float unit, A* values) {
+  constexpr int kPerWord = 32 / Format::kBits;
+  uint32_t codes[kShared];
+  for (int64_t i = 0; i < n; i += kPerWord) {
+    for (int j = 0; j < kPerWord; ++j) {
+      codes[i + j] = words[i / kPerWord] >> (j * Format::kBits) & ((1u << Format::kBits) - 1);
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) values[i] = Format::Level(codes[i]) * unit;
+}
+
 template <class Format, class A>
 std::string ReadBlocks(int64_t k, const uint32_t* words, A* values) {
   const uint32_t* codes = words + ScaleWords(k);
@@ -103,13 +114,8 @@ std::string ReadBlocks(int64_t k, const uint32_t* words, A* values) {
     const uint32_t scale = ScaleAt(words, block);
     finite &= scale != kBrokenScale;
     possible &= IsScale<Format>(scale);
-    const float unit = UnitOf<Format>(scale);
-    const int64_t end = std::min(k, (block + 1) * kShared);
-    for (int64_t i = block * kShared; i < end; ++i) {
-      const int64_t bit = i * Format::kBits;
-      const uint32_t code = codes[bit / 32] >> (bit % 32);
-      values[i] = Format::Level(code & ((1u << Format::kBits) - 1)) * unit;
-    }
+    const int64_t first = block * kShared, n = std::min(kShared, k - first);
+    ReadBlock<Format>(n, codes + block * Format::kBits, UnitOf<Format>(scale), values + first);
   }
   return !finite ? "a value is not finite" : !possible ? "a scale is out of range" : "";
 }
