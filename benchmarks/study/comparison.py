@@ -65,7 +65,7 @@ class Comparison:
     def labels(self):
         """Labels of the methods, in the order of the plan; others last."""
         found = dict.fromkeys(map(plan.label_of, self.rows))
-        others = plan.UNMASKED, plan.TIGHTER, plan.FOR_STEPS, plan.QUARTER
+        others = plan.UNMASKED, plan.TIGHTER, *plan.FOR_LENGTHS
         order = [*plan.ALL, *others, *plan.ABLATION, *plan.OTHERS]
         return sorted(found, key=lambda label: _position(label, order))
 

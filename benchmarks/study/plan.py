@@ -67,6 +67,7 @@ UNMASKED = "dgc unmasked"
 TIGHTER = "dense clipped as dgc"  # whose threshold is N**-0.5 of the recipe's
 FOR_STEPS = "dgc_for_steps"  # what the docs advise for the length of a run
 QUARTER = "dgc_for_steps, 75 %"  # a quarter of the entries in each step
+FOR_LENGTHS = FOR_STEPS, QUARTER
 _WITHOUT = {"momentum_correction": False, "factor_masking": False, "warmup_epochs": 0}
 _CLIPPED = {"clipnorm": 1.0}
 _RATE = RECIPES["cifar10"].rate

@@ -51,10 +51,9 @@ def pairs(found):
     that is clipped as it is, and other methods beside `dgc`.
     """
     ablation = [label for label in plan.ABLATION if found.of(label)]
-    lengths = plan.FOR_STEPS, plan.QUARTER
     asked = [(label, before) for before, label in itertools.pairwise(ablation)]
-    asked += [(label, plan.TIGHTER) for label in ("dgc", *lengths)]
-    asked += [(label, "dgc") for label in (*lengths, *plan.OTHERS)]
+    asked += [(label, plan.TIGHTER) for label in ("dgc", *plan.FOR_LENGTHS)]
+    asked += [(label, "dgc") for label in (*plan.FOR_LENGTHS, *plan.OTHERS)]
     lines = []
     for label, other in asked:
         step = found.difference(label, other)
