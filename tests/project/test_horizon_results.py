@@ -69,6 +69,6 @@ def test_one_seed_has_no_interval():
 def test_tables_of_the_docs_are_made_of_the_rows_that_are_kept(name):
     found = short_results.tables(pieces.read([DOCS / f"evidence/rows/{name}.jsonl"]))
     assert len(found) == 2
-    text = (DOCS / "methods.md").read_text()
+    text = (DOCS / "short_runs.md").read_text()
     for title, lines, columns in found:
         assert reporting.markdown(lines, columns) in text, title

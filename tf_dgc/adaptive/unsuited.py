@@ -10,7 +10,7 @@ from tf_dgc.inner import adam_kinds
 from tf_dgc.inner.novograd import NovoGrad
 
 # Why, of those whose rule is applied to the sum and is not linear in it. The one place
-# for it; `benchmarks/inner.py` has the figures (docs/methods.md).
+# for it; `benchmarks/inner.py` has the figures (docs/adam.md).
 _SQUARES = (
     "divides by the root of a mean of squares, and of an entry that comes every T "
     "steps it remembers the square of all that waited, so that the variable moves "
@@ -127,7 +127,7 @@ def check_rule(
 def _how(inner: keras.optimizers.Optimizer, compressor: Compressor) -> str | None:
     """Return how an unsuited rule trains behind a method; None if no worse than others.
 
-    By what was measured with sparsification, signs and PowerSGD (docs/methods.md).
+    By what was measured with sparsification, signs and PowerSGD (docs/adam.md).
     """
     rule = _rule(inner)
     if rule is None:  # what is derived from an Adam
