@@ -115,7 +115,15 @@ SEEN = {
     QUARTER: {"ptb": (1, 2)},
 }
 LED_TO = {"dgc": {"ptb": (0,)}, UNMASKED: {"ptb": (0,)}}
-OTHERS = ("power_sgd", "qsgd", "ef_sign_sgd", "sign_sgd", "adacomp", "stc")
+OTHERS = (
+    "power_sgd",
+    "qsgd",
+    "ef_sign_sgd",
+    "sign_sgd",
+    "adacomp",
+    "stc",
+    "scale_com",
+)
 PAIR = ("dense", "dgc")
 ALL = ("dense", "dgc", "float16")
 RESNET20 = {"blocks": 3, "stride": 1}
