@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from test_failures import STRATEGY
 
+from tf_dgc.cluster import watch as watch_module
 from tf_dgc.cluster import workers
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.distribute import cross_device
@@ -85,3 +86,25 @@ def test_a_collective_that_begins_meanwhile_is_not_lost():
     watch = Watch(STRATEGY, lambda: next(counts))
     watch._look()
     assert not watch._lost
+
+
+def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):
+    """Whoever waits unwatched may wait for ever."""
+    looked = []
+
+    def count():
+        looked.append(threading.current_thread())
+        raise KeyError("a group that is not known")
+
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "0.1")
+    watch = Watch(STRATEGY, count)
+    monkeypatch.setattr(watch_module.failures, "note_end", lambda strategy: None)
+    watch.start()
+    try:
+        while min(map(looked.count, watch._threads)) < 3:
+            time.sleep(0.01)
+    finally:
+        watch._end()
+    told = capsys.readouterr().err
+    assert told.count("a fault of the watch, which goes on") == len(watch._threads)
+    assert "a group that is not known" in told

@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import os
 import sys
-import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
-from tf_dgc.cluster import coordination, failures, positions, workers
+from tf_dgc.cluster import coordination, failures, frames, positions, workers
 from tf_dgc.cluster.positions import Counts, Group, Position
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
@@ -88,23 +88,42 @@ class Watch:
         if failures.told.is_set():
             failures.limit_teardown()
 
-    # Without the coordination service there is nothing to watch with: the cluster has
-    # failed, and TensorFlow has ended its collectives.
-
     def _publish_often(self) -> None:
-        while not self._stop.wait(self._interval):
-            with contextlib.suppress(tf.errors.OpError):
-                self._publish(self._look())
+        self._often(lambda: self._publish(self._look()))
         with contextlib.suppress(tf.errors.OpError):
             failures.note_end(self._strategy)
 
     def _blame_often(self) -> None:
+        reason = self._often(self._blame_or_get_to_know)
+        if reason is not None:
+            self._give_up(reason)
+
+    def _often(self, look: Callable[[], str | None]) -> str | None:
+        """Look again and again until there is a reason to give up, or all ends.
+
+        Without the coordination service there is nothing to watch with: the cluster
+        has failed, and TensorFlow has ended its collectives. Any other error is a fault
+        of the watch, told once; a worker that nobody watches might wait for ever.
+        """
+        told: set[type] = set()
         while not self._stop.wait(self._interval):
-            with contextlib.suppress(tf.errors.OpError):
-                reason = self._blame(self._look())
-                if reason is not None:
-                    return self._give_up(reason)
-                self._get_to_know_one()
+            try:
+                if (reason := look()) is not None:
+                    return reason
+            except tf.errors.OpError:
+                pass
+            except Exception as error:
+                if type(error) not in told:
+                    told.add(type(error))
+                    sys.stderr.write("tf_dgc: a fault of the watch, which goes on:\n")
+                    traceback.print_exc()
+        return None
+
+    def _blame_or_get_to_know(self) -> str | None:
+        reason = self._blame(self._look())
+        if reason is None:
+            self._get_to_know_one()
+        return reason
 
     def _look(self) -> Position:
         """Return where this worker is."""
@@ -113,11 +132,11 @@ class Watch:
         idle = not tracing.is_executing(self._frames_of_others())
         if idle and self._count() == counts:
             self._lost = {g: started - done for g, (started, done) in counts.items()}
-        frame = _main_frame()
+        frame = frames.of_main_thread()
         return Position(
             {g: self._with_others(g, *pair) for g, pair in counts.items()},
             any(map(tracing.is_tracing, self._frames_of_others())),
-            _place(frame),
+            frames.place(frame),
         )
 
     def _with_others(self, group: Group, started: int, done: int) -> tuple[int, int]:
@@ -224,12 +243,12 @@ class Watch:
 
     def _give_up(self, reason: str) -> None:
         """Let the collective fail; if that does not free the main thread, end here."""
-        before = _main_frame()
+        before = frames.of_main_thread()
         instruction = before and before.f_lasti
         threading.Thread(target=_fail, args=[reason], daemon=True).start()
         if self._stop.wait(_STUCK_SECONDS):
             return
-        after = _main_frame()
+        after = frames.of_main_thread()
         if after is before and (after and after.f_lasti) == instruction:
             text = failures.error_text(self._strategy, reason)
             sys.stderr.write(f"{text} The main thread is stuck; ending this process.\n")
@@ -240,25 +259,3 @@ class Watch:
 def _fail(reason: str) -> None:
     coordination.abort_collectives(f"tf_dgc: {reason}")  # even if nobody can be told
     failures.tell(reason)
-
-
-def _main_frame() -> FrameType | None:
-    identity = threading.main_thread().ident
-    return None if identity is None else sys._current_frames().get(identity)
-
-
-def _place(frame: FrameType | None) -> str:
-    """Return where in the user's program a stack is, past all libraries."""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    if frame is None:
-        return "an unknown place"
-    code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-
-
-_LIBRARIES = (
-    *(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib")),
-    os.path.dirname(os.path.dirname(__file__)),  # the package
-    "<",  # code without a file
-)
