@@ -11,14 +11,15 @@ import ctypes
 import functools
 import os
 import sys
-import threading
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tf_dgc._internals import service
+from tf_dgc._internals import service, threads
 
+T = TypeVar("T")
 _GRACE_SECONDS = 2.0  # for the service to say itself that a time is over
 
 
@@ -34,7 +35,7 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
         tf.errors.DeadlineExceededError: if that worker does not answer in time.
     """
     try:
-        _within(
+        _call_within(
             seconds + _GRACE_SECONDS,
             "TFE_EnableCollectiveOps",
             server_def,
@@ -59,7 +60,7 @@ def publish(key: str, value: str, seconds: float) -> None:
         tf.errors.AlreadyExistsError: if the key is set.
         tf.errors.DeadlineExceededError: if that worker does not answer in time.
     """
-    _within(seconds, "TFE_InsertConfigKeyValue", key.encode(), value.encode())
+    _call_within(seconds, "TFE_InsertConfigKeyValue", key.encode(), value.encode())
 
 
 def publish_at_exit(key: str, value: str) -> None:
@@ -72,7 +73,7 @@ def publish_at_exit(key: str, value: str) -> None:
 
 def unpublish(key: str, seconds: float) -> None:
     """Remove a key, so that it can be published again; raises as `publish`."""
-    _within(seconds, "TFE_DeleteConfigKeyValue", key.encode())
+    _call_within(seconds, "TFE_DeleteConfigKeyValue", key.encode())
 
 
 def lookup(key: str, seconds: float) -> str:
@@ -80,21 +81,23 @@ def lookup(key: str, seconds: float) -> str:
 
     Raises:
         tf.errors.DeadlineExceededError: if that takes more than so many seconds.
+
+    A time that is over leaves what was asked for with the service, some 20 kB here and
+    there, until the key is published. So this is not for asking again and again.
     """
-    library = _library()
-    buffer = ctypes.c_void_p(library.TF_NewBuffer())
-    # After a time-out the buffer stays with the call that was left behind.
-    _within(
-        seconds + _GRACE_SECONDS,
-        "TFE_GetConfigKeyValue",
-        key.encode(),
-        _milliseconds(seconds),
-        buffer,
-    )
-    value = library.TF_GetBuffer(buffer)
-    text = ctypes.string_at(value.data, value.length).decode()
-    library.TF_DeleteBuffer(buffer)
-    return text
+    library, context = _library(), _context()
+
+    def get() -> str:
+        buffer = ctypes.c_void_p(library.TF_NewBuffer())
+        given = context, key.encode(), _milliseconds(seconds), buffer
+        try:
+            _call("TFE_GetConfigKeyValue", *given)
+            value = library.TF_GetBuffer(buffer)
+            return ctypes.string_at(value.data, value.length).decode()
+        finally:
+            library.TF_DeleteBuffer(buffer)
+
+    return _within(seconds + _GRACE_SECONDS, get, "TFE_GetConfigKeyValue")
 
 
 def wait_at_barrier(name: str, seconds: float) -> None:
@@ -103,7 +106,7 @@ def wait_at_barrier(name: str, seconds: float) -> None:
     Raises:
         tf.errors.DeadlineExceededError: if one does not arrive in time.
     """
-    _within(
+    _call_within(
         seconds + _GRACE_SECONDS,
         "TFE_WaitAtBarrier",
         name.encode(),
@@ -113,7 +116,7 @@ def wait_at_barrier(name: str, seconds: float) -> None:
 
 def report_error(message: str, seconds: float) -> None:
     """Make pending collectives of all workers fail with this message."""
-    _within(
+    _call_within(
         seconds,
         "TFE_ReportErrorToCluster",
         ctypes.c_int(tf.errors.FAILED_PRECONDITION),
@@ -128,26 +131,30 @@ def abort_collectives(message: str) -> None:
     _library().TF_DeleteStatus(status)
 
 
-def _within(
+def _call_within(
     seconds: float,
     function: str,
     *arguments: Any,
     context: ctypes.c_void_p | None = None,
 ) -> None:
     """Call a function of the C API; raise what its status says, or if it is slow."""
-    context = context or _context()
-    answer: futures.Future[None] = futures.Future()
+    given = context or _context(), *arguments
+    _within(seconds, lambda: _call(function, *given), function)
+
+
+def _within(seconds: float, do: Callable[[], T], function: str) -> T:
+    """Return what something comes to, in a thread that is left behind if it is slow."""
+    answer: futures.Future[T] = futures.Future()
 
     def call() -> None:
         try:
-            _call(function, context, *arguments)
-            answer.set_result(None)
+            answer.set_result(do())
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=call, name=f"tf_dgc {function}", daemon=True).start()
+    threads.run_beside(call, f"tf_dgc {function}")
     try:
-        answer.result(seconds)
+        return answer.result(seconds)
     except futures.TimeoutError:
         raise tf.errors.DeadlineExceededError(
             None,

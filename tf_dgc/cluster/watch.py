@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc._internals import tracing
+from tf_dgc._internals import threads, tracing
 from tf_dgc.cluster import coordination, failures, frames, positions, workers
 from tf_dgc.cluster.positions import Counts, Group, Position
 
@@ -245,7 +245,7 @@ class Watch:
         """Let the collective fail; if that does not free the main thread, end here."""
         before = frames.of_main_thread()
         instruction = before and before.f_lasti
-        threading.Thread(target=_fail, args=[reason], daemon=True).start()
+        threads.run_beside(lambda: _fail(reason), "tf_dgc")
         if self._stop.wait(_STUCK_SECONDS):
             return
         after = frames.of_main_thread()

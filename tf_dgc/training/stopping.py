@@ -21,6 +21,8 @@ from tf_dgc.cluster import coordination, workers
 
 _ANSWER_SECONDS = 1.0  # for the others to say that they want to stop as well
 _STOP = "stop"
+_SILENT = "-1 nobody"  # has rung yet
+_LISTEN_SECONDS = 0.5  # between looks for a verdict
 _numbers = itertools.count()  # equal on all workers, as all call `fit` alike
 
 
@@ -101,6 +103,7 @@ class Stopping:
             proposal = _STOP
         with contextlib.suppress(tf.errors.AlreadyExistsError):
             coordination.publish(f"{key}/verdict", proposal, limit)
+            self._ring()
         return coordination.lookup(f"{key}/verdict", limit)
 
     def _noted(self, key: str) -> list[int]:
@@ -113,13 +116,41 @@ class Stopping:
                 noted.append(int(coordination.lookup(f"{key}/{peer}", left)))
         return noted
 
+    # Each time a verdict is asked for that is not there, the service keeps something of
+    # that. So what is asked for again and again is a bell, which always has a value:
+    # another one since the last verdict. Of two that ring at once one may not be heard,
+    # but then the other's value came after both verdicts.
+
+    def _ring(self) -> None:
+        with contextlib.suppress(tf.errors.NotFoundError):
+            coordination.unpublish(f"{self._key}/bell", workers.timeout_seconds())
+        self._hang_up_bell(f"{self._attempt} {self._me}")
+
+    def _hang_up_bell(self, value: str) -> None:
+        limit = workers.timeout_seconds()
+        with contextlib.suppress(tf.errors.AlreadyExistsError):
+            coordination.publish(f"{self._key}/bell", value, limit)
+
     def _listen(self) -> None:
+        heard = _SILENT
         with contextlib.suppress(tf.errors.OpError):  # the cluster has failed
-            while not self._ended.is_set():
-                key = f"{self._key}/{len(self._verdicts)}/verdict"
-                with contextlib.suppress(tf.errors.DeadlineExceededError):
-                    self._verdicts.append(coordination.lookup(key, _ANSWER_SECONDS))
+            self._hang_up_bell(_SILENT)
+            while not self._ended.wait(_LISTEN_SECONDS):
+                value = self._ask("bell")
+                if value not in (None, heard) and self._hear_verdicts(value):
+                    heard = value
         atexit.unregister(self._exit)
+
+    def _hear_verdicts(self, value: str) -> bool:
+        """Hear all there are; return whether that which the bell rang for is heard."""
+        while verdict := self._ask(f"{len(self._verdicts)}/verdict"):
+            self._verdicts.append(verdict)
+        return len(self._verdicts) > int(value.split(maxsplit=1)[0])
+
+    def _ask(self, key: str) -> str | None:
+        with contextlib.suppress(tf.errors.DeadlineExceededError):
+            return coordination.lookup(f"{self._key}/{key}", _ANSWER_SECONDS)
+        return None
 
 
 class StopTogether(keras.callbacks.Callback):
