@@ -47,21 +47,44 @@ def trained(optimizer):
     return model
 
 
-@pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")  # inner
-def test_weights_of_a_dense_run(tmp_path):
+@pytest.mark.parametrize(
+    ("other", "make"),
+    [
+        (sgd, dgc),
+        (keras.optimizers.Adam, dgc),  # of as many variables
+        (sgd, lambda: tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.1), "top_k")),
+    ],
+)
+def test_weights_of_a_dense_run(tmp_path, other, make):
     """As by Keras, the state of another optimizer is left out, with a warning."""
     path = tmp_path / "m.weights.h5"
-    dense = trained(sgd())
+    dense = trained(other())
+    fit(dense)
     dense.save_weights(path)
     for begun in (False, True):
-        model = trained(dgc()) if begun else make_model(dgc())
+        model = trained(make()) if begun else make_model(make())
         before = int(model.optimizer.iterations)
-        with pytest.warns(UserWarning, match="not of this package, and DGCOptimizer"):
+        with pytest.warns(UserWarning, match=r"not of this package, and \w+ stays"):
             model.load_weights(path)
         assert int(model.optimizer.iterations) == before
         for found, expected in zip(model.weights, dense.weights, strict=True):
             np.testing.assert_array_equal(found, expected)
         fit(model)
+
+
+def test_weights_that_were_saved_before_any_step(tmp_path):
+    """All of the state stays: iterations alone would be of another training."""
+    path = tmp_path / "m.weights.h5"
+    make_model(dgc()).save_weights(path)
+    model = trained(dgc())
+    before = [v.numpy() for v in model.optimizer.variables]
+    with pytest.warns(UserWarning, match="saved before any step, and this one's is"):
+        model.load_weights(path)
+    after = [v.numpy() for v in model.optimizer.variables]
+    np.testing.assert_equal(after, before)
+    new = make_model(dgc())
+    new.optimizer.build(new.trainable_variables)
+    new.load_weights(path)  # nothing is lost
 
 
 def test_what_was_not_sent_is_not_lost_silently(tmp_path):
@@ -71,6 +94,14 @@ def test_what_was_not_sent_is_not_lost_silently(tmp_path):
         make_model(dgc()).load_weights(path)
     with pytest.raises(ValueError, match="Load with the settings"):
         trained(tf_dgc.DGCOptimizer(sgd(), 0.0)).load_weights(path)
+    other = tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.3), 0.9)
+    model = trained(other)
+    fit(model)
+    before = [v.numpy() for v in other.variables]
+    with pytest.warns(UserWarning, match="could not be loaded"):
+        model.load_weights(path, skip_mismatch=True)
+    after = [v.numpy() for v in other.variables]
+    np.testing.assert_equal(after, before)  # of the inner optimizer, too
 
 
 A = keras.optimizers.Adam

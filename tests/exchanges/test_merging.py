@@ -14,6 +14,7 @@ from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.codecs.value_types import encode
 from tf_dgc.collectives.requests import Form
 from tf_dgc.exchanges import Place
+from tf_dgc.ops import loader
 from tf_dgc.testing.communicator import run_all
 
 MERGING = ["gtopk", "oktopk", "twoway"]
@@ -103,14 +104,20 @@ def test_velocity_and_a_schedule(strategies, exchange):
 
 
 @pytest.mark.parametrize("exchange", MERGING)
-def test_all_are_exempt_on_a_schedule(strategies, exchange):
+@pytest.mark.parametrize("path", ["native", "operations"])
+def test_all_are_exempt_on_a_schedule(strategies, monkeypatch, exchange, path):
     """Every step is dense, which is known only when it runs."""
+    if path == "operations":
+        monkeypatch.setattr(
+            loader, "native", lambda: loader.Native(None, "", False, {})
+        )
     schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
     sgd = lambda: keras.optimizers.SGD(0.25)  # noqa: E731
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.DGCOptimizer(sgd(), schedule, exchange=exchange),
         [np.zeros(5, "float32")],
+        traced=True,
     )
     for _ in range(2):
         trainer.step([[np.ones(5, "float32")]] * 2)

@@ -132,3 +132,49 @@ def test_a_method_replaced_on_the_object_is_refused():
     inner.update_step = lambda *arguments: None
     with pytest.raises(ValueError, match="update_step was replaced"):
         tf_dgc.DGCOptimizer(inner, 0)
+
+
+class Fixed(O.SGD):
+    """Has settings that are neither arguments nor in its config."""
+
+    def __init__(self, learning_rate=0.5):
+        super().__init__(
+            learning_rate, momentum=0.9, clipnorm=0.5, loss_scale_factor=2.0
+        )
+
+    def get_config(self):
+        return {"learning_rate": float(self.learning_rate.numpy())}
+
+
+class Terse(O.AdamW):
+    """Takes settings that are not in its config."""
+
+    def get_config(self):
+        return {"learning_rate": float(self.learning_rate.numpy())}
+
+
+PLAIN = {"momentum": 0.9, "clipnorm": 0.5, "loss_scale_factor": 2.0}
+DECAYS = {"weight_decay": 0.1, "beta_1": 0.5, "clipvalue": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("make", "same"),
+    [
+        (Fixed, lambda: O.SGD(0.5, **PLAIN)),
+        (lambda: Terse(0.1, **DECAYS), lambda: O.AdamW(0.1, **DECAYS)),
+    ],
+)
+def test_a_setting_that_is_not_in_the_config_is_applied_once(strategies, make, same):
+    trainers = [
+        Trainer(
+            strategies[2],
+            lambda inner=inner: tf_dgc.DGCOptimizer(inner(), 0.9, min_compress_size=0),
+            initial_weights("float32"),
+        )
+        for inner in (make, same)
+    ]
+    for gradients in make_gradients(2, 3, "float32"):
+        for trainer in trainers:
+            trainer.step(gradients)
+    ours, theirs = (trainer.weights() for trainer in trainers)
+    np.testing.assert_equal(ours, theirs)

@@ -75,3 +75,19 @@ def test_a_name_that_is_no_regular_expression():
     with pytest.raises(ValueError, match=r"no regular .* Received: '\*bias'"):
         optimizer.exclude_from_compression(var_names=["kernel", "*bias"])
     optimizer.exclude_from_compression(var_names=["bias$"])
+
+
+def test_a_build_that_was_refused_can_be_mended():
+    """By what the error says: the optimizer is not built by it."""
+    variables = [
+        keras.Variable(np.zeros((40, 50)), dtype=dtype, name=dtype)
+        for dtype in ("float32", "float64")
+    ]
+    optimizer = tf_dgc.CompressedOptimizer(keras.optimizers.SGD(0.1), "lgc")
+    with pytest.raises(ValueError, match="Exclude those of another one"):
+        optimizer.build(variables)
+    assert not optimizer.built
+    optimizer.exclude_from_compression(var_list=variables[1:])
+    optimizer.build(variables)
+    optimizer.apply([np.ones((40, 50), v.dtype) for v in variables], variables)
+    assert all(np.all(v.numpy() < 0) for v in variables)

@@ -107,3 +107,16 @@ def test_float8_trains_as_with_the_inner_optimizer(tmp_path):
 def test_only_variables_to_overwrite():
     with pytest.raises(ValueError, match="no trainable variables"):
         dgc().build([marked(keras.Variable(tf.ones(2)))])
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+def test_a_step_of_nothing_but_variables_to_overwrite(strategies):
+    """As of a loop that applies them apart; by Keras it counts, too."""
+    trainer = WithScale(strategies[2], dgc)
+    trainer.step([[np.array([1.0, 5.0], "float32"), None]] * 2)
+    assert trainer.scales() == [[1.0, 5.0]] * 2
+    assert int(trainer.optimizer.iterations) == 1
+    stats = trainer.optimizer.stats
+    assert stats.bytes_per_step == stats.dense_bytes_per_step == 8
+    trainer.step([[np.array([1.0, 5.0], "float32"), matrix(0)]] * 2)
+    assert np.any(trainer.weights()[1])

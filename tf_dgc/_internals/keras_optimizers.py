@@ -34,11 +34,14 @@ def copy_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Return a new, unbuilt optimizer of the same type.
 
-    `_exclude_from_weight_decay*` are not in Keras's config and are copied by name.
+    `_exclude_from_weight_decay*` are not in Keras's config and are copied by name, and
+    so are settings that a class leaves out of it.
     """
     twin = type(optimizer).from_config(settings)
     for name, value in vars(optimizer).items():
-        if name.startswith("_exclude_from_weight_decay"):
+        plain = isinstance(value, bool | int | float | str | None)
+        setting = plain and not name.startswith("_") and name not in settings
+        if setting or name.startswith("_exclude_from_weight_decay"):
             setattr(twin, name, copy.copy(value))
     return twin
 
@@ -214,6 +217,14 @@ def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
     """Let Keras save nothing of this instance: its owner does."""
     for name in _IN_FILES:
         setattr(optimizer, name, lambda store: None)
+
+
+def load_only_if(
+    optimizer: keras.optimizers.Optimizer, wanted: Callable[[], bool]
+) -> None:
+    """Let Keras load the state of this instance only where its owner's was loaded."""
+    load = optimizer.load_own_variables
+    optimizer.load_own_variables = lambda store: load(store) if wanted() else None
 
 
 _IN_FILES = ("save_own_variables", "load_own_variables")

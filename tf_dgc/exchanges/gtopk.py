@@ -39,6 +39,9 @@ class GTopK(Ring):
 
     def merge(self, words: tf.Tensor, form: Form, place: Place) -> MergeRounds:
         """Merge with a helper, then with partners at distances of powers of two."""
+        if all(t.exempt for t in form.layout):
+            # Such a step is dense: where that is decided at run time, this is traced.
+            return Merged(words, tf.zeros([0], tf.bool))
         number = num_chosen(form)
         helper, places = place.helper, tf.range(number, dtype=tf.int32)
         if helper is None:

@@ -110,35 +110,35 @@ def is_of_an_unbuilt_one(store: Any) -> bool:
     return names(store) == ["0"] and np.array_equal(read(store, "0"), 0)
 
 
-def is_to_be_loaded(kind: str, built: bool, trains: bool, store: Any, own: int) -> bool:
+def is_to_be_loaded(
+    kind: str, built: bool, trains: bool, steps: int, store: Any, own: int
+) -> bool:
     """Whether there is something to load; nothing that counts is left out silently.
 
     Args:
         kind: name of the optimizer's class.
         built: whether it is built.
         trains: whether it was given variables, if it was built at all.
+        steps: number of steps that it has taken.
         store: store of what was saved.
         own: number of the optimizer's variables.
 
     Raises:
         ValueError: if what this package saved would be lost, or is another state.
     """
+    if is_of_an_unbuilt_one(store):
+        if steps:
+            _warn_of("it was saved before any step, and this one's is kept")
+        return False
     saved = len(names(store))
+    if not is_marked(store):
+        _warn_of(f"it is of one that is not of this package, and {kind} stays as it is")
+        return False
+    if not trains:
+        _warn_of("the model has no trainable variables")
+        return False
     if saved == own:
         return True
-    if not is_marked(store) or not trains:
-        if not is_of_an_unbuilt_one(store):
-            why = (
-                "the model has no trainable variables"
-                if not trains
-                else f"it is of an optimizer that is not of this package, and {kind} "
-                "begins anew"
-            )
-            warnings.warn(
-                f"What is saved of the optimizer's state is not loaded: {why}.",
-                stacklevel=2,
-            )
-        return False
     if not built:
         raise ValueError(
             f"This {kind} is not yet built, so what is saved of its state would be "
@@ -152,4 +152,10 @@ def is_to_be_loaded(kind: str, built: bool, trains: bool, store: Any, own: int) 
         "momentum and Adam correction, what is tracked, the inner optimizer's "
         "`momentum` and `gradient_accumulation_steps`, and which layers were trainable "
         f"when it was built decide which variables there are. {_WITHOUT}"
+    )
+
+
+def _warn_of(why: str) -> None:
+    warnings.warn(
+        f"What is saved of the optimizer's state is not loaded: {why}.", stacklevel=4
     )

@@ -125,6 +125,8 @@ def take_over(
     taken = {name: config.get(name, getattr(inner, name)) for name in changes}
     stated = {name: value for name, value in changes.items() if name in config}
     rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
+    for name in changes.keys() - stated:
+        setattr(rule, name, changes[name])
     _check_nothing_lost(inner, rule)
     kind = adam_kinds.find(inner) if adam_correction else None
     momentum = float(inner.beta_1) if kind else 0.0

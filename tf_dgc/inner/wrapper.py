@@ -61,6 +61,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self._took = took
         self._strategy = strategy
         self._trains_nothing = False
+        self._is_loaded = True  # what a file has for it, and so for the inner one
+        keras_optimizers.load_only_if(inner_optimizer, lambda: self._is_loaded)
         self._form = checkpoints.Remark(self._describe, self._check_form)
         self.inner_optimizer = inner_optimizer
 
@@ -228,7 +230,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         """Load the state; call it on every worker, with the same file or a copy of it.
 
         Another number of workers than saved it divides it: see `elastic.share`. The
-        state of another package's optimizer is left out, with a warning, as by Keras.
+        state of another package's optimizer is left out, with a warning, as by Keras,
+        and so is one that was saved before any step where this one has taken some.
 
         Raises:
             ValueError: if it was saved with other settings (for example without
@@ -238,14 +241,14 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
                 load different files.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
+        self._is_loaded = False
         own = self._saved_variables()
-        if self.built and loading.is_of_an_unbuilt_one(store):
-            own = own[:1]
         about = type(self).__name__, self.built, not self._trains_nothing
-        if not loading.is_to_be_loaded(*about, store, len(own)):
+        steps = int(self.iterations)
+        if not loading.is_to_be_loaded(*about, steps, store, len(own)):
             return
-        if loading.is_marked(store) and not loading.is_of_an_unbuilt_one(store):
-            self._check_form(loading.saved_description(store))
+        self._check_form(loading.saved_description(store))
+        self._is_loaded = True
         part = parts.being_read()
         for i, variable in enumerate(own):
             values = loading.read(store, str(i))

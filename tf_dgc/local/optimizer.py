@@ -136,6 +136,7 @@ class LocalOptimizer(DifferingOptimizer):
         outer_rule = rules.make_outer(outer, compressor)
         super().__init__(rule, TakeOver({}), name, strategy)
         self.outer_optimizer = outer_rule
+        keras_optimizers.load_only_if(outer_rule, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
@@ -183,9 +184,10 @@ class LocalOptimizer(DifferingOptimizer):
     def _create(self, variables: list[keras.Variable], natively: bool) -> None:
         self.inner_optimizer.build(variables)
         self.outer_optimizer.build(variables)
-        keras_optimizers.remember_variables(self, variables)
         asks = Exclusions(), self._keeps_residual, self._took, natively
         made = self.kept = kept.make(self, variables, *asks, self._strategy)
+        # Only now it is built: what was refused may be mended, and tried again.
+        keras_optimizers.remember_variables(self, variables)
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = list(made.memory.residual)

@@ -205,9 +205,10 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def _create(self, variables: list[keras.Variable], natively: bool) -> None:
         self.inner_optimizer.build(variables)
-        keras_optimizers.remember_variables(self, variables)
         asks = self._exclusions, self._keeps_residual, self._took, natively
         made = self.kept = kept.make(self, variables, *asks, self._strategy)
+        # Only now it is built: what was refused may be mended, and tried again.
+        keras_optimizers.remember_variables(self, variables)
         # Keras saves what is an attribute of the optimizer.
         self._counters = made.memory.counters
         self.residual = made.of_model(made.memory.residual)

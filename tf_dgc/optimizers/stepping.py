@@ -54,6 +54,13 @@ def take(
     communicator = optimizer.communicator
     trained, overwritten = overwriting.split(grads, variables)
     extra = overwriting.overwrite(communicator, overwritten)
+    if not trained:  # as by Keras, it counts
+        optimizer.iterations.assign_add(1)
+        nothing = {"entries": 0, "nonfinite": tf.constant(0)}
+        counting.count_step(
+            made.memory.counters, sent_bytes=extra, dense_bytes=extra, **nothing
+        )
+        return
     grads, variables = map(list, zip(*trained, strict=True))
     with tf.name_scope(optimizer.name):
         parts = inputs.collect_parts(optimizer, grads, variables, took, made)

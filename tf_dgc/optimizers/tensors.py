@@ -65,7 +65,7 @@ def agreement(
     """
     config = {**optimizer.get_config(), "lane": lane, **_schedules(optimizer)}
     config = without_identities(config)
-    config["inner"]["config"].pop("name")
+    config["inner"]["config"].pop("name", None)  # a class may leave it out
     config.pop("name")
     shapes = {
         f"{i}": {"shape": str(tuple(v.shape)), "dtype": v.dtype}

@@ -176,10 +176,10 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_variables(variables)
         validation.check_number(self._task, variables)
         with keras_optimizers.tracked():
-            keras_optimizers.remember_variables(self, variables)
             tables = tabular.find(self.rows, variables, self.inner_optimizer)
             plain = [v for v, t in zip(variables, tables, strict=True) if not t]
             memory = remember(self, plain, self._took.momentum)
+            keras_optimizers.remember_variables(self, variables)
             # Keras saves what is an attribute of the optimizer.
             self._counters = memory.counters
             self.residual = list(memory.residual)

@@ -61,7 +61,9 @@ def _suits(inputs: Inputs) -> bool:
     )
     watched = inputs.memory.last_sent is not None
     live = loader.native().library is not None
-    return plain and live and not watched
+    # By a schedule it is known only when the step runs; an operation is told before.
+    known = isinstance(inputs.factor_masking, bool)
+    return plain and live and known and not watched
 
 
 def _method(inputs: Inputs, tensor: Tensor, apart: bool) -> Native | None:

@@ -167,3 +167,21 @@ def test_state_of_all_tensors_needs_one_dtype(strategies):
     weights = [np.zeros((20, 20), dtype) for dtype in ("float32", "float16")]
     with pytest.raises(ValueError, match="must have one dtype"):
         make_averaging(strategies, weights)
+
+
+@pytest.mark.parametrize("feeds_back", [True, False])
+def test_only_exempt_tensors_on_a_schedule(strategies, feeds_back):
+    """Whether momentum is masked is then known only when the step runs."""
+    schedule = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.5, 0.99])
+    method = GlobalTopK(schedule)
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(0.25), method, error_feedback=feeds_back
+        ),
+        [np.zeros(5, "float32")],
+        traced=True,
+    )
+    for _ in range(2):
+        trainer.step([[np.ones(5, "float32")]] * 2)
+    np.testing.assert_array_equal(trainer.weights()[0], np.full(5, -1.0))
