@@ -1,6 +1,7 @@
 """A file is replaced at once, also where several write it."""
 
 import os
+import stat
 import uuid
 
 import pytest
@@ -38,3 +39,19 @@ def test_what_the_dead_left_is_removed_and_what_may_be_written_is_not(tmp_path):
     with replacing(path) as unfinished:
         unfinished.write_text("whole")
     assert {p.name for p in tmp_path.iterdir()} == {"model.keras", *left[1:]}
+
+
+def test_a_link_stays_a_link_and_permissions_stay(tmp_path):
+    """As where a file is written to."""
+    (tmp_path / "large").mkdir()
+    target, link = tmp_path / "large" / "model.keras", tmp_path / "model.keras"
+    link.symlink_to(target)
+    for text in ("one", "two"):
+        with replacing(link) as unfinished:
+            unfinished.write_text(text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+        if text == "one":
+            target.chmod(0o640)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["large", "model.keras"]

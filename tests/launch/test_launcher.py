@@ -323,10 +323,26 @@ def test_wrong_arguments(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_server_may_end_later_than_the_workers(tmp_path, monkeypatch, code):
+    """As one that writes a checkpoint when they leave it."""
+    program = "import pathlib, sys, time; time.sleep(4); "
+    program += f"pathlib.Path('written').touch(); sys.exit({code})"
+    monkeypatch.setattr(launcher.starts, "_SERVE", (sys.executable, "-c", program))
+    monkeypatch.chdir(tmp_path)
+    output = io.StringIO()
+    command = [sys.executable, write(tmp_path, "pass")]
+    assert launcher.launch(command, 1, output, num_servers=1) == 0
+    assert (tmp_path / "written").exists()
+    assert "the server has 60 s to end, too" in output.getvalue()
+    assert ("server 0 ended with exit code 3" in output.getvalue()) == bool(code)
+
+
 def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
     program = "import os, time; print(os.environ['TF_CONFIG'], flush=True); "
     program += "print(os.environ['TF_DGC_SECRET'], flush=True); time.sleep(60)"
     monkeypatch.setattr(launcher.starts, "_SERVE", (sys.executable, "-c", program))
+    monkeypatch.setattr(launcher, "_SERVER_SECONDS", 1.0)  # it never ends by itself
     body = "print(os.environ['TF_CONFIG']); print(os.environ['TF_DGC_SECRET'])\n"
     body += "time.sleep(1)"
     output = io.StringIO()
@@ -345,6 +361,7 @@ def test_a_server_is_started_and_ended_with_the_workers(tmp_path, monkeypatch):
     for line in output.getvalue().splitlines():
         mark, text = line.split(" ", 1)
         found.setdefault(mark, []).append(text)
+    assert "the server has 1 s to end, too" in found.pop("[tf-dgc]")[0]
     configs = {mark: json.loads(lines[0]) for mark, lines in found.items()}
     assert configs.keys() == {"[0]", "[1]", "[server]"}
     assert configs["[server]"]["task"] == {"type": "ps", "index": 0}

@@ -91,6 +91,43 @@ def test_every_worker_is_told_its_place(hosts, monkeypatch):
         }  # fmt: skip
 
 
+def test_an_address_in_brackets(hosts):
+    """In `TF_CONFIG` it has them; ssh would take them for a part of a name."""
+    hosts = hosts._replace(names=["[::1]", "me@[fe80::2]"])
+    code, output = launch(hosts, "print(json.dumps([config, os.environ['HOST']]))")
+    assert code == 0, output
+    found = [json.loads(line[4:]) for line in sorted(output.splitlines())]
+    assert [host for _, host in found] == ["::1", "me@fe80::2"]
+    addresses = ["[::1]:4000", "[fe80::2]:4000"]
+    assert [config["cluster"]["worker"] for config, _ in found] == [addresses] * 2
+
+
+def test_a_relative_path_of_python_is_found_over_there(hosts, monkeypatch):
+    """Where the shell begins is another directory than this one."""
+    package = pathlib.Path(launcher.__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.path.relpath(package) + os.pathsep)
+    code, output = launch(hosts, "print(os.environ['PYTHONPATH'])")
+    assert code == 0, output
+    found = sorted(output.splitlines())
+    assert found == [f"[{rank}] {package}" for rank in range(3)]
+
+
+def test_an_end_that_is_said_at_once(tmp_path):
+    """As where another host could not be reached: the program is not begun."""
+    told = {"directory": str(tmp_path), "command": ["touch", "begun"]}
+    told |= {"environment": {}, "defaults": {}}
+    found = subprocess.run(
+        [sys.executable, "-m", "tf_dgc", "remote"],
+        input=json.dumps(told) + "\n2\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert found.returncode == 130
+    assert not (found.stderr or (tmp_path / "begun").exists())
+
+
 def test_all_are_ended_as_soon_as_one_fails(hosts):
     body = "child = subprocess.Popen(['sleep', '600'])\n"
     body += "print('child', child.pid, flush=True)\n"

@@ -34,14 +34,40 @@ def begun(monkeypatch):
     heartbeat.leave()
 
 
+def said_at_the_end(client):
+    return [messages.to_text(body) for kind, body in client.heard if kind == Kind.LEAVE]
+
+
 @pytest.mark.parametrize("error", [None, ValueError("a reason")])
-def test_an_error_is_said(begun, monkeypatch, error):
+def test_an_error_that_ends_the_process_is_said(begun, monkeypatch, error):
     client, heartbeat = begun
     monkeypatch.setattr(sys, "last_value", error, raising=False)
+    heartbeat._exit()
     heartbeat.leave()
+    assert said_at_the_end(client) == ["ValueError: a reason" if error else ""]
+
+
+@pytest.mark.parametrize("by", ["leave", "before", "typed"])
+def test_an_error_that_was_shown_does_not_end_the_process(monkeypatch, by):
+    """As those of a notebook, whose last one stays."""
+    client, error = Client(), ValueError("a reason")
+    heartbeat = Heartbeat(client, Task(("127.0.0.1:1",), 3, 1), 5)
+    if by == "before":
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+    heartbeat.start()
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    if by == "typed":
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    (heartbeat.leave if by == "leave" else heartbeat._exit)()
+    assert said_at_the_end(client) == [""]
+
+
+def test_who_has_not_begun_has_nobody_to_leave():
+    client = Client()
+    heartbeat = Heartbeat(client, Task(("127.0.0.1:1",), 3, 1), 5)
     heartbeat.leave()
-    told = [messages.to_text(body) for kind, body in client.heard if kind == Kind.LEAVE]
-    assert told == ["ValueError: a reason" if error else ""]
+    heartbeat.stop()
+    assert not client.heard
 
 
 @pytest.mark.parametrize("works", [False, True])

@@ -36,6 +36,18 @@ def test_a_learning_rate_set_on_a_worker_that_is_late_does_not_count_yet():
     np.testing.assert_array_equal(weights(*fake.push(1, 4.0, rate=0.25)), before - 1)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_worker_that_was_started_again(goes_on):
+    """With a backup it is as far as it was, else its callbacks begin anew."""
+    fake = Fake()
+    fake.join(0)
+    for _ in range(3):
+        fake.push(0, 0.0, rate=0.5)
+    fake.join(0, process=1, handed={**fake.handed, "steps": 3 * goes_on})
+    fake.push(0, 0.0, process=1, rate=0.25)
+    assert ("learning rate 0.25, by worker 0" in fake.lines) == goes_on
+
+
 def test_the_first_push_may_bring_another_rate():
     fake = Fake(rule=keras.optimizers.SGD(0.25))
     fake.join(0)

@@ -36,6 +36,22 @@ def test_more_servers_than_variables(monkeypatch):
             optimizer.build([keras.Variable(np.zeros([2])) for _ in range(2)])
 
 
+def test_a_worker_that_the_first_one_refuses(monkeypatch):
+    """It has nobody else to leave, and is told why."""
+    with Served(2, servers=2) as served:
+        one, other = (
+            Trained(
+                served.optimizer(monkeypatch, i, keras.optimizers.SGD(0.1), "async"),
+                [np.zeros([4, n]), np.zeros([2, 2])],
+            )
+            for i, n in enumerate([3, 2])
+        )
+        with leaving(one, other):
+            one.optimizer.join()
+            with pytest.raises(RuntimeError, match=r"The server refuses worker 1"):
+                other.optimizer.join()
+
+
 def test_each_server_has_its_variables_and_the_first_weights_are_of_one_worker(
     monkeypatch,
 ):

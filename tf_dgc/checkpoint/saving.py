@@ -13,6 +13,7 @@ import functools
 import os
 import pathlib
 import re
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -115,12 +116,15 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     After an error, or the death of the process, `path` is what it was before. The path
     is this writer's own: of several at once, each writes a whole file, and the last to
-    end has it.
+    end has it. As when a file is written to, a link stays one, and permissions stay.
     """
+    path = pathlib.Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     mine = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
     try:
         yield mine
+        with contextlib.suppress(FileNotFoundError):
+            mine.chmod(stat.S_IMODE(path.stat().st_mode))
         _flush(mine)
         os.replace(mine, path)
         _flush(path.parent)

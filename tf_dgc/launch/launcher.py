@@ -23,6 +23,7 @@ from tf_dgc.launch.worker_processes import POLL_SECONDS, exit_code, wait_until
 _INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt` in the program
 _OWN_WORDS_SECONDS = 1.0  # for a worker to end with an error that names the failed one
 _SURVIVOR_SECONDS = 2.0
+_SERVER_SECONDS = 60.0  # for what a server writes when the workers have ended
 _READ_SECONDS = 2.0  # for what is left to read when all have ended
 
 
@@ -204,7 +205,8 @@ def _start(
 def _wait(run: Run, workers: Sequence["subprocess.Popen[bytes]"]) -> int | None:
     """Wait until all workers end, or one fails; return which. Or until an interrupt.
 
-    A server ends when the workers have left it, and is ended if they never came.
+    A server ends by itself when the workers have left it, which it may hear of late, as
+    while it writes; and it is ended if they never came.
     """
     running = dict(enumerate(workers))
     while min(running, default=run.num_workers) < run.num_workers:
@@ -224,12 +226,29 @@ def _wait(run: Run, workers: Sequence["subprocess.Popen[bytes]"]) -> int | None:
                 )
                 return place
         time.sleep(POLL_SECONDS)
+    if running and not run.interrupts.count:
+        _wait_for_servers(run, running)
     if run.interrupts.count and running:
         run.shown.say(
             "interrupted: every worker gets KeyboardInterrupt, and has "
             f"{_INTERRUPT_SECONDS:g} s to end; interrupt again to kill them at once"
         )
     return None
+
+
+def _wait_for_servers(run: Run, servers: dict[int, "subprocess.Popen[bytes]"]) -> None:
+    def done() -> bool:
+        return run.interrupts.count > 0 or _have_ended(servers.values())
+
+    if not wait_until(done, _SURVIVOR_SECONDS):
+        run.shown.say(
+            "all workers have ended; the server has "
+            f"{_SERVER_SECONDS:g} s to end, too; interrupt to end it now"
+        )
+        wait_until(done, _SERVER_SECONDS)
+    for place, server in servers.items():
+        if code := exit_code(server):
+            run.shown.say(f"{run.name(place)} ended with exit code {code}")
 
 
 def _have_ended(workers: Iterable["subprocess.Popen[bytes]"]) -> bool:

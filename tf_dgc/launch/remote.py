@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import sys
 
 from tf_dgc.launch import worker_processes
@@ -18,8 +19,8 @@ def main() -> int:
     gets SIGINT, and is killed with all its children if it has not ended 10 s later; or
     when a second line says so, and as many seconds later as that says.
     """
-    told = sys.stdin.fileno()
-    line = _first_line(told)
+    told = _Told(sys.stdin.fileno())
+    line = told.line()
     if not line:
         sys.exit("tf-dgc remote: it is run by `tf-dgc run --hosts`, not by hand")
     asked = json.loads(line)
@@ -27,6 +28,8 @@ def main() -> int:
         os.chdir(asked["directory"])
     except OSError as error:
         sys.exit(f"tf-dgc remote: the directory must be the same as there: {error}")
+    if told.has_line:  # it is to end already
+        return 128 + signal.SIGINT
     environment = {**asked["defaults"], **os.environ, **asked["environment"]}
     worker = worker_processes.start(asked["command"], environment, sys.stdout.fileno())
     seconds = None
@@ -38,20 +41,38 @@ def main() -> int:
     return exit_code(worker) or 0
 
 
-def _first_line(told: int) -> bytes:
-    """Return what comes up to the end of a line; nothing if there is no end."""
-    found = b""
-    while not found.endswith(b"\n"):
-        part = os.read(told, 1 << 16)
-        if not part:
-            return b""
-        found += part
-    return found
+class _Told:
+    """Lines that come one after another, or at once.
+
+    Args:
+        number: number of the file that they are read from.
+    """
+
+    def __init__(self, number: int):
+        self._number, self._read = number, b""
+
+    @property
+    def has_line(self) -> bool:
+        """Whether one has been read that was not asked for yet."""
+        return b"\n" in self._read
+
+    def is_ready(self, seconds: float) -> bool:
+        """Wait until there is something, or the end; return whether there is."""
+        return self.has_line or bool(select.select([self._number], [], [], seconds)[0])
+
+    def line(self) -> bytes:
+        """Return the next line; nothing if it has no end."""
+        while not self.has_line:
+            part = os.read(self._number, 1 << 16)
+            if not part:
+                return b""
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        return line + b"\n"
 
 
-def _seconds_to_end(told: int) -> float | None:
+def _seconds_to_end(told: _Told) -> float | None:
     """Wait for a moment; return in how many seconds the program is to end, or None."""
-    ready, _, _ = select.select([told], [], [], POLL_SECONDS)
-    if not ready:
+    if not told.is_ready(POLL_SECONDS):
         return None
-    return float(_first_line(told) or INTERRUPT_SECONDS)
+    return float(told.line() or INTERRUPT_SECONDS)

@@ -83,7 +83,7 @@ def on_hosts(
     addresses = _addresses(hosts, attempt)
     yield [
         Start(
-            [*shlex.split(hosts.ssh), name, _over_there()],
+            [*shlex.split(hosts.ssh), _for_ssh(name), _over_there()],
             os.environ,
             _message(command, addresses, rank, attempt),
         )
@@ -115,11 +115,22 @@ def _host(name: str) -> str:
     return name.rpartition("@")[2]
 
 
+def _for_ssh(name: str) -> str:
+    """Return what ssh calls a host, of which an address has no brackets."""
+    user, at, host = name.rpartition("@")
+    return user + at + host.removeprefix("[").removesuffix("]")
+
+
 def _over_there() -> str:
-    """Return what a shell on another machine runs."""
-    path = os.environ.get("PYTHONPATH")
+    """Return what a shell on another machine runs, in another directory at first."""
+    path = _python_path()
     given = ["env", f"PYTHONPATH={path}"] if path else []
     return "exec " + shlex.join([*given, sys.executable, "-m", "tf_dgc", "remote"])
+
+
+def _python_path() -> str:
+    parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(os.path.abspath(part) for part in parts if part)
 
 
 def _message(
@@ -127,6 +138,8 @@ def _message(
 ) -> bytes:
     task = {"type": "worker", "index": rank}
     passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+    if path := _python_path():
+        passed["PYTHONPATH"] = path
     environment = {
         "PYTHONIOENCODING": "utf-8",
         "PYTHONUNBUFFERED": "1",

@@ -33,8 +33,8 @@ class Admission:
         self.restored: Restored | None = None
         self.num_workers, self._shard = num_workers, shard
 
-    def read(self, body: np.ndarray, late: bool) -> tuple[Any, str | None]:
-        """Return what a worker hands over, and why it cannot be, or None.
+    def read(self, body: np.ndarray, late: bool) -> tuple[Any, int, str | None]:
+        """Return what a worker hands over, its steps, and why it cannot be, or None.
 
         Args:
             body: words of it, int32 `[w]`.
@@ -44,9 +44,10 @@ class Admission:
         handed = None
         try:
             handed = checking.read(body)
-            return handed, self._why_not(handed, late)
+            steps = max(0, int(handed.pop("steps", 0)))
+            return handed, steps, self._why_not(handed, late)
         except Exception as error:  # it may be anything
-            return handed, f"it cannot be read ({brief(error)})"
+            return handed, 0, f"it cannot be read ({brief(error)})"
 
     def _why_not(self, handed: Handed, late: bool) -> str | None:
         different = self._differs(handed, late)

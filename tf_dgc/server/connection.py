@@ -84,17 +84,21 @@ class Connection:
 
     # --- outside of steps -----------------------------------------------------------
 
-    def enter(self, handed: handing.Handed) -> tuple[bool, int]:
+    def enter(self, handed: handing.Handed, steps: int) -> tuple[bool, int]:
         """Take part; return whether the server asks for first weights, and its clock.
 
         Args:
             handed: description of what the server is to be.
+            steps: steps that this worker has taken, as of a backup that it goes on
+                from: how far it is among others.
 
         Raises:
             tf.errors.OpError: if the server refuses that, or does not respond.
         """
         self.heartbeat.start()
-        text = tf.constant(messages.to_body(handing.to_text(handed)))
+        text = tf.constant(
+            messages.to_body(handing.to_text({**handed, "steps": steps}))
+        )
         _, _, words = self.ask(Kind.JOIN, text)
         told = json.loads(messages.to_text(words.numpy()))
         return told["give"], told["clock"]
@@ -213,17 +217,23 @@ class Connection:
         asked = Asked(kind, step, rate, part, parts)
         worker = int(self._task.worker or 0)
         words = sealing.seal(asked, body, number, worker, self._incarnation)
-        deadline = tf.timestamp() + self._seconds
 
-        def call(*_: Any) -> tuple:
-            _, text, reply = self._client.call(worker, words)
+        def call(spent: tf.Tensor, *_: Any) -> tuple:
+            begun = tf.timestamp()
+            with tf.control_dependencies([begun]):
+                _, text, reply = self._client.call(worker, words)
             right, answer = sealing.unseal(reply, number, self._incarnation)
-            return right, text, *answer
+            with tf.control_dependencies([right]):
+                took = tf.timestamp() - begun
+            # It is the clock of the wall, which may be set meanwhile.
+            spent += tf.clip_by_value(took, 0.0, 2 * _CALL_SECONDS)
+            return spent, right, text, *answer
 
-        def goes_on(right: tf.Tensor, *_: Any) -> tf.Tensor:
-            return tf.logical_and(tf.logical_not(right), tf.timestamp() < deadline)
+        def goes_on(spent: tf.Tensor, right: tf.Tensor, *_: Any) -> tf.Tensor:
+            return tf.logical_and(tf.logical_not(right), spent < self._seconds)
 
-        right, text, *answer = _loop(goes_on, call, [False, "", *_NO_ANSWER])
+        first = tf.constant(0.0, tf.float64), False, "", *_NO_ANSWER
+        _, right, text, *answer = _loop(goes_on, call, first)
         found = Answer(*answer)
         lost = tf.strings.join(
             [

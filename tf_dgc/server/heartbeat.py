@@ -23,7 +23,8 @@ class Heartbeat:
     """Tells the server from time to time that this process lives.
 
     And whether it computes something, as while it traces or evaluates. At the end of
-    the process it says good-bye, with the error that ends it, if one does.
+    the process it says good-bye, with the error that ends it, if one does. Before it
+    has begun there is nobody to say that to.
 
     Args:
         client: client of the server.
@@ -38,31 +39,45 @@ class Heartbeat:
         self._every = workers.heartbeat_timeout_seconds() / _BEATS_PER_LEASE
         self._number = 0
         self._left = threading.Event()
+        self._shown: BaseException | None = None  # before it began
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Begin, once."""
         if self._thread.ident is not None:
             return
-        atexit.register(self.leave)
+        self._shown = _error_shown()
+        atexit.register(self._exit)
         self._thread.start()
 
-    def leave(self) -> None:
-        """Say good-bye, once."""
-        if self._left.is_set():
+    def leave(self, said: str = "") -> None:
+        """Say good-bye, once.
+
+        Args:
+            said: error that ends the process; empty for none.
+        """
+        if self._thread.ident is None or self._left.is_set():
             return
         self.stop()
-        error = getattr(sys, "last_value", None)
-        said = ""
-        if error is not None:
-            said = f"{type(error).__name__}: {messages.gist(str(error))[:300]}"
         self._say(Kind.LEAVE, messages.to_body(said))
 
     def stop(self) -> None:
         """End without a good-bye, as the server knows."""
         self._left.set()
-        self._thread.join(_LAST_SECONDS)
-        atexit.unregister(self.leave)
+        if self._thread.ident is not None:
+            self._thread.join(_LAST_SECONDS)
+        atexit.unregister(self._exit)
+
+    def _exit(self) -> None:
+        """Leave, by the error that ends the process, if one does.
+
+        Where somebody types, errors are shown and ended with nothing.
+        """
+        error, said = _error_shown(), ""
+        typed = hasattr(sys, "ps1") or sys.flags.interactive
+        if error is not None and error is not self._shown and not typed:
+            said = f"{type(error).__name__}: {messages.gist(str(error))[:300]}"
+        self.leave(said)
 
     @property
     def is_over(self) -> bool:
@@ -90,3 +105,8 @@ class Heartbeat:
             parts=1,
         )
         self._client.call(self._slot, tf.constant(words), _LAST_SECONDS)
+
+
+def _error_shown() -> BaseException | None:
+    """Return the error that the interpreter showed last, by which a program ends."""
+    return getattr(sys, "last_value", None)

@@ -105,7 +105,7 @@ class Link:
 
     def enter(self) -> tuple[bool, int]:
         """Do what `Connection.enter` does."""
-        return self.connection.enter(self._handed())
+        return self.connection.enter(self._handed(), self._steps())
 
     def give(self) -> None:
         """Do what `Connection.give` does."""
@@ -140,6 +140,15 @@ class Link:
         if self._sparse:
             return self._sparse.num_words
         return pulls.num_words(self._plain)
+
+    def _steps(self) -> int:
+        """Return the steps of this worker, also while the trace of the first is made.
+
+        A variable that is created there has no value before it has run.
+        """
+        with tf.init_scope():
+            counters = self._memory.counters.numpy()
+        return int(counters[0]) if counters.size else 0
 
     def _handed(self) -> handing.Handed:
         """Return what the server is to be."""

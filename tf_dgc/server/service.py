@@ -83,7 +83,8 @@ class Service:
             body: words of what it hands over, int32 `[w]`.
             now: time, in seconds.
         """
-        handed, wrong = self._admission.read(body, late=self.model is not None)
+        late = self.model is not None
+        handed, member.pushed, wrong = self._admission.read(body, late)
         if not wrong and self._admission.handed is None:
             wrong = self._take(member, handed)
         if wrong:
