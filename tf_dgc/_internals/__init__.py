@@ -13,6 +13,7 @@ __all__ = [
     "checkpoints",
     "creation",
     "groups",
+    "keras_files",
     "keras_optimizers",
     "keras_rules",
     "launching",
@@ -22,6 +23,7 @@ __all__ = [
     "rpc",
     "service",
     "stores",
+    "threads",
     "tracing",
     "trainer",
 ]

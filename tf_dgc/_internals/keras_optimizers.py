@@ -14,6 +14,8 @@ from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
 
+from tf_dgc._internals import keras_files
+
 
 def settings_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Return the optimizer's config, a learning-rate schedule or callable as it is.
@@ -213,22 +215,7 @@ _ACROSS_REPLICAS = (
 )
 
 
-def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let Keras save nothing of this instance: its owner does."""
-    for name in _IN_FILES:
-        setattr(optimizer, name, lambda store: None)
-
-
-def load_only_if(
-    optimizer: keras.optimizers.Optimizer, wanted: Callable[[], bool]
-) -> None:
-    """Let Keras load the state of this instance only where its owner's was loaded."""
-    load = optimizer.load_own_variables
-    optimizer.load_own_variables = lambda store: load(store) if wanted() else None
-
-
-_IN_FILES = ("save_own_variables", "load_own_variables")
-_REPLACED_HERE = {*_ACROSS_REPLICAS, *_IN_FILES, "_get_current_learning_rate"}
+_REPLACED_HERE = {*_ACROSS_REPLICAS, *keras_files.METHODS, "_get_current_learning_rate"}
 
 
 def replace_update_step(

@@ -9,6 +9,7 @@ __all__ = [
     "arriving",
     "coordination",
     "failures",
+    "frames",
     "meeting",
     "positions",
     "slurm",

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import checkpoints, keras_optimizers, trainer
+from tf_dgc._internals import checkpoints, keras_files, keras_optimizers, trainer
 from tf_dgc.checkpoint import keras_saving, parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
@@ -62,7 +62,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self._strategy = strategy
         self._trains_nothing = False
         self._is_loaded = True  # what a file has for it, and so for the inner one
-        keras_optimizers.load_only_if(inner_optimizer, lambda: self._is_loaded)
+        keras_files.load_only_if(inner_optimizer, lambda: self._is_loaded)
         self._form = checkpoints.Remark(self._describe, self._check_form)
         self.inner_optimizer = inner_optimizer
 

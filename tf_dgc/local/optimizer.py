@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import arguments, compressors
-from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals import keras_files, keras_optimizers
 from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
@@ -136,7 +136,7 @@ class LocalOptimizer(DifferingOptimizer):
         outer_rule = rules.make_outer(outer, compressor)
         super().__init__(rule, TakeOver({}), name, strategy)
         self.outer_optimizer = outer_rule
-        keras_optimizers.load_only_if(outer_rule, lambda: self._is_loaded)
+        keras_files.load_only_if(outer_rule, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tf_dgc._internals import ages, keras_optimizers
+from tf_dgc._internals import ages, keras_files, keras_optimizers
 from tf_dgc.adaptive import unsuited
 from tf_dgc.compressors import Compressor, NoCompression
 from tf_dgc.inner import takeover
@@ -25,7 +25,7 @@ def make_inner(inner: Any) -> keras.optimizers.Optimizer:
     rule = takeover.copy_whole(inner)
     keras_optimizers.step_alone(rule)
     ages.count_age(rule)
-    keras_optimizers.leave_out_of_files(rule)
+    keras_files.leave_out_of_files(rule)
     return rule
 
 

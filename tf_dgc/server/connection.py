@@ -89,8 +89,7 @@ class Connection:
 
         Args:
             handed: description of what the server is to be.
-            steps: steps that this worker has taken, as of a backup that it goes on
-                from: how far it is among others.
+            steps: steps that this worker has taken, those before its backup included.
 
         Raises:
             tf.errors.OpError: if the server refuses that, or does not respond.
