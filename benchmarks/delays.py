@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from absl import app, flags
-from common import progress, reporting, tasks, training
+from common import pieces, progress, reporting, tasks, training
 
 import tf_dgc
 
@@ -113,13 +113,13 @@ def train():
 
 def summaries(rows):
     """Return one row of each way: medians over seeds, and half of the range."""
-    key = ("task", "outer", "period", "way")
+    key = ("task", "outer", "period", "steps", "workers", "way")
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[k] for k in key), {})[row["seed"]] = row
     result = []
     for names, runs in groups.items():
-        waiting = groups.get((*names[:3], "at once"), {})
+        waiting = groups.get((*names[:-1], "at once"), {})
         values = [run["value"] for run in runs.values()]
         pairs = [
             (r["value"], waiting[s]["value"]) for s, r in runs.items() if s in waiting
@@ -137,15 +137,10 @@ def summaries(rows):
     return result
 
 
-def read(path):
-    """Return the rows of a file."""
-    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
-
-
 def main(_):
     """Run what the flags ask for, and report."""
     tf.get_logger().setLevel("ERROR")
-    rows = read(_FROM_JSON.value) if _FROM_JSON.value else []
+    rows = pieces.read([_FROM_JSON.value]) if _FROM_JSON.value else []
     for row in [] if _FROM_JSON.value else train():
         rows.append(row)
         if _JSON.value:

@@ -67,7 +67,8 @@ def main(_):
         model = Autoencoder()
         optimizer = tf_dgc.DGCOptimizer(keras.optimizers.Adam(2e-3), sparsity=0.95)
         model.compile(optimizer)
-    data = tf.data.Dataset.from_tensor_slices(images).shuffle(2000, seed=0).batch(64)
+    data = tf.data.Dataset.from_tensor_slices(images).shuffle(2000, seed=0)
+    data = data.batch(64, drop_remainder=True)  # the same number for each worker
     bars = reporting.bars()
     history = model.fit(data, epochs=_EPOCHS.value, verbose=bars).history
     error, ratio = history["error"], optimizer.stats.ratio

@@ -71,5 +71,6 @@ def _to_dense(group, rows):
     others = [row for row in rows if row["seed"] in seeds]
     found = intervals.paired(others, group[0]["method"])
     usual = intervals.paired(others, "dgc")
-    gap = found.mean / usual.mean if found.seeds and usual.separates else None
+    told = found.seeds and usual.separates and not (found.failed or usual.failed)
+    gap = found.mean / usual.mean if told else None
     return {**found.as_columns(), "gap": gap}

@@ -74,7 +74,8 @@ def _together(candidate, answers):
         answer["timed"][name]["seconds"] / answer["timed"][candidates.DENSE]["seconds"]
         for answer in answers
     )
-    return Timed(candidate, ratio * slowest, lambda _: asked)
+    merges = answers[0]["timed"][name]["merges"]
+    return Timed(candidate, ratio * slowest, lambda _: asked, merges)
 
 
 def _rows(timed, number, text, speeds):

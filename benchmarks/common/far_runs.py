@@ -7,7 +7,10 @@ import time
 from common import distance, presets, progress
 from common.cluster import Cluster, WorkerError
 
-KEYS = ["model", "workers", "mode", "period", "step_seconds", "rate", "delay_ms"]
+KEYS = [
+    *("model", "workers", "mode", "period", "step_seconds", "threads", "rate"),
+    "delay_ms",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Plan:
         """Return what tells one row from another."""
         values = (
             *(self.model, self.num_workers, mode, self.period_of(mode)),
-            *(self.step_seconds, *link),
+            *(self.step_seconds, self.threads, *link),
         )
         return dict(zip(KEYS, values, strict=True))
 
@@ -124,11 +127,13 @@ class _Mode:
         mine = sum(sum(a["alone"] + a["exchanging"]) for a in answers)
         bytes_per_step = sent / steps / len(answers)
         alone = [t for answer in answers for t in answer["alone"]]
+        exchanging = [t for answer in answers for t in answer["exchanging"]]
         return {
             "seconds": seconds,
             "rounds": rounds,
             "step_ms": 1000 * mine / steps / len(answers),
             "alone_ms": 1000 * statistics.median(alone) if alone else None,
+            "exchanging_ms": 1000 * statistics.mean(exchanging) if exchanging else None,
             "bytes_per_step": bytes_per_step,
             "bytes_per_exchange": bytes_per_step * self._period,
             "sent": answers[0].get("sent"),
@@ -152,9 +157,12 @@ def _link(row):
 
 def _compared(row, none):
     alone, step, period = row["alone_ms"] or none, row["step_ms"], row["period"]
+    exchanging = row.get("exchanging_ms")  # older rows have the mean of all steps alone
     found = {**row, "steps_per_second": 1000 / step}
     if none:
         found["of_none"] = step / none
     if alone and row["mode"] != "none":
-        found |= {"computing": alone / step, "exchange_ms": period * (step - alone)}
+        told = exchanging is not None and period > 1
+        exchange = exchanging - alone if told else period * (step - alone)
+        found |= {"computing": alone / step, "exchange_ms": exchange}
     return found

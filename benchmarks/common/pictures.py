@@ -11,15 +11,17 @@ from adjustText import adjust_text
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
+from common.pieces import grouped
+
 
 def draw(rows, path):
-    """Draw one panel per task; a point per method, its spread over seeds as a bar.
+    """Draw one panel per setting; a point per method, its spread over seeds as a bar.
 
     Args:
         rows: lines of `method_results.tables`.
         path: of the picture; its ending decides on the format.
     """
-    panels = [list(g) for _, g in itertools.groupby(rows, lambda row: row["task"])]
+    panels = list(grouped(rows, ["task", "steps", "workers"]).values())
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(11, 8 * len(panels)), squeeze=False
     )

@@ -39,7 +39,8 @@ def _line(line):
 class Pieces:
     """Rows of runs, each with a key; a line is appended as soon as a run ends.
 
-    Several processes may append to a file at once.
+    Several processes may append to a file at once, of which each does other runs; what
+    another one has done meanwhile is not done again.
 
     Args:
         path: of the file; None to keep rows in memory alone.
@@ -50,8 +51,7 @@ class Pieces:
     def __init__(self, path, keys, origin):
         self._path = pathlib.Path(path) if path else None
         self._keys, self._origin = keys, origin
-        there = self._path is not None and self._path.exists()
-        self._rows = {self._key(row): row for row in read([path] if there else [])}
+        self._rows = self._read()
 
     @property
     def rows(self):
@@ -65,6 +65,8 @@ class Pieces:
             key: dictionary with `keys`.
             measure: called with a `Saved` for this run; returns the rest of the row.
         """
+        if self._key(key) not in self._rows:
+            self._rows |= self._read()
         found = self._rows.get(self._key(key))
         if found is None:
             saved = self._saved(key)
@@ -74,6 +76,10 @@ class Pieces:
             self._rows[self._key(key)] = found
             saved.forget()
         return found
+
+    def _read(self):
+        there = self._path is not None and self._path.exists()
+        return {self._key(row): row for row in read([self._path] if there else [])}
 
     def _key(self, row):
         return tuple(row.get(name) for name in self._keys)
@@ -141,7 +147,7 @@ class Saved:
         notes = json.dumps({**notes, "commits": self._commits})
         np.savez(content, notes=notes, **arrays)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_name(self._path.name + ".new")
+        new = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         with open(new, "wb") as file:
             file.write(content.getvalue())
             file.flush()

@@ -167,7 +167,8 @@ def comparisons(rows):
     groups = {}
     for row in rows:
         model = row["settings"].get("model", {})
-        key = row["task"], row["workers"], repr(sorted(model.items()))
+        kind = row["steps"], repr(sorted(model.items()))  # other steps, another run
+        key = row["task"], row["workers"], kind
         groups.setdefault(key, (model, []))[1].append(row)
     tasks = list(plan.STEPS)
     order = sorted(groups, key=lambda key: (key[1], key[2], tasks.index(key[0])))

@@ -46,10 +46,14 @@ class Difference:
     def as_columns(self, mean="difference", half_width="half_width"):
         """Return what is known, for a table: the mean and half of its interval.
 
+        Nothing if a run failed: a mean of those that did not would praise.
+
         Args:
             mean: name of the one.
             half_width: name of the other.
         """
+        if self.failed:
+            return {}
         known = {mean: self.mean, half_width: self.half_width}
         return {name: value for name, value in known.items() if math.isfinite(value)}
 

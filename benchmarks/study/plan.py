@@ -5,6 +5,7 @@ something: a pair of each task first, then more seeds.
 """
 
 import dataclasses
+import json
 
 from study import intervals
 from study.recipes import RECIPES
@@ -171,11 +172,16 @@ def labelled(task, label):
 
 
 def label_of(row):
-    """Return the label of a row, or its method where it has none of its own."""
+    """Return the label of a row, or its method where it has none of its own.
+
+    Of settings that are not planned, method and settings: it is no planned run.
+    """
     settings = {k: v for k, v in row["settings"].items() if k != "model"}
     own = row["method"], settings
     found = (label for label, wanted in LABELS.items() if wanted == own)
-    return next(found, row["method"]) + WHEN_SENT * is_of_rate_when_sent(row)
+    other = f" {json.dumps(settings, sort_keys=True)}" if settings else ""
+    label = next(found, row["method"] + other)
+    return label + WHEN_SENT * is_of_rate_when_sent(row)
 
 
 def is_of_rate_when_sent(row):

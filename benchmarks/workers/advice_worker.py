@@ -45,7 +45,11 @@ class Worker:
         (inputs, _), some = self._batch(model), candidates.find(methods)
         found = timing.time_steps(model, inputs, _inner(), some, seconds)
         timed = {
-            t.candidate.name: {"seconds": t.seconds, "asked": t.asked(number)}
+            t.candidate.name: {
+                "seconds": t.seconds,
+                "asked": t.asked(number),
+                "merges": t.merges,
+            }
             for t in found
         }
         return {"timed": timed, "speeds": probing.local_speeds()}

@@ -37,6 +37,9 @@ def test_no_time(time):
     [
         (2.34e9, "2.3 Gbit/s"),
         (123.4e6, "123 Mbit/s"),
+        (99.6e6, "100 Mbit/s"),
+        (999.6e6, "1 Gbit/s"),
+        (999.4e6, "999 Mbit/s"),
         (9e3, "9 kbit/s"),
         (3, "3 bit/s"),
     ],

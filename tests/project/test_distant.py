@@ -112,6 +112,9 @@ def test_what_follows_from_rows():
     assert (dgc["computing"], dgc["exchange_ms"], dgc["of_none"]) == (0.25, 30, 4)
     assert dgc["steps_per_second"] == 25
     assert (local["computing"], local["exchange_ms"]) == (0.8, 12)
+    timed = {**row("sparse_loco", 4, 15.0, 12.0), "exchanging_ms": 20.0}
+    # What steps in between take longer than their median is no exchange.
+    assert far_runs.compared([timed])[0]["exchange_ms"] == 8
 
 
 def a_run(method, period, seed, curve, **other):

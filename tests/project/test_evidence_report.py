@@ -98,6 +98,20 @@ def test_what_led_to_a_method_says_nothing_about_it():
         assert found.verdict(label) == "exploratory"
 
 
+@pytest.mark.parametrize(
+    "other", [{"settings": {"tuning": True}}, {"steps": 1500}, {"seed": 7, "steps": 1}]
+)
+def test_runs_that_are_not_planned_count_for_nothing(other):
+    """As those of tuning, by which nothing may be claimed."""
+    specs = plan.Group("cifar10", plan.PAIR, (0, 1)).specs()
+    made = [row(s, 0.8) for s in specs]
+    before, *_ = comparison.comparisons(made)
+    found = comparison.comparisons([*made, {**row(specs[1], 0.1), **other}])
+    (same,) = (c for c in found if "dense" in c.labels)
+    assert same.difference("dgc") == before.difference("dgc")
+    assert same.mean("dgc") == before.mean("dgc")
+
+
 def test_the_papers_ratio():
     sizes = [(1000, 1000), (1000,)]
     expected = 4 * 1_001_000 / (6 * 1000 + 4 * 1000)

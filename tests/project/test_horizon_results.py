@@ -56,6 +56,16 @@ def test_no_gap_where_dgc_is_not_told_from_dense():
     assert constant["half_width"] == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("failed", ["dense", "dgc", "constant"])
+def test_no_difference_where_a_run_failed(failed):
+    """The mean of those that did not fail would hide it."""
+    values = {"dense": DENSE, "dgc": [0.5, 0.5, 0.3], "constant": [0.7, 0.7, 0.6]}
+    values[failed] = [*values[failed][:2], float("nan")]
+    *_, constant = short_results.summaries(rows(**values))
+    assert constant["gap"] is None
+    assert (constant["difference"] is None) == (failed != "dgc")
+
+
 def test_one_seed_has_no_interval():
     made = rows(dense=DENSE[:1], dgc=[0.8])
     ((title, lines, columns),) = short_results.tables(made)

@@ -28,6 +28,14 @@ def test_rows_are_run_once(tmp_path):
     assert found[0] == {"commit": "abc", "method": "dense", "seed": 0, "value": 1}
 
 
+def test_what_another_process_has_done_is_not_done_again(tmp_path):
+    path, key = tmp_path / "rows.jsonl", {"method": "dense", "seed": 0}
+    one, other = (pieces.Pieces(path, KEYS, {"by": name}) for name in "ab")
+    for done in (one, other):
+        assert done.row(key, lambda _: {})["by"] == "a"
+    assert one.rows == other.rows == pieces.read([path])
+
+
 def test_a_line_that_was_torn_is_run_again(tmp_path):
     path = tmp_path / "rows.jsonl"
     done = pieces.Pieces(path, KEYS, {})

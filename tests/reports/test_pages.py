@@ -141,6 +141,17 @@ def test_tensorboard(tmp_path):
     assert "Training of logs" in Page(out.read_text()).texts
 
 
+def test_tensorboard_of_several_optimizers():
+    """Bytes are of all, steps those of the one that took most."""
+    names = "bytes", "compression_ratio"
+    logs = {f"{which}_total_{name}": 10.0 for which in ("a", "b_a") for name in names}
+    logs |= {"a_iterations": 7.0, "b_a_iterations": 5.0, "loss": 1.0}
+    epoch = logdir._epoch(3, logs, 2.0)
+    assert (epoch.steps, epoch.sent_bytes, epoch.dense_bytes) == (7, 20, 200)
+    del logs["a_total_compression_ratio"]
+    assert logdir._epoch(3, logs, 2.0).dense_bytes is None
+
+
 def test_command_line(tmp_path, capsys):
     paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
     for path in paths:
@@ -192,6 +203,8 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module):
         (page.size, 999, "999 B"),
         (page.size, 1.5e9, "1.5 GB"),
         (page.duration, None, "-"),
+        (page.size, 999_600, "1 MB"),
+        (page.size, 999_400, "999 kB"),
         (page.duration, 0.25, "0.25 s"),
         (page.duration, 150, "2 min 30 s"),
         (page.duration, 7260, "2 h 01 min"),

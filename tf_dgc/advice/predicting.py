@@ -100,8 +100,7 @@ def predict_step(timed: Timed, num_workers: int, links: Links) -> Prediction:
 def _exchanges(timed: Timed, num_workers: int) -> list[Exchange]:
     if timed.candidate.name == DENSE:  # stock Keras has no other
         return [Ring()]
-    merges = timed.candidate.name.partition(" ")[0] == "dgc"
-    return Auto().candidates(num_workers, merges)
+    return Auto().candidates(num_workers, timed.merges)
 
 
 def _counted_twice(asked: Sequence[Asked], num_workers: int, links: Links) -> float:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_dgc.advice.candidates import Candidate, copy_of
 from tf_dgc.exchanges import Asked
-from tf_dgc.optimizers import choosing
+from tf_dgc.optimizers import choosing, validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 
 _WARM_UP = 3
@@ -27,11 +27,13 @@ class Timed(NamedTuple):
         seconds: seconds of a step: forward and backward pass, compression, decoding of
             its own words, update.
         asked: function of a number of workers that returns what the step asks for.
+        merges: whether exchanges that merge entries on the way can carry it.
     """
 
     candidate: Candidate
     seconds: float
     asked: Callable[[int], list[Asked]]
+    merges: bool = False
 
 
 def time_steps(
@@ -66,7 +68,8 @@ def time_steps(
                 continue
             steps = _Steps(model, data, made)
             ratio = _ratio(steps, dense, share)
-            found.append(Timed(candidate, ratio * reference, steps.asked))
+            took = ratio * reference
+            found.append(Timed(candidate, took, steps.asked, steps.merges))
     return found
 
 
@@ -111,6 +114,14 @@ class _Steps:
             self._step().numpy()
             times.append(time.perf_counter() - start)
         return times
+
+    @property
+    def merges(self) -> bool:
+        """Whether exchanges that merge entries on the way can carry what it sends."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, CompressedOptimizer):
+            return False
+        return validation.allows(optimizer, bool(optimizer.residual))[1]
 
     def asked(self, num_workers: int) -> list[Asked]:
         """Return what a step asks for with so many workers."""

@@ -80,10 +80,9 @@ def _number(value: Any, units: dict[str, float]) -> float:
 def rate_text(bits: float) -> str:
     """Return a rate as people write it, with two digits."""
     for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits >= factor:
-            return (
-                f"{bits / factor:,.2g} {unit}"
-                if bits < 100 * factor
-                else (f"{bits / factor:,.0f} {unit}")
-            )
+        number = bits / factor
+        if number >= 99.5:
+            return f"{number:,.0f} {unit}"
+        if number >= 0.9995:  # or it would be rounded to 1,000 of the next one
+            return f"{number:.2g} {unit}"
     return f"{bits:.0f} bit/s"

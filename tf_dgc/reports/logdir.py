@@ -89,14 +89,24 @@ def _scalar(proto: Any) -> float | None:
 
 
 def _epoch(number: int, logs: dict[str, float], seconds: float) -> Epoch:
-    sent, steps = _total(logs, "total_bytes"), _total(logs, "iterations")
-    ratio = logs.get("total_compression_ratio")
-    dense = None if sent is None or not ratio else sent * ratio
-    steps, sent, dense = (None if x is None else round(x) for x in (steps, sent, dense))
-    return Epoch(number, finite(logs), steps, sent, dense, seconds)
+    """Return an epoch; bytes of several optimizers are added up, steps are the most."""
+    sent, steps = _of_each(logs, "total_bytes"), _of_each(logs, "iterations")
+    ratios = _of_each(logs, "total_compression_ratio")
+    whole = [sent[k] * ratios[k] for k in sent if ratios.get(k)]
+    return Epoch(
+        number,
+        finite(logs),
+        round(max(steps.values())) if steps else None,
+        round(sum(sent.values())) if sent else None,
+        round(sum(whole)) if whole and len(whole) == len(sent) else None,
+        seconds,
+    )
 
 
-def _total(logs: dict[str, float], name: str) -> float | None:
-    """Return a log, or what several optimizers have of it, added up."""
-    some = [v for k, v in logs.items() if k == name or k.endswith(f"_{name}")]
-    return sum(some) if some else None
+def _of_each(logs: dict[str, float], name: str) -> dict[str, float]:
+    """Return a log, or what several optimizers have of it, by what stands before it."""
+    return {k.removesuffix(name): v for k, v in logs.items() if _is_of(k, name)}
+
+
+def _is_of(key: str, name: str) -> bool:
+    return key == name or key.endswith(f"_{name}")

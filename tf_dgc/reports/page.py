@@ -102,7 +102,7 @@ def size(num_bytes: float | None) -> str:
     if num_bytes is None:
         return "-"
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= factor:
+        if num_bytes >= 0.9995 * factor:  # which is rounded to 1
             return f"{num_bytes / factor:.3g} {unit}"
     return f"{num_bytes:.0f} B"
 
