@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dgc
 from tf_dgc import compressors
@@ -66,3 +67,16 @@ def test_positions_of_free_places_fit_into_int32():
     assert capacity.num_words(2**30, 2**20, "float32") > 2**20
     with pytest.raises(ValueError, match="smaller capacity"):
         capacity.num_words(2**31 - 5, 5, "float32")
+
+
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [
+        (compressors.SBC(), (2**31 - 5,)),
+        (compressors.VarianceBased(), (2**31 - 5,)),
+        (compressors.DeMo(), (20_000_000, 65)),  # of which 64 are a tile
+    ],
+)
+def test_places_that_int32_does_not_count_are_refused(method, shape):
+    with pytest.raises(ValueError, match="int32"):
+        method.bytes(shape, tf.float32)

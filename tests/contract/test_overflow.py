@@ -227,3 +227,41 @@ def test_a_constant_gradient_of_float16(strategies):
     sent = -np.sum(weights, dtype="float64") * 2**17
     assert given == pytest.approx(np.sum(residual, dtype="float64") + sent, rel=1e-4)
     assert trainer.optimizer.stats.nonfinite == 0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        tf_dgc.compressors.ScaleCom(0.9, low_pass=0.1),
+        tf_dgc.compressors.AdaComp(),
+        tf_dgc.compressors.VarianceBased(),
+    ],
+)
+def test_what_is_kept_beyond_what_is_sent_is_no_gradient(strategies, method):
+    """Of two workers' float16 each sends 16,384 at most; more may wait."""
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(
+            keras.optimizers.SGD(0.0),
+            method,
+            min_compress_size=0,
+            rate_correction=False,
+        ),
+        [np.zeros((40, 50), "float16")],
+    )
+    fill_residual(trainer, 20_000.0)
+    before = np.abs(kept(trainer)).max()
+    for _ in range(5):
+        trainer.step([[np.zeros((40, 50), "float16")]] * 2)
+        assert np.abs(kept(trainer)).max() <= before
+    assert np.abs(kept(trainer)).min() < before
+
+
+def fill_residual(trainer, number):
+    for variable in trainer.optimizer.residual:
+        for copy in trainer.strategy.experimental_local_results(variable.value):
+            copy.assign(tf.fill(copy.shape, tf.cast(number, copy.dtype)))
+
+
+def kept(trainer):
+    return np.stack([worker[0] for worker in trainer.local(trainer.optimizer.residual)])

@@ -169,3 +169,16 @@ def test_a_sum_that_is_infinite_is_refused_by_all(exchange, number):
     steps = [refusal(merge(words, FORM, Place(w, number))) for w in range(number)]
     for message in run_all(steps):
         assert "not finite" in message
+
+
+@pytest.mark.parametrize("exchange", MERGING)
+def test_values_that_are_narrower_than_sums_are_refused(exchange):
+    """Each merge would round them again, and nobody would keep what is lost."""
+    sgd = keras.optimizers.SGD(1.0)
+    settings = {"value_dtype": "float32", "exchange": exchange}
+    optimizer = tf_dgc.DGCOptimizer(sgd, 0.9, **settings)
+    variable = keras.Variable(np.zeros((40, 50)), dtype="float64")
+    with pytest.raises(ValueError, match="would round those of float64 tensors again"):
+        optimizer.build([variable])
+    optimizer.exclude_from_compression(var_list=[variable])
+    optimizer.build([variable])

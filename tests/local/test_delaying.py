@@ -132,6 +132,25 @@ def test_parts_are_about_equally_large():
 # --- what is under way ----------------------------------------------------------------
 
 
+def test_who_leads_takes_turns_in_each_part(strategies):
+    """Rounds of a part are every second one: by their number one worker would lead."""
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.LocalOptimizer(
+            keras.optimizers.SGD(1.0), 2, delay=1, parts=2, min_compress_size=0,
+            compressor=tf_dgc.compressors.ScaleCom(0.5),
+        ),
+        [np.zeros((4, 10), "float32") for _ in range(2)],
+    )  # fmt: skip
+    halves = np.zeros((2, 4, 10), "float32")
+    halves[0, :2] = halves[1, 2:] = 1.0  # what each worker alone has
+    for _ in range(10):
+        trainer.step([[half, half] for half in halves])
+    trainer.optimizer.background.finish()
+    for anchor in trainer.optimizer.anchor:
+        assert (anchor.numpy() != 0).all()
+
+
 @pytest.mark.parametrize("num_workers", rows([1, 2], [2]))
 def test_a_consensus_waits_for_what_is_under_way(strategies, num_workers):
     make, reference = CASES["parts in turn"]

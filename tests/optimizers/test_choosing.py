@@ -115,6 +115,14 @@ def test_where_links_are_slow_entries_are_merged():
     assert not plain.drops_entries
 
 
+def test_regions_that_do_not_fit_are_not_chosen():
+    """A schedule's may have as many places again."""
+    top_k = compressors.TopK(tf_dgc.schedules.WarmupSparsity(100))
+    asks = Auto(dense=False), top_k, [LARGE[0]._replace(shape=(1_200_000_000,))]
+    chosen = choosing.decide(*asks, True, True, 16, SLOW)
+    assert isinstance(chosen.exchange, exchanges.GTopK)
+
+
 def test_where_links_are_long_rounds_are_few():
     small = compressors.TopK(0.999)
     chosen = decide(FAR, 8, small, merges=False)

@@ -150,6 +150,35 @@ def test_what_a_schedule_states_is_checked(what, value):
         tf_dgc.DGCOptimizer("sgd", schedule)
 
 
+class Constant(tf_dgc.schedules.SparsitySchedule):
+    """States a number that float32 rounds down, and returns it as something."""
+
+    final = smallest = 0.9
+
+    def __init__(self, make):
+        self.make = make
+
+    def __call__(self, iteration):
+        return self.make(0.9)
+
+    def get_config(self):
+        return {"make": self.make}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("make", [float, tf.constant, np.float32])
+def test_a_number_that_float32_rounds_is_the_least_that_is_stated(make, traced):
+    variable = keras.Variable(np.zeros((400, 500), "float32"))
+    optimizer = tf_dgc.DGCOptimizer("sgd", Constant(make))
+    optimizer.build([variable])
+
+    def step():
+        optimizer.apply([tf.ones((400, 500))], [variable])
+
+    (tf.function(step) if traced else step)()
+    assert optimizer.stats.entries == 20_000
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_value_below_the_least_that_is_stated_ends_the_step(traced):
     schedule = type("Wrong", (Stated,), {"smallest": 0.6})()

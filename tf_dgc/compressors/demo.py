@@ -68,8 +68,18 @@ class DeMo(Compressor):
         self.conserves = self.decay == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of positions and components."""
+        """Return those of positions and components.
+
+        Raises:
+            ValueError: if places of components, of whole tiles, do not fit into int32.
+        """
         size, k = self._sizes(shape)
+        if size > tf.int32.max:
+            raise ValueError(
+                "Of whole tiles there are more components than int32 counts. Choose a "
+                "smaller `tile`, or exclude the tensor from compression. Received: "
+                f"shape={tuple(shape)}, tile={self.tile}, {size} components"
+            )
         streams = value_types.stream_bits(self.value_dtype or dtype.name, k)
         values = sum(-(-bits // 32) for bits in streams)
         return 4 * (gaps.num_words(size, k) + values)

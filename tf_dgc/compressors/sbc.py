@@ -12,7 +12,6 @@ from tf_dgc.codecs.checks import Check
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
-from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent
 
 
@@ -54,7 +53,7 @@ class SBC(Compressor):
         del dtype
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
-        return 4 * (sparse.position_words(size + k, k) + 1)
+        return 4 * (places.position_words(size, k) + 1)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw

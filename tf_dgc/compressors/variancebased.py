@@ -13,7 +13,6 @@ from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.sparse import position_words
 
 _BITS = 4  # a sign, and how many powers of two below the largest
 
@@ -73,7 +72,7 @@ class VarianceBased(Compressor):
         size = math.prod(shape)
         capacity = places.of_share(size, self.capacity)
         codes = 1 + quantize.num_words(capacity, _BITS)
-        return 4 * (position_words(size + capacity, capacity) + codes)
+        return 4 * (places.position_words(size, capacity) + codes)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw

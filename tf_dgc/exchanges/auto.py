@@ -42,15 +42,20 @@ class Auto(Ring):
         """Return the ring, until something else is chosen."""
         return Ring()
 
-    def candidates(self, num_workers: int, merges: bool) -> list[Exchange]:
+    def candidates(
+        self, num_workers: int, merges: bool, size: int = 0
+    ) -> list[Exchange]:
         """Return what is chosen from, the simplest first.
 
         Args:
             num_workers: number of workers, N.
             merges: whether entries may be merged on the way.
+            size: entries of all tensors that are compressed; of regions there may be
+                twice as many (`collectives/regions.py`).
         """
         found = [Ring(), Butterfly(), Tree(), Star(num_workers)]
-        return [*found, GTopK(), OkTopK()] if merges else found
+        merging = [GTopK()] if 2 * size > 2**31 - 1 else [GTopK(), OkTopK()]
+        return [*found, *merging] if merges else found
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

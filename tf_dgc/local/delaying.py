@@ -123,8 +123,9 @@ class Delaying(Averaging):
         """Form the mean; in the background, in replica context."""
         optimizer, made, places = self._optimizer, self._kept, self._parts[part]
         variables, anchor = self._of(places)
-        step = kinds.begin(moving.collect(optimizer, made, places, moved, number))
-        turn = number // len(self._parts)  # so that all parts are asked about
+        # Of each part counted from 0: what takes turns would go by the part, else.
+        turn = number // len(self._parts)
+        step = kinds.begin(moving.collect(optimizer, made, places, moved, turn))
         asks = turn, optimizer.check_every, optimizer.on_divergence
         check = divergence.make_check(self._strategy, anchor, *asks)
         outcome, asked = optimizer.communicator.run(step, check)

@@ -110,7 +110,8 @@ def decide(
     found: dict[str, tuple[Compressor, Exchange]] = {}
     seconds: dict[str, float] = {}
     asked = what_is_asked(compressor, tensors, num_workers)
-    for exchange in ways.candidates(num_workers, merges) if asked else []:
+    size = sum(t.size for t in tensors if not t.exempt)
+    for exchange in ways.candidates(num_workers, merges, size) if asked else []:
         found[exchange.name] = compressor, exchange
         seconds[exchange.name] = predict(exchange, asked, num_workers, links)
     if ways.dense and type(compressor) is TopK and keeps_residual:

@@ -119,6 +119,7 @@ def make(
     if took.adam:
         agreement = make_agreement(found, optimizer.num_workers, optimizer.seed)
     ways, merges = validation.allows(optimizer, keeps_residual)
+    merges = merges and validation.is_exact(ways, optimizer.compressor, found)
     memory = make_memory(
         [*found, *([agreement.tensor] if agreement else [])],
         # Of a method among neighbours there is a state of each of them (`known.py`).

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_dgc import exchanges
 from tf_dgc._internals import keras_optimizers
 from tf_dgc.arguments import check_whole
+from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.exchanges import Exchange
 
@@ -92,6 +93,25 @@ def allows(optimizer: Any, feedback: bool) -> tuple[Exchange, bool]:
     """
     merges = _merges(optimizer.compressor, feedback) and not optimizer.exempt_dtype
     return exchanges.get(optimizer.exchange), merges
+
+
+def is_exact(ways: Exchange, compressor: Compressor, tensors: Sequence[Tensor]) -> bool:
+    """Whether values travel as wide as they are, of all tensors that are compressed.
+
+    Raises:
+        ValueError: if they do not, and what was asked for merges them on the way: each
+            merge would round them again, and what that loses is in no residual.
+    """
+    wide = [t for t in tensors if t.dtype == tf.float64 and not t.exempt]
+    if not wide or getattr(compressor, "value_dtype", None) is None:
+        return True
+    if ways.drops_entries:
+        raise ValueError(
+            f"{ways!r} merges entries on the way, and each merge would round those of "
+            f"float64 tensors again. Pass `value_dtype=None`, or another `exchange`. "
+            f"Received: compressor={compressor!r}, {wide[0].label}"
+        )
+    return False
 
 
 def check_adam_correction(

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_sparsity
 
+_ROUNDED = 1e-7  # that a float32 may be off
+
 
 class Scheduled(NamedTuple):
     """What a schedule says of a step.
@@ -108,7 +110,12 @@ def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.T
         tf.errors.InvalidArgumentError: on every worker alike, at the iteration where
             the schedule returns such a value or NaN.
     """
-    value, least = tf.cast(schedule(iteration), tf.float64), smallest(schedule)
+    value, least = schedule(iteration), smallest(schedule)
+    # A number of Python is a float32 to TensorFlow, and may be less than it was.
+    value = tf.convert_to_tensor(value, tf.float64 if _is_number(value) else None)
+    if value.dtype != tf.float64:
+        value = tf.cast(value, tf.float64)
+        value = tf.where(abs(value - least) < _ROUNDED, tf.maximum(value, least), value)
     valid = tf.logical_and(value >= least, value < 1)
     check = tf.debugging.Assert(
         valid,
@@ -117,3 +124,7 @@ def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.T
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

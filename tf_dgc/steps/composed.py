@@ -66,6 +66,11 @@ def _step(inputs: Inputs) -> Step:
         for i, t in zip(inputs.indices, tensors, strict=True)
     ]
     states = memory.read(inputs.compressor.reads_residual)
+    if inputs.compressor.reads_residual:
+        # So that a method finds the gradient where values were bounded, too.
+        for state, bounded, v in zip(states, within, values, strict=True):
+            if bounded is not v:
+                state["residual"] += tf.reshape(bounded - v, state["residual"].shape)
     common = memory.read_common()
     merged, common = yield from run_exchanges(
         inputs.compressor,

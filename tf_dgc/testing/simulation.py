@@ -46,7 +46,7 @@ class Simulation:
         common: values of its state that is of all tensors by name, by worker.
         sent_bytes: number of bytes that one worker handed to the collectives in the
             last step.
-        messages: requests of the last step, by worker.
+        messages: requests of the last step, by worker; none if steps are compiled.
     """
 
     def __init__(
@@ -152,8 +152,9 @@ class Simulation:
                     finite,
                 )
             )
-        self.messages = [[] for _ in merged]
-        ended = run_all(merged, self.messages)
+        messages: list[list[Message]] = [[] for _ in merged]
+        ended = run_all(merged, messages)
+        self.messages = messages if tf.executing_eagerly() else []
         outcomes = [outcome for outcome, _ in ended]
         return (
             [[whole(r.sum) for r in o.results] for o in outcomes],

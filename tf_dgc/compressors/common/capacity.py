@@ -50,6 +50,17 @@ def num_words(size: int, capacity: int, value_dtype: str) -> int:
     Raises:
         ValueError: if positions, of free places too, do not fit into int32.
     """
+    _check_places(size, capacity)
+    return sparse.num_words(size + capacity, capacity, value_dtype)
+
+
+def position_words(size: int, capacity: int) -> int:
+    """Return the words of positions alone; raises as `num_words`."""
+    _check_places(size, capacity)
+    return sparse.position_words(size + capacity, capacity)
+
+
+def _check_places(size: int, capacity: int) -> None:
     if size + capacity > tf.int32.max:
         raise ValueError(
             "Free places of a payload are positions beyond the tensor, and positions "
@@ -57,7 +68,6 @@ def num_words(size: int, capacity: int, value_dtype: str) -> int:
             f"{tf.int32.max - size} places. Choose a smaller capacity. "
             f"Received: {capacity} places"
         )
-    return sparse.num_words(size + capacity, capacity, value_dtype)
 
 
 def choose(

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.choice import Choice, choose
+from tf_dgc.codecs import gaps
 from tf_dgc.ops import loader
 
 _SAMPLED_FROM = 1 << 17  # entries
@@ -61,7 +62,7 @@ def top_k_of(
     """
     rotated = tf.roll(tf.abs(values), -offset, axis=0)
     best = tf.math.top_k(rotated, capacity).indices
-    positions = tf.math.floormod(best + offset, values.shape[0])
+    positions = gaps.turn_back(best, values.shape[0], offset)
     order = tf.argsort(positions)
     return tf.gather(positions, order), order < k
 
