@@ -15,8 +15,14 @@ namespace {
 // overflows, the residual stays as it was.
 template <class A, Rule kRule>
 void LeaveOut(A u, A v, A m, A* new_u, A* new_v) {
+  const A zero = 0;  // that is added, as -0 and 0 are 0
   A added = 0;
-  if (kRule != Rule::kNone) added = *new_u = m * u;
+  if (kRule == Rule::kMomentum) {
+    added = *new_u = m * u + zero;
+  } else if (kRule == Rule::kNesterov) {
+    *new_u = m * (u + zero);
+    added = *new_u + zero;
+  }
   *new_v = IsFinite(v + added) ? v + added : v;
 }
 

@@ -98,8 +98,14 @@ TF_DGC_DEVICE void Accumulate(float gradient, float m, float* u, float* v) {
 // The same with a gradient of 0; where momentum alone overflows, the residual stays.
 template <Rule kRule>
 TF_DGC_DEVICE void LeaveOut(float m, float* u, float* v) {
+  const float zero = 0;  // that is added, as -0 and 0 are 0
   float added = 0;
-  if (kRule != Rule::kNone) added = *u = m * *u;
+  if (kRule == Rule::kMomentum) {
+    added = *u = m * *u + zero;
+  } else if (kRule == Rule::kNesterov) {
+    *u = m * (*u + zero);
+    added = *u + zero;
+  }
   if (IsFinite(*v + added)) *v += added;
 }
 

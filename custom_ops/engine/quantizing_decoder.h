@@ -35,7 +35,8 @@ class QuantizingDecoder : public Decoder {
       std::memcpy(&numbers, static_cast<const char*>(worker) + 4 * i * kNumberWords<M>,
                   4 * kNumberWords<M>);
       const double of_unit = method_.Bound(numbers);
-      if (!(of_unit <= bound)) bound = of_unit;  // NaN too
+      if (std::isnan(of_unit)) return of_unit;  // whatever the others are
+      bound = std::max(bound, of_unit);
     }
     return bound;
   }

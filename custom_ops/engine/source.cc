@@ -126,7 +126,10 @@ void Peek(const Source& source, const uint32_t* positions, int64_t n, Level leve
 
 float ValueAt(const Source& source, int64_t position) {
   if (source.residual != nullptr) return source.residual[position];
-  return std::isnan(source.scale) ? 0.0f : source.scale * GradientAt(source, position);
+  if (std::isnan(source.scale)) return 0;
+  // As `Scaled` does: what is multiplied loses its denormals, and then is free though chosen.
+  const float gradient = GradientAt(source, position);
+  return source.scale == 1.0f ? gradient : source.scale * gradient;
 }
 
 }  // namespace tf_dgc

@@ -60,7 +60,7 @@ struct OneBit : Quantizer {
   }
   TF_DGC_INLINE double Bound(const Numbers& means) const {
     const double positive = std::abs(means.positive), negative = std::abs(means.negative);
-    return positive < negative ? negative : positive;
+    return positive < negative || negative != negative ? negative : positive;  // NaN too
   }
 };
 

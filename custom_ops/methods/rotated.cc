@@ -39,7 +39,8 @@ struct Rotated : RotatedBlocks {
   }
   // Not all codes are levels.
   double Bound(const Numbers& numbers) const {
-    return 4 * std::sqrt(unit) * std::max(std::abs(numbers.low), std::abs(numbers.high));
+    const double low = std::abs(numbers.low), high = std::abs(numbers.high);
+    return 4 * std::sqrt(unit) * (low < high || high != high ? high : low);  // NaN too
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,31 @@ Sent Send(const Row& row, const std::vector<Coded>& coded, const Worker& before,
   return sent;
 }
 
+// A number that is none is not overlooked, in whichever unit it is.
+void CheckNumber(Random& random, const Row& row, const std::vector<Coded>& coded, Words words,
+                 const Worker& before, Pool& pool) {
+  const std::string name = row.name;
+  const std::string all_of[] = {"uniform_8bit", "qsgd", "diana", "rotated_quantization",
+                                "ef_sign_sgd", "one_bit"};
+  const bool has_numbers = std::any_of(std::begin(all_of), std::end(all_of), [&](const auto& some) {
+    return name.substr(0, some.size()) == some;
+  });
+  if (!has_numbers) return;
+  const bool has_two = name == "one_bit" || name == "rotated_quantization";
+  words[kHeaderWords + (has_two ? Below(random, 2) : 0)] =
+      Below(random, 2) ? 0x7fc00000 : 0x7f800000;
+  WriteHeader(7, true, words.data(), words.size());
+  Buffers buffers;
+  const auto num_words = static_cast<int64_t>(words.size());
+  REQUIRE(buffers.Open(coded, {{words.data(), 1, num_words, 7}}, {}, CurrentLevel(), pool).empty());
+  std::vector<float> sum(coded[0].setup.size), shared = before.shared;
+  if (coded[0].method->num_shared > 0) buffers.Remember({{shared.data()}});
+  const auto finite = buffers.AreFinite(pool);
+  REQUIRE(buffers.Sum({sum.data()}, pool) == finite);
+  if (name != "one_bit") REQUIRE(!finite[0]);  // of which one may not be used
+  REQUIRE(finite[0] || std::memcmp(shared.data(), before.shared.data(), 4 * shared.size()) == 0);
+}
+
 void Check(Random& random, Row row) {
   const int64_t sizes[] = {1, 31, 64, 100, 1023, 1024, 5000, 5001, 9999, 70001};
   const int64_t size = sizes[Below(random, 10)];
@@ -137,6 +163,7 @@ void Check(Random& random, Row row) {
   }
   WriteHeader(7, true, damaged.data(), damaged.size());
   Pool pool(3);
+  CheckNumber(random, row, coded, first.words, before, pool);
   Buffers buffers;
   const auto num_words = static_cast<int64_t>(damaged.size());
   const std::string wrong =

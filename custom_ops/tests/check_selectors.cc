@@ -25,6 +25,7 @@ struct Problem {
   float least;  // magnitude from which entries are sent
   Rule rule;
   bool keeps, factor_masking;
+  float scale = kScale;
 
   Coded Described() const {
     return {FindMethod(name), {int64_t(gradient.size()), 1, parameters, Draw(3, 5, 2, 0)}};
@@ -34,7 +35,7 @@ struct Problem {
     return {int64_t(gradient.size()),
             GradientType::kFloat32,
             gradient.data(),
-            kScale,
+            scale,
             rule,
             kMomentum,
             rule == Rule::kNone ? nullptr : changed.velocity.data(),
@@ -47,7 +48,7 @@ struct Problem {
   void Accumulate() {
     const FlushDenormals flush;
     for (size_t i = 0; i < gradient.size(); ++i) {
-      const float g = kScale * gradient[i];
+      const float g = scale * gradient[i];
       if (rule == Rule::kMomentum) velocity[i] = kMomentum * velocity[i] + g;
       residual[i] = (keeps ? residual[i] : 0) + (rule == Rule::kMomentum ? velocity[i] : g);
     }
@@ -161,6 +162,24 @@ void Check(Random& random, const std::string& name) {
   CheckSpoilt(random, problem, words);
 }
 
+// Denormals that nothing is added to are entries as others are.
+void CheckDenormals(Random& random) {
+  Problem problem = DrawProblem(random, "top_k");
+  problem.keeps = false;
+  problem.rule = Rule::kNone;
+  problem.scale = 1;
+  std::fill(problem.gradient.begin(), problem.gradient.end(), 0.0f);
+  for (int i = 0; i < 3; ++i) {
+    problem.gradient[Below(random, problem.gradient.size())] = i == 0 ? 1.0f : 1e-40f;
+  }
+  Problem after = problem;
+  const std::vector<uint32_t> words = EncodeEverywhere(problem, &after);
+  Pool pool(2);
+  Buffers buffers;
+  REQUIRE(buffers.Open({problem.Described()}, {AsGathered(words)}, {}, CurrentLevel(), pool)
+              .empty());
+}
+
 }  // namespace
 
 void CheckSelectors(Random& random) {
@@ -168,6 +187,7 @@ void CheckSelectors(Random& random) {
                            "adacomp", "variance_based"}) {
     Check(random, name);
   }
+  CheckDenormals(random);
 }
 
 }  // namespace tf_dgc

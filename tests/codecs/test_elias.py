@@ -108,3 +108,9 @@ def test_in_a_graph():
     decoded = tf.function(lambda x: elias.decode(x, 400))(words)
     assert decoded.shape == (400,)
     np.testing.assert_array_equal(decoded, levels)
+
+
+def test_what_runs_past_the_end_is_dropped():
+    """As by the native decoder; of words that are damaged, or of a longer vector."""
+    words = elias.encode(tf.constant([0, 3, 0, 0, 0, 0, 0, 0, 0, -2]), 3)
+    np.testing.assert_array_equal(elias.decode(words, 5), [0, 3, 0, 0, 0])

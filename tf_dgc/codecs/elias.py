@@ -92,9 +92,9 @@ def decode(words: tf.Tensor, size: int) -> tf.Tensor:
     low = _read(words[1:], start + tf.cumsum(widths, exclusive=True), widths)
     codes = tf.bitwise.left_shift(1, tf.cast(widths, tf.int32)) + low
     positions = tf.cumsum(tf.cast(codes[:k], tf.int64)) - 1
-    positions = tf.clip_by_value(positions, 0, size - 1)
+    positions = tf.clip_by_value(positions, 0, size)  # there is nothing behind the last
     levels = tf.where(negative, -codes[k:], codes[k:])
-    return tf.scatter_nd(positions[:, tf.newaxis], levels, [size])
+    return tf.scatter_nd(positions[:, tf.newaxis], levels, [size + 1])[:size]
 
 
 def _log2(numbers: tf.Tensor) -> tf.Tensor:
