@@ -123,7 +123,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     mine = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}.{path.name}")
     try:
         yield mine
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             mine.chmod(stat.S_IMODE(path.stat().st_mode))
         _flush(mine)
         os.replace(mine, path)
