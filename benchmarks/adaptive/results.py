@@ -1,6 +1,5 @@
 """What the rows of `adam.py` say: means over seeds, ratios, losses at equal bytes."""
 
-import math
 import statistics
 
 import numpy as np
@@ -66,8 +65,6 @@ def _distance(key, group, control):
     """Return the mean difference in pairs, and half of its interval, where known."""
     if control is None or control is group:
         return {}
-    if not all(math.isfinite(row["value"]) for row in [*group, *control]):
-        return {}  # a mean of those that did not fail would praise
     names = group[0]["method"], control[0]["method"]
     difference = intervals.paired([*group, *control], *names)
     return difference.as_columns(key, f"{key}_half_width")

@@ -98,15 +98,9 @@ TF_DGC_DEVICE void Accumulate(float gradient, float m, float* u, float* v) {
 // The same with a gradient of 0; where momentum alone overflows, the residual stays.
 template <Rule kRule>
 TF_DGC_DEVICE void LeaveOut(float m, float* u, float* v) {
-  const float zero = 0;  // that is added, as -0 and 0 are 0
-  float added = 0;
-  if (kRule == Rule::kMomentum) {
-    added = *u = m * *u + zero;
-  } else if (kRule == Rule::kNesterov) {
-    *u = m * (*u + zero);
-    added = *u + zero;
-  }
-  if (IsFinite(*v + added)) *v += added;
+  float new_v = *v;
+  Accumulate<kRule>(0.0f, m, u, &new_v);
+  if (IsFinite(new_v)) *v = new_v;
 }
 
 // Adds a gradient, or leaves it out where the residual would overflow; returns whether it did.

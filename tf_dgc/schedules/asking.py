@@ -112,7 +112,9 @@ def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.T
     """
     value, least = schedule(iteration), smallest(schedule)
     # A number of Python is a float32 to TensorFlow, and may be less than it was.
-    value = tf.convert_to_tensor(value, tf.float64 if _is_number(value) else None)
+    value = tf.convert_to_tensor(
+        value, tf.float64 if isinstance(value, float) else None
+    )
     if value.dtype != tf.float64:
         value = tf.cast(value, tf.float64)
         value = tf.where(abs(value - least) < _ROUNDED, tf.maximum(value, least), value)
@@ -124,7 +126,3 @@ def at(schedule: Callable[[tf.Tensor], tf.Tensor], iteration: tf.Tensor) -> tf.T
     )  # fmt: skip
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
