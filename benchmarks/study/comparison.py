@@ -164,15 +164,23 @@ class Comparison:
 
 def comparisons(rows):
     """Return what can be compared, in the order of the plan."""
+    tasks = list(plan.STEPS)
     groups = {}
     for row in rows:
         model = row["settings"].get("model", {})
-        kind = row["steps"], repr(sorted(model.items()))  # other steps, another run
-        key = row["task"], row["workers"], kind
-        groups.setdefault(key, (model, []))[1].append(row)
-    tasks = list(plan.STEPS)
-    order = sorted(groups, key=lambda key: (key[1], key[2], tasks.index(key[0])))
-    return [Comparison(key[0], groups[key][0], key[1], groups[key][1]) for key in order]
+        key = (
+            row["workers"],
+            tasks.index(row["task"]),
+            tuple(sorted(model.items())),
+            row["steps"],  # with others it is another run
+        )
+        groups.setdefault(key, []).append(row)
+    return [
+        Comparison(
+            tasks[task], dict(model), workers, groups[workers, task, model, steps]
+        )
+        for workers, task, model, steps in sorted(groups)
+    ]
 
 
 def _position(label, order):

@@ -179,7 +179,9 @@ def test_the_report(tmp_path):
     )
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     (dgc,) = (
-        line for line in page.split("## ptb")[1].splitlines() if "| dgc (" in line
+        line
+        for line in page.split("## ptb")[1].split("## ")[0].splitlines()
+        if "| dgc (" in line
     )
     cells = dict(zip(columns, dgc.strip("|").split("|"), strict=True))
     assert int(cells["pairs"]) == 1  # without seed 0
