@@ -132,21 +132,16 @@ def _compared(row, dense):
     found = {**row, "less": 8 * row["parameters"] / row["bytes"]}
     if dense is None:
         return found
-    aim = dense["value"]
-    good = (at for at in row["curve"] if _reached(at[2], aim))
+    aim, reached = dense["value"], tasks.Mnist.reached
+    good = (at for at in row["curve"] if reached(at[2], aim))
     seconds, updates, _ = next(good, (None, None, None))
     return {
         **found,
         "dense": aim,
-        "within": "yes" if _reached(row["value"], aim) else "no",
+        "within": "yes" if reached(row["value"], aim) else "no",
         "target_seconds": seconds,
         "target_updates": updates,
     }
-
-
-def _reached(value, aim):
-    # Both are shares of 10,000 examples, whose difference is rounded.
-    return value - aim >= -tasks.Mnist.tolerance - 1e-9
 
 
 def keys(plan, inners, numbers, speeds, rates, modes, seeds):

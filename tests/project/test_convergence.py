@@ -5,7 +5,7 @@ import sys
 
 import programs
 import pytest
-from common import pieces
+from common import pieces, tasks
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 KEYS = "method task seed workers metric value bytes_per_step dense_bytes_per_step"
@@ -46,6 +46,14 @@ def run(program, tmp_path, *flags):
     finished = programs.run([*command, *flags])
     assert finished.returncode == 0
     return pieces.read([path]), finished.stdout
+
+
+def test_what_is_just_as_good_is_as_good():
+    """0.9727 - 0.9627 is a little more than 0.01, by rounding."""
+    assert tasks.Mnist.reached(0.9627, 0.9727)
+    assert not tasks.Mnist.reached(0.9626, 0.9727)
+    assert tasks.Shakespeare.reached(1.8, 1.7)
+    assert not tasks.Shakespeare.reached(1.8001, 1.7)
 
 
 @pytest.mark.exhaustive
