@@ -147,13 +147,13 @@ GROUPS = [
     Group("cifar10", (*ABLATION, *OTHERS), (1,)),
     Group("cifar10", (*ABLATION, *OTHERS), (2,)),
     Group("cifar10", PAIR, (0,), model=RESNET20, minutes=120),
+    Group("ptb", (UNMASKED,), (1, 2)),
     Group("cifar10", ("float16",), (1, 2)),
     Group("ptb", ("float16",), (1, 2)),
     Group("ptb", PAIR, (3, 4)),
     Group("ptb", ("dgc", TIGHTER), (0,)),
     *(Group(task, (UNMASKED,), (0,)) for task in ("ptb", "cifar10")),
     *(Group(task, (UNMASKED,), (0, 1)) for task in ("mnist", "shakespeare")),
-    Group("ptb", (UNMASKED,), (1, 2)),
     Group("cifar10", (UNMASKED,), (1, 2)),
 ]
 
