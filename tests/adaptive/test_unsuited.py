@@ -52,6 +52,16 @@ def test_warns_by_what_a_method_leaves_out():
     tf_dgc.CompressedOptimizer(O.Lion(1e-3), "power_sgd")
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Lion"])
+def test_warns_of_an_outer_optimizer_that_nothing_corrects(name):
+    outer = getattr(O, name)(1e-3)
+    with pytest.warns(UserWarning, match=f"`{name}` as `outer` trains badly behind"):
+        tf_dgc.LocalOptimizer("sgd", 2, outer=outer, compressor="top_k")
+    for settings in ({}, {"compressor": "uniform_8bit"}):
+        tf_dgc.LocalOptimizer("sgd", 2, outer=outer, **settings)
+    tf_dgc.LocalOptimizer("sgd", 2, outer=O.SGD(0.7), compressor="top_k")
+
+
 def test_config_that_is_loaded_warns_again():
     optimizer = tf_dgc.DGCOptimizer(O.RMSprop(), 0.9, adam_correction=False)
     config = {**optimizer.get_config(), "adam_correction": True}

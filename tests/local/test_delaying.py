@@ -1,6 +1,7 @@
 """Means that come later: rounds against plain NumPy, and what is under way."""
 
 import itertools
+import time
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc.distribute.copies import Copies
-from tf_dgc.local.delaying import split
+from tf_dgc.local.turns import split
 from tf_dgc.schedules import PiecewiseConstantPeriod
 
 O = keras.optimizers  # noqa: E741
@@ -398,6 +399,12 @@ def test_config_round_trip(settings):
             {"parts": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
             "Use `parts=1`, or no `use_ema`",
         ),
+        (
+            {"parts": 3, "outer": O.serialize(O.SGD(1.0, use_ema=True))},
+            "Use `parts=1`, or no `use_ema`",
+        ),
+        ({"parts": 3, "outer": O.SGD(1.0, global_clipnorm=1.0)}, "of all tensors"),
+        ({"parts": 3, "outer": "nadam"}, "which with `parts` it would take"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):
@@ -408,3 +415,45 @@ def test_what_cannot_be_is_refused(settings, message):
 def test_more_parts_than_variables_are_refused(strategies):
     with pytest.raises(ValueError, match="Each of `parts` needs a variable"):
         make_trainer(strategies[1], lambda: local(4, parts=4))
+
+
+def test_a_state_of_other_parts_is_refused(strategies):
+    saved, other = (
+        make_trainer(strategies[1], lambda n=n: local(4, delay=1, parts=n))
+        for n in (2, 1)
+    )
+    store = {}
+    saved.optimizer.save_own_variables(store)
+    with pytest.raises(ValueError, match="saved LocalOptimizer has `parts=2`"):
+        other.optimizer.load_own_variables(store)
+
+
+def test_nothing_under_way_comes_behind_what_a_checkpoint_restores(
+    strategies, tmp_path
+):
+    trainer, fresh = (
+        make_trainer(strategies[1], lambda: local(2, delay=2)) for _ in range(2)
+    )
+    stock = trainer.optimizer.background.work
+
+    def pause():
+        time.sleep(0.3)
+
+    def slow(*args):
+        with tf.control_dependencies([tf.py_function(pause, [], [])]):
+            stock(*args)
+
+    trainer.optimizer.background.work = slow
+    steps = make_steps(1, 5)
+    trainer.step(steps[0])
+    kept = tf.train.Checkpoint(o=trainer.optimizer, v=trainer.variables)
+    path = kept.write(str(tmp_path / "kept"))
+    trainer.step(steps[1])
+    other = tf.train.Checkpoint(o=fresh.optimizer, v=fresh.variables)
+    for checkpoint in (kept, other):
+        checkpoint.read(path).assert_existing_objects_matched()
+    for gradients in steps[1:]:
+        trainer.step(gradients)
+        fresh.step(gradients)
+    for one, another in zip(trainer.variables, fresh.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), another.numpy())

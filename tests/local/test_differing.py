@@ -10,6 +10,8 @@ import tf_dgc
 from tf_dgc.local import drift
 from tf_dgc.training import agreed
 
+O = keras.optimizers  # noqa: E741
+
 X = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
 Y = X.mean(axis=1, keepdims=True)
 PERIOD = 3
@@ -354,3 +356,31 @@ def test_optimizers_that_a_model_holds_together(within, hold, monkeypatch):
     monkeypatch.setattr(within, "optimizer", None)
     monkeypatch.setattr(within, "optimizers", hold(own), raising=False)
     assert agreed._asked(within) == [own]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_weights_of_a_file_without_a_state_begin_a_round(
+    strategies, tmp_path, number, delay
+):
+    """Keras asks the optimizer to load of such a file, too."""
+
+    def make(rate):
+        with strategies[number].scope():
+            optimizer = tf_dgc.local_sgd(O.SGD(rate), PERIOD, delay=delay)
+            model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+            model.compile(optimizer, "mse", run_eagerly=True)
+        return model
+
+    plain = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    plain.layers[0].kernel.assign(np.full((5, 1), 100.0))
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    model = make(1e-6)
+    fit(model, 2)
+    with pytest.warns(UserWarning, match="there is none"):
+        model.load_weights(tmp_path / "plain.weights.h5")
+    np.testing.assert_array_equal(copies(model)[0], np.full((number, 5, 1), 100.0))
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((5, 1), 100.0))
+    fit(model, 2 * PERIOD)
+    model.optimizer.consensus()
+    np.testing.assert_allclose(copies(model)[0], np.full((number, 5, 1), 100.0), 0.1)

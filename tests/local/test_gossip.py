@@ -285,7 +285,7 @@ def test_config_round_trip():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"outer": "sgd"}, "Leave `outer` out"),
+        ({"outer": "sgd"}, "Pass `outer=None`"),
         ({"compressor": "top_k"}, "needs a `step_size`"),
         *(
             ({"step_size": 0.5, "compressor": method}, f"{name}.*, which {why}")

@@ -197,12 +197,46 @@ def branches(step):
     return tf.cond(step < 3, lambda: tf.constant(0.5), lambda: tf.constant(0.9))
 
 
+def swapped(step):
+    return tf.cond(step < 3, lambda: tf.constant(0.9), lambda: tf.constant(0.5))
+
+
+def narrow(step):
+    return tf.cast(tf.cast(step, tf.int8), tf.float32) / 1000.0
+
+
+def wide(step):
+    return tf.cast(tf.cast(step, tf.int32), tf.float32) / 1000.0
+
+
+@pytest.mark.parametrize("value", [None, [0.5, 0.9], "much", 1.0])
+def test_a_schedule_that_is_no_sparsity_is_refused(value):
+    with pytest.raises(ValueError, match=r"sparsity\(0\)"):
+        tf_dgc.DGCOptimizer("sgd", lambda step: value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: schedules.PiecewiseConstantSparsity([3], 0.5),
+        lambda: schedules.PiecewiseConstantSparsity(3, [0.5, 0.9]),
+        lambda: schedules.PiecewiseConstantPeriod(3, [1, 2]),
+        lambda: schedules.WarmupSparsity(4, stages=0.5),
+        lambda: schedules.WarmupSparsity("4"),
+    ],
+)
+def test_what_is_no_sequence_is_refused(make):
+    with pytest.raises(ValueError, match=r"Received: .*(3|0\.5|'4')"):
+        make()
+
+
 def test_schedules_are_compared_by_what_they_are_made_of():
     found = [fingerprint(branches)]
     tf.function(branches).get_concrete_function(tf.TensorSpec([], tf.int64))
     found.append(fingerprint(branches))
     assert found[0] == found[1]
-    others = [make_table(), make_table(0.98), make_table(size=51), grows]
-    assert len({found[0], *map(fingerprint, others)}) == 5
+    tables = [make_table(), make_table(0.98), make_table(size=51)]
+    others = [*tables, grows, swapped, narrow, wide]
+    assert len({found[0], *map(fingerprint, others)}) == 8
     assert fingerprint(make_table()) == fingerprint(make_table())
     assert fingerprint(lambda step: step.numpy() / 10) == 0

@@ -133,8 +133,15 @@ class CheckpointSeam(keras.optimizers.Optimizer):
         """Do what has to be done before anything is read."""
         raise NotImplementedError
 
+    def in_restoring(self) -> None:
+        """Do what has to be done before anything is restored."""
+
     def in_saved_model(self) -> None:
         """Do what has to be done before a SavedModel reads anything."""
+
+    def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
+        self.in_restoring()
+        return super()._lookup_dependency(*args, **kwargs)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel":

@@ -124,6 +124,36 @@ def check_rule(
         )
 
 
+def check_outer(
+    outer: keras.optimizers.Optimizer, compressor: Compressor, feedback: bool
+) -> None:
+    """Warn of the same for an outer optimizer, to which no rule is corrected.
+
+    Args:
+        outer: optimizer that applies the mean of how far workers moved.
+        compressor: method.
+        feedback: whether what is not sent is kept back.
+
+    Raises:
+        ValueError: for an `Adafactor` as `check_numbers` does.
+    """
+    check_numbers(outer, compressor)
+    if not feedback or _sends_nearly_all(compressor):
+        return
+    name, how = type(outer).__name__, _how(outer, compressor)
+    adam = any(isinstance(outer, getattr(keras.optimizers, n)) for n in _CORRECTED)
+    why = _SQUARES if adam else reason(outer)
+    if why is not None and how is not None:
+        warnings.warn(
+            f"`{name}` as `outer` {how} behind {compressor!r}: {why}. Use `SGD`, "
+            "with momentum or without, as DiLoCo does; or, with this optimizer, a "
+            'method that sends nearly everything in every round, such as "none" or '
+            '"uniform_8bit".',
+            UserWarning,
+            stacklevel=5,
+        )
+
+
 def _how(inner: keras.optimizers.Optimizer, compressor: Compressor) -> str | None:
     """Return how an unsuited rule trains behind a method; None if no worse than others.
 

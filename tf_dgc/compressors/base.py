@@ -127,6 +127,7 @@ class Compressor(abc.ABC):
         has_units: whether it compares with a number in units of gradients, or returns
             something that is none, so that gradients must not have the learning rate in
             them.
+        sends_signs: whether what arrives is of 1 and -1, whatever magnitudes were.
         additive: whether `Result.sum` is the sum of what the workers sent; not so for
             votes, and where only the sum can be decoded.
         conserves: whether, with error feedback, what has arrived and what is kept back
@@ -160,6 +161,7 @@ class Compressor(abc.ABC):
     additive: bool = True
     conserves: bool = True
     has_units: bool = False
+    sends_signs: bool = False
     unbiased: bool = False
     error_feedback: str = "default"
     feedback_decay: float = 1.0

@@ -64,7 +64,8 @@ class DeMo(Compressor):
         self.decay = self.feedback_decay = arguments.check_decay(decay)
         self.sign = bool(sign)
         self.value_dtype = value_dtype
-        self.additive, self.has_units = not self.sign, self.sign
+        self.additive = not self.sign
+        self.has_units = self.sends_signs = self.sign
         self.conserves = self.decay == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:

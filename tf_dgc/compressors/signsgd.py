@@ -25,6 +25,7 @@ class SignSGD(OneRound):
     reference = "Bernstein et al., signSGD, ICML 2018"
     aggregation = "vote"
     additive = False
+    sends_signs = True
     error_feedback = "forbidden"
 
     def words(self, size: int, dtype: tf.DType) -> int:

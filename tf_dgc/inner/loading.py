@@ -19,21 +19,24 @@ _WITHOUT = (
 
 
 def describe(
-    weighs: bool, optimizers: Sequence[keras.optimizers.Optimizer]
+    weighs: bool, optimizers: Sequence[keras.optimizers.Optimizer], turns: int = 1
 ) -> list[int]:
     """Return what is saved beside a state, so that none of another form is loaded.
 
     Args:
         weighs: whether what waits has the learning rate in it.
         optimizers: optimizers that Keras saves beside it.
+        turns: number of parts of the model that take turns.
 
     Returns:
-        A number that stands for the units of what waits; and of each optimizer the
-        number of its variables, 0 if it is not built, and a CRC-32 of their shapes.
+        A number that stands for the units of what waits; that of parts; and of each
+        optimizer the number of its variables, 0 if it is not built, and a CRC-32 of
+        their shapes.
     """
     shapes = [[tuple(v.shape) for v in o.variables if o.built] for o in optimizers]
     forms = [(len(some), zlib.crc32(str(some).encode())) for some in shapes]
-    return [_OF_UPDATES if weighs else _OF_GRADIENTS, *itertools.chain(*forms)]
+    units = _OF_UPDATES if weighs else _OF_GRADIENTS
+    return [units, turns, *itertools.chain(*forms)]
 
 
 def mark(store: Any, description: Sequence[int]) -> None:
@@ -72,6 +75,13 @@ def check(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
             "in it. Load with the settings it was saved with: `rate_correction`, or "
             f"else compressor, sparsity and inner optimizer. {_WITHOUT}"
         )
+    if saved[1] != own[1]:
+        raise ValueError(
+            f"The saved {kind} has `parts={saved[1]}` of the model that take turns, "
+            f"and this one has `parts={own[1]}`, so what is under way would be taken "
+            "for that of another part. Load with the settings it was saved with. "
+            f"{_WITHOUT}"
+        )
     pairs = zip(_forms(saved), _forms(own), strict=True)
     for (was, its_shapes), (now, own_shapes) in pairs:
         other = was != now or its_shapes != own_shapes
@@ -86,7 +96,7 @@ def check(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
 
 
 def _forms(description: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(description[1::2], description[2::2], strict=True))
+    return list(zip(description[2::2], description[3::2], strict=True))
 
 
 def names(store: Any) -> list[str]:
@@ -132,7 +142,8 @@ def is_to_be_loaded(
         return False
     saved = len(names(store))
     if not is_marked(store):
-        _warn_of(f"it is of one that is not of this package, and {kind} stays as it is")
+        why = "it is of one that is not of this package" if saved else "there is none"
+        _warn_of(f"{why}, and {kind} stays as it is")
         return False
     if not trains:
         _warn_of("the model has no trainable variables")

@@ -55,6 +55,12 @@ def check(
             "`gradient_accumulation_steps` must be None or a whole number of calls, 2 "
             f"or more. Received: gradient_accumulation_steps={number!r}"
         )
+    if scale is not None and is_outer:
+        raise ValueError(
+            "The outer optimizer is given how far the workers moved, which no loss "
+            "scale multiplies, so there is nothing to divide by. Pass it to the inner "
+            f"optimizer. Received: loss_scale_factor={scale!r}"
+        )
     if number and is_outer:
         raise ValueError(
             "The outer optimizer takes one step per round, so there is nothing to "

@@ -57,9 +57,9 @@ def check_inner(inner: Any, steps_alone: bool = False, what: str = "inner") -> N
         )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "Loss scaling goes outside: use "
-            "`LossScaleOptimizer(DGCOptimizer(inner))`, not "
-            "`DGCOptimizer(LossScaleOptimizer(inner))`. "
+            "Loss scaling goes outside: pass the optimizer within it, and put "
+            "`LossScaleOptimizer` around what you make of that, as in "
+            "`LossScaleOptimizer(DGCOptimizer(inner))`. "
             f"Received: {what}={inner!r}"
         )
     if isinstance(inner, getattr(keras.optimizers, "MultiOptimizer", ())):

@@ -19,4 +19,5 @@ __all__ = [
     "rounds",
     "rules",
     "shown",
+    "turns",
 ]

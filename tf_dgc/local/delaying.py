@@ -8,15 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc import arguments
 from tf_dgc.choice import Choice
-from tf_dgc.compressors import Compressor
 from tf_dgc.distribute import divergence
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
-from tf_dgc.exchanges import Gossip
 from tf_dgc.inner import conditions
 from tf_dgc.inner.updating import update
-from tf_dgc.local import drift, moving
+from tf_dgc.local import drift, moving, turns
 from tf_dgc.local.averaging import Averaging
 from tf_dgc.local.rounds import Rounds
 from tf_dgc.metrics import counting
@@ -54,7 +51,7 @@ class Delaying(Averaging):
             SharedVariable(np.zeros(t.shape), t.dtype.name, f"{_stem(t)}_received")
             for t in kept.tensors
         ]
-        self._parts = split([t.size for t in kept.tensors], optimizer.parts)
+        self._parts = turns.split([t.size for t in kept.tensors], optimizer.parts)
         self._lane = optimizer.background
         self._lane.work = self._exchange
 
@@ -188,30 +185,6 @@ class Delaying(Averaging):
         return [variables[p] for p in places], [self.anchor[p] for p in places]
 
 
-def split(sizes: Sequence[int], number: int) -> list[list[int]]:
-    """Return the places of tensors in parts of about the same number of entries.
-
-    Args:
-        sizes: entries of each tensor.
-        number: number of parts.
-
-    Raises:
-        ValueError: for more parts than tensors.
-    """
-    if number > len(sizes):
-        raise ValueError(
-            "Each of `parts` needs a variable of the model. Use fewer. Received: "
-            f"parts={number} with {len(sizes)} variables"
-        )
-    parts: list[list[int]] = [[] for _ in range(number)]
-    filled = [0] * number
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        least = min(range(number), key=lambda part: (filled[part], len(parts[part])))
-        parts[least].append(place)
-        filled[least] += max(1, sizes[place])
-    return [sorted(part) for part in parts]
-
-
 def _stem(tensor: Any) -> str:
     return tensor.label.replace("/", "_")
 
@@ -220,67 +193,3 @@ def _assign(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) ->
     """Assign this replica's own copies."""
     for variable, value in zip(variables, values, strict=True):
         tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
-
-
-def check(
-    delay: Any,
-    parts: Any,
-    period: Any,
-    compressor: Compressor,
-    exchange: Any,
-    outer: Any,
-) -> tuple[int, int]:
-    """Return both as ints; raise `ValueError` for those that cannot be.
-
-    Args:
-        delay: number of steps that a mean may take.
-        parts: number of parts of the model.
-        period: number of steps of a round, or a schedule.
-        compressor: method.
-        exchange: exchange, or its name.
-        outer: outer optimizer, its name or config; None for the mean.
-    """
-    delay = arguments.check_whole("delay", delay, 0, " of steps (0: none)")
-    parts = arguments.check_whole("parts", parts, 1, " of parts of the model")
-    given = f"Received: delay={delay}, parts={parts}, period={period!r}"
-    if delay and isinstance(exchange, Gossip):
-        raise ValueError(
-            "With `Gossip` a worker waits for its neighbours alone, and there is no "
-            f"mean that could come later. Use `delay=0`. {given}, {exchange!r}"
-        )
-    if parts == 1:
-        most = delay if callable(period) else period
-    elif not delay:
-        raise ValueError(
-            f"`parts` take turns in the background, so pass a `delay`. {given}"
-        )
-    elif callable(period) or period % parts:
-        raise ValueError(
-            "With `parts` the `period` must be a number of steps that `parts` divides, "
-            f"as one of them is exchanged every `period / parts`. {given}"
-        )
-    else:
-        most = period // parts
-    if delay > most:
-        raise ValueError(
-            "The mean of a round must be there before the next one is formed, so "
-            f"`delay` must be `period / parts` at the most, here {most}. {given}"
-        )
-    if parts > 1 and getattr(outer, "use_ema", False):
-        raise ValueError(
-            "Averages of the outer optimizer are of all tensors, and with `parts` one "
-            "part of them arrives at a time. Use `parts=1`, or no `use_ema`. "
-            f"{given}, outer={outer!r}"
-        )
-    if parts > 1 and compressor.together:
-        raise ValueError(
-            f"{compressor!r} sees all tensors as one, so they cannot take turns. Use "
-            f"`parts=1`, or another method. {given}"
-        )
-    return delay, parts
-
-
-def period_of(optimizer: Any) -> Any:
-    """Return how many steps lie between two exchanges, or a schedule of it."""
-    parts = optimizer.parts
-    return optimizer.period if parts == 1 else optimizer.period // parts

@@ -1,7 +1,7 @@
 """What is read and saved of workers that have weights of their own for a while."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import keras
@@ -112,9 +112,7 @@ class DifferingOptimizer(OptimizerWrapper):
 
         What is under way is waited for, and counts for nothing.
         """
-        if self.background:
-            self.background.finish()
-            self.background.forget()
+        self._drop_what_is_under_way()
         if self._rounds is not None:
             self._rounds.begin_anew()
 
@@ -157,11 +155,24 @@ class DifferingOptimizer(OptimizerWrapper):
             RuntimeError: within `agreed()`; and as other optimizers.
         """
         self.refuse_while_shown("load the optimizer's state")
+        self._drop_what_is_under_way()
+        super().load_own_variables(store)
+        if self._is_loaded:  # else a round begins, with the model's weights
+            self.loads += 1
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Set all of `variables`: see `OptimizerWrapper`."""
+        self._drop_what_is_under_way()
+        super().set_weights(weights)
+
+    def in_restoring(self) -> None:
+        """Let nothing that is under way come behind what a checkpoint restores."""
+        self._drop_what_is_under_way()
+
+    def _drop_what_is_under_way(self) -> None:
         if self.background:
             self.background.finish()
             self.background.forget()
-        super().load_own_variables(store)
-        self.loads += 1
 
     def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
         """Restore what each worker has of a variable: see `OptimizerWrapper`.

@@ -124,7 +124,8 @@ def check(
     if outer is not None:
         raise ValueError(
             "With `Gossip` no worker knows the mean that an outer optimizer would "
-            f"apply. Leave `outer` out. Received: outer={outer!r}"
+            "apply. Pass `outer=None`, also to what passes one by itself, such as "
+            f"`diloco`. Received: outer={outer!r}"
         )
     if compressor.lossless:
         return

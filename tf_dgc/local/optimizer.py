@@ -16,9 +16,9 @@ from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
-from tf_dgc.inner import settings
+from tf_dgc.inner import loading, settings
 from tf_dgc.inner.taken import TakeOver
-from tf_dgc.local import delaying, moving, neighbours, rules
+from tf_dgc.local import moving, neighbours, rules, turns
 from tf_dgc.local.averaging import Averaging
 from tf_dgc.local.delaying import Delaying
 from tf_dgc.local.differing import DifferingOptimizer
@@ -123,8 +123,7 @@ class LocalOptimizer(DifferingOptimizer):
     ):
         period = periods.get_period(period)
         compressor = compressors.get(compressor)
-        asks = delay, parts, period, compressor, exchange, outer
-        delay, parts = delaying.check(*asks)
+        delay, parts = turns.check(delay, parts, period, compressor, exchange)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
         ways = validation.get_exchange(exchange, compressor, feedback, near=True)
@@ -133,7 +132,7 @@ class LocalOptimizer(DifferingOptimizer):
         number = strategy.num_replicas_in_sync
         neighbours.check(ways, compressor, error_feedback, outer, number)
         rule = rules.make_inner(inner)
-        outer_rule = rules.make_outer(outer, compressor)
+        outer_rule = rules.make_outer(outer, compressor, feedback, parts)
         super().__init__(rule, TakeOver({}), name, strategy)
         self.outer_optimizer = outer_rule
         keras_files.load_only_if(outer_rule, lambda: self._is_loaded)
@@ -203,9 +202,9 @@ class LocalOptimizer(DifferingOptimizer):
             self.compressor_state = known.states
         if isinstance(ending, Delaying):
             self._moved, self._received = ending.moved, ending.received
-        self._drift = self._ending.drift and self._ending.drift.variable
+        self._drift = ending.drift and ending.drift.variable
         self._shown = Shown(self._strategy, variables)
-        self._rounds = Rounds(delaying.period_of(self), self._strategy)
+        self._rounds = Rounds(turns.period_of(self), self._strategy)
         self._progress = self._rounds.variable
 
     # --- in every step --------------------------------------------------------------
@@ -261,7 +260,8 @@ class LocalOptimizer(DifferingOptimizer):
         return [*own, *self.outer_optimizer.variables] if own else []
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Let the outer optimizer set final values (moving averages)."""
+        """Let both optimizers set final values, as the outer one its averages."""
+        super().finalize_variable_values(var_list)
         self.outer_optimizer.finalize_variable_values(var_list)
         if self.outer_optimizer.use_ema:  # of the anchor, so that all have the same
             self.weights_were_set()
@@ -270,6 +270,9 @@ class LocalOptimizer(DifferingOptimizer):
     def wrapped_optimizers(self) -> list[keras.optimizers.Optimizer]:
         """Optimizers that Keras saves beside this one."""
         return [*super().wrapped_optimizers, self.outer_optimizer]
+
+    def _describe(self) -> list[int]:
+        return loading.describe(self._took.rate, self.wrapped_optimizers, self.parts)
 
     def _wrapped(self) -> list[str]:
         if isinstance(self.exchange, Gossip):

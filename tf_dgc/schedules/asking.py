@@ -1,5 +1,6 @@
 """Asking: a sparsity that may be a number or any callable of the iteration."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -85,7 +86,9 @@ _ENDS: dict[type, Callable[[Any], float]] = {
 def first(schedule: Callable[[tf.Tensor], tf.Tensor]) -> float:
     """Return what a schedule begins with, or raise `ValueError` as for a number."""
     with tf.init_scope():  # while a step may be traced
-        value = float(schedule(tf.constant(0, tf.int64)))
+        value = schedule(tf.constant(0, tf.int64))
+        with contextlib.suppress(TypeError, ValueError):  # or it is no number
+            value = float(value)
     return check_sparsity(value, "sparsity(0)")
 
 

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import is_whole
@@ -28,14 +29,20 @@ class Schedule(abc.ABC):
 
 def check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
     """Return boundaries as ints; raise `ValueError` unless they fit the values."""
-    given = list(boundaries)
-    fit = len(values) == len(given) + 1 and all(map(is_whole, given))
+    given = as_list(boundaries)
+    fit = len(as_list(values)) == len(given) + 1 and all(map(is_whole, given))
     if not fit or given != sorted(given):
         raise ValueError(
-            "`boundaries` must be whole, ascending, and one fewer than `values`. "
-            f"Received: boundaries={boundaries}, values={values}"
+            "`boundaries` must be whole, ascending, and one fewer than `values`, a "
+            "sequence too. "
+            f"Received: boundaries={boundaries!r}, values={values!r}"
         )
     return [int(b) for b in given]
+
+
+def as_list(values: Any) -> list:
+    """Return what a sequence, or an array, holds; nothing for what is none."""
+    return list(values) if np.iterable(values) and not isinstance(values, str) else []
 
 
 def stage(schedule: Any, iteration: tf.Tensor) -> tf.Tensor:

@@ -5,10 +5,12 @@ iterations it has an answer only the user knows, so it is traced, and asked for 
 """
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
+
+_NAMES = "container", "shared_name"  # of tables and variables, as they were made
 
 
 def fingerprint(schedule: Callable[[tf.Tensor], Any]) -> int:
@@ -34,19 +36,35 @@ def fingerprint(schedule: Callable[[tf.Tensor], Any]) -> int:
     except Exception:  # whatever a user's function raises where it is not eager
         return 0
     graph = traced.graph.as_graph_def()
-    functions = [_describe(f.node_def) for f in graph.library.function]
-    return zlib.crc32(repr([_describe(graph.node), sorted(functions)]).encode())
+    functions = {f.signature.name: f.node_def for f in graph.library.function}
+    return zlib.crc32(repr(_describe(graph.node, functions)).encode())
 
 
-def _describe(nodes: Iterable[Any]) -> list[tuple]:
-    """Return of each node its operation, constant, and the places of its inputs."""
+def _describe(nodes: Iterable[Any], functions: Mapping[str, Any]) -> list[tuple]:
+    """Return of each node its operation, attributes, and the places of its inputs."""
     nodes = list(nodes)
     places = {node.name: place for place, node in enumerate(nodes)}
     return [
         (
             node.op,
-            zlib.crc32(node.attr["value"].SerializeToString()),
+            [(n, _value(node.attr[n], functions)) for n in _compared(node)],
             [places.get(name.lstrip("^").split(":")[0], -1) for name in node.input],
         )
         for node in nodes
     ]
+
+
+def _compared(node: Any) -> list[str]:
+    """Return the attributes of a node that say what it does, sorted."""
+    return sorted(n for n in node.attr if n[0] != "_" and n not in _NAMES)
+
+
+def _value(attribute: Any, functions: Mapping[str, Any]) -> Any:
+    """Return what an attribute is, of functions what they do."""
+    called = [attribute.func, *attribute.list.func]
+    names = [function.name for function in called if function.name]
+    if not names:
+        return zlib.crc32(attribute.SerializeToString())
+    # A function that calls itself is told by its name there.
+    rest = {name: nodes for name, nodes in functions.items() if name not in names}
+    return [_describe(functions.get(name, []), rest) for name in names]

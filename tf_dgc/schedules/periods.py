@@ -1,5 +1,6 @@
 """Schedules of the period: local steps from one exchange to the next."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,8 +54,12 @@ def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
         period = keras.saving.deserialize_keras_object(period)
     if not callable(period):
         return check_period(period)
-    first = tf.convert_to_tensor(period(tf.constant(0, tf.int64)))
-    check_period(first.numpy().item(), "period(0)")
+    first = period(tf.constant(0, tf.int64))
+    with contextlib.suppress(
+        AttributeError, TypeError, ValueError
+    ):  # or it is no number
+        first = tf.convert_to_tensor(first).numpy().item()
+    check_period(first, "period(0)")
     return period
 
 

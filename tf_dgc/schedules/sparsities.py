@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_sparsity, check_whole, is_whole
-from tf_dgc.schedules.base import Schedule, check_boundaries, stage
+from tf_dgc.schedules.base import Schedule, as_list, check_boundaries, stage
 
 
 class SparsitySchedule(Schedule):
@@ -105,13 +105,13 @@ class WarmupSparsity(SparsitySchedule):
         final_sparsity: float = 0.999,
         stages: Sequence[float] = (0.75, 0.9375, 0.984375, 0.996),
     ):
-        there = stages is not None and len(stages) > 0
+        there = len(as_list(stages)) > 0
         if not is_whole(warmup_steps) or warmup_steps < 1 or not there:
             raise ValueError(
                 "`warmup_steps` must be a whole number of iterations, 1 or more, and "
                 "`stages` at least one sparsity. Without warm-up, pass the sparsity "
                 f"itself, for example `DGCOptimizer(inner, {final_sparsity})`. "
-                f"Received: warmup_steps={warmup_steps}, stages={stages}"
+                f"Received: warmup_steps={warmup_steps!r}, stages={stages!r}"
             )
         self.warmup_steps = int(warmup_steps)
         self.final_sparsity = check_sparsity(final_sparsity, "final_sparsity")
