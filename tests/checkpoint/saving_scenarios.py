@@ -151,6 +151,16 @@ def use_stock_callbacks(directory):
     model.fit(x, y, epochs=2, callbacks=callbacks(), **data)
     model.save(directory / "m.keras")
     model.save_weights(directory / "saved.weights.h5")
+    by_hand = make_model(dgc)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    path = directory / "by_hand.weights.h5"
+    by_hand.fit(
+        STRATEGY.experimental_distribute_dataset(batches),
+        epochs=2,
+        callbacks=[stock.ModelCheckpoint(path, save_weights_only=True)],
+        verbose=0,
+    )
+    by_hand.save(directory / "by_hand.keras")
     again = make_model(dgc)
     history = again.fit(x, y, epochs=2, callbacks=callbacks(), **data)
     found = {

@@ -190,7 +190,7 @@ def test_local_steps_that_accumulate_go_on(tmp_path):
 def test_checksums_of_all_dtypes(dtype, shape):
     values = np.ones(shape, dtype)
     store = {"0": values}
-    loading.mark(store, loading.describe(True, []))
+    loading.mark(store, loading.describe(True, 1, 1, []))
     assert loading.names(store) == ["0"]
     found = loading.checksum(store, "0")
     assert found == loading.checksum({"0": values.copy()}, "0")
@@ -252,3 +252,49 @@ def test_within_an_epoch_the_first_workers_logs_decide(tmp_path, monkeypatch):
         fit(model, 6, [callback])  # of two batches
     assert len(shared) == 4 and all(note["loss"] > 0 for note in shared)
     assert saved == [str(tmp_path / f"{loss}.keras") for loss in (3.0, 2.0)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_saved_model_that_holds_an_optimizer_can_be_loaded(
+    strategies, tmp_path, number
+):
+    """What is saved of each worker has another name, which only this package knows."""
+    path = str(tmp_path / "model")
+    with strategies[number].scope():
+        model = make_model(dgc())
+    model.run_eagerly = False
+    fit(model)
+    tf.saved_model.save(model, path)
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    (name,) = serve.structured_input_signature[1]
+    (found,) = serve(**{name: tf.constant(X)}).values()
+    np.testing.assert_allclose(found, model(X), rtol=1e-5)
+    tf.saved_model.save(tf.train.Checkpoint(optimizer=model.optimizer), path)
+    saved = tf.saved_model.load(path).optimizer._variables
+    assert len(saved) == len(model.optimizer._variables)
+    first = model.optimizer.residual[0]
+    local = first.local_values()[0]
+    assert np.any(local)
+    assert any(
+        tuple(v.shape) == local.shape and np.array_equal(v, local) for v in saved
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: tf_dgc.DGCOptimizer(sgd(), 0.0),
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.01), 0.9),
+    ],
+)
+def test_a_checkpoint_does_not_lose_what_waits(tmp_path, other):
+    model = trained(tf_dgc.DGCOptimizer(sgd(), 0.9, rate_correction=False))
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = saved.write(str(tmp_path / "c"))
+    another = other()
+    rates = {"rate_correction": False}
+    another = type(another).from_config({**another.get_config(), **rates})
+    target = trained(another)
+    checkpoint = tf.train.Checkpoint(model=target, optimizer=target.optimizer)
+    with pytest.raises(ValueError, match="Load with the settings it was saved with"):
+        checkpoint.restore(path)

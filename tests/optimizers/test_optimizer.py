@@ -479,3 +479,31 @@ def test_loading_state_of_other_settings_is_refused(tmp_path):
     other = fitted(lambda: tf_dgc.DGCOptimizer(O.SGD(0.05), 0.9))
     with pytest.raises(ValueError, match="Load with the settings"):
         other.load_weights(tmp_path / "model.weights.h5")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "sparsity", 0.5),
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "value_dtype", "bfloat16"),
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "momentum_correction", False),
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "exchange", "tree"),
+        (lambda: tf_dgc.CompressedOptimizer("sgd"), "compressor", "qsgd"),
+        (lambda: tf_dgc.LocalOptimizer("sgd", 2), "period", 3),
+        (lambda: tf_dgc.DGCOptimizer("sgd"), "momentum", 0.5),
+        (lambda: tf_dgc.DGCOptimizer("adam"), "beta_1", 0.5),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_refused(make, name, value):
+    optimizer = make()
+    before = optimizer.get_config()
+    with pytest.raises(AttributeError, match=f"`{name}` .*Make another one"):
+        setattr(optimizer, name, value)
+    assert optimizer.get_config() == before
+
+
+def test_settings_of_keras_and_own_attributes_can_be_set():
+    optimizer = tf_dgc.DGCOptimizer("sgd")
+    optimizer.learning_rate, optimizer.clipnorm, optimizer.mine = 0.5, 1.0, 3
+    assert (float(optimizer.learning_rate), optimizer.clipnorm) == (0.5, 1.0)
+    assert optimizer.mine == 3

@@ -80,6 +80,11 @@ def is_checkpointing() -> bool:
     return _caller(_CHECKPOINTING) is not None
 
 
+def is_saving_saved_model() -> bool:
+    """Whether a SavedModel is being written among our callers."""
+    return _caller({inspect.unwrap(tf.saved_model.save).__code__}) is not None
+
+
 _CHECKPOINTING = {
     inspect.unwrap(getattr(tf.train.Checkpoint, name)).__code__
     for name in ("_write", "read", "restore")

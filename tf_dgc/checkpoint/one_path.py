@@ -16,34 +16,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc._internals import checkpoints, trainer
+from tf_dgc._internals import checkpoints
 from tf_dgc.checkpoint import keras_saving, resuming, saving
 from tf_dgc.cluster import meeting
 from tf_dgc.training.statistics import average_statistics
 
 
-def mend_saving(strategy: tf.distribute.Strategy) -> None:
+def mend_saving(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
     """Let one worker write where all are given one path, in and after `fit`.
 
-    Keras distributes the data at the beginning of `fit`; there its model is found, and
-    what that instance saves by is wrapped.
+    Args:
+        strategy: strategy of several workers.
+        model: Keras model, of which that instance's ways to save are wrapped.
     """
-    stock = strategy.experimental_distribute_dataset
-
-    def experimental_distribute_dataset(*args: Any, **kwargs: Any) -> Any:
-        dataset = stock(*args, **kwargs)
-        model = trainer.calling_trainer()
-        if model is not None and not getattr(model, "_tf_dgc_saves", False):
-            model._tf_dgc_saves = True
-            _wrap_save(strategy, model, "save", ".keras", saving.save_model)
-            _wrap_save(
-                strategy, model, "save_weights", ".weights.h5", saving.save_weights
-            )
-            begin = functools.partial(_share_callbacks, strategy)
-            checkpoints.call_when_fit_begins(model, begin)
-        return dataset
-
-    strategy.experimental_distribute_dataset = experimental_distribute_dataset
+    _wrap_save(strategy, model, "save", ".keras", saving.save_model)
+    _wrap_save(strategy, model, "save_weights", ".weights.h5", saving.save_weights)
+    begin = functools.partial(_share_callbacks, strategy)
+    checkpoints.call_when_fit_begins(model, begin)
 
 
 def _wrap_save(

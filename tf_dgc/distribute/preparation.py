@@ -68,9 +68,11 @@ def prepare(strategy: Strategy) -> Strategy:
     mended = getattr(strategy, "_tf_dgc_prepared", False)
     if not mended and isinstance(strategy, SUPPORTED):
         strategy._tf_dgc_prepared = True
-        TrainingLoops(strategy)
+        loops = TrainingLoops(strategy)
         if meeting.is_multi_worker(strategy):
             _watch_over(strategy)
+            saving = functools.partial(one_path.mend_saving, strategy)
+            loops.call_with_models(saving)
         loss_scale.mend(strategy)
     return strategy
 
@@ -80,7 +82,6 @@ def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     watch = Watch(strategy, functools.partial(background.count, strategy))
     failures.tell_what_ends_this_worker(strategy)
     worker_interrupts.raise_in_time()
-    one_path.mend_saving(strategy)
     report_failed_variables(strategy)
     strategy._tf_dgc_initial_values = InitialValues(strategy, watch.waiting)
     watch.start()

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import stores, tracing
+from tf_dgc._internals import checkpoints, stores, tracing
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
 
@@ -19,7 +19,8 @@ class PerWorkerVariable(keras.Variable):
     the sum over all workers, and assigning divides among them. What is saved is the
     value of every worker, so that as many workers go on bit for bit where they were;
     another number of workers divides it (`elastic.share`). Reading and saving are
-    collectives, which every worker has to take part in.
+    collectives, which every worker has to take part in. A SavedModel, with which nobody
+    goes on, has this process's first value, for which nobody is asked.
 
     Args:
         shape: shape of the value on one worker.
@@ -116,6 +117,9 @@ class PerWorkerVariable(keras.Variable):
     # --- how tf.train.Checkpoint saves and restores ---------------------------------
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
+        if checkpoints.is_saving_saved_model():
+            # Whoever loads that has one variable, and wants its value by its name.
+            return self._copies.local[0]._serialize_to_tensors()
         device = self._copies.local[0].device
         read = stores.read_when_saved(self.gather, self.dtype, device)
         return {_SAVED: read}

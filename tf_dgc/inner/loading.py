@@ -19,24 +19,28 @@ _WITHOUT = (
 
 
 def describe(
-    weighs: bool, optimizers: Sequence[keras.optimizers.Optimizer], turns: int = 1
+    weighs: bool,
+    turns: int,
+    own: int,
+    optimizers: Sequence[keras.optimizers.Optimizer],
 ) -> list[int]:
     """Return what is saved beside a state, so that none of another form is loaded.
 
     Args:
         weighs: whether what waits has the learning rate in it.
-        optimizers: optimizers that Keras saves beside it.
         turns: number of parts of the model that take turns.
+        own: number of the optimizer's own variables; 0 if it is not built.
+        optimizers: optimizers that Keras saves beside it.
 
     Returns:
-        A number that stands for the units of what waits; that of parts; and of each
-        optimizer the number of its variables, 0 if it is not built, and a CRC-32 of
-        their shapes.
+        A number that stands for the units of what waits; the two others; and of each
+        optimizer beside it the number of its variables, 0 if it is not built, and a
+        CRC-32 of their shapes.
     """
     shapes = [[tuple(v.shape) for v in o.variables if o.built] for o in optimizers]
     forms = [(len(some), zlib.crc32(str(some).encode())) for some in shapes]
     units = _OF_UPDATES if weighs else _OF_GRADIENTS
-    return [units, turns, *itertools.chain(*forms)]
+    return [units, turns, own, *itertools.chain(*forms)]
 
 
 def mark(store: Any, description: Sequence[int]) -> None:
@@ -82,6 +86,8 @@ def check(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
             "for that of another part. Load with the settings it was saved with. "
             f"{_WITHOUT}"
         )
+    if saved[2] and own[2] and saved[2] != own[2]:
+        raise ValueError(_of_others(kind, saved[2], own[2]))
     pairs = zip(_forms(saved), _forms(own), strict=True)
     for (was, its_shapes), (now, own_shapes) in pairs:
         other = was != now or its_shapes != own_shapes
@@ -96,7 +102,7 @@ def check(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
 
 
 def _forms(description: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(description[2::2], description[3::2], strict=True))
+    return list(zip(description[3::2], description[4::2], strict=True))
 
 
 def names(store: Any) -> list[str]:
@@ -157,7 +163,11 @@ def is_to_be_loaded(
             "model.optimizer.build(model.trainable_variables)`; or load without the "
             "state, by `load_weights(path, skip_mismatch=True)` or before `compile`."
         )
-    raise ValueError(
+    raise ValueError(_of_others(kind, saved, own))
+
+
+def _of_others(kind: str, saved: int, own: int) -> str:
+    return (
         f"The saved {kind} has {saved} variables, this one has {own}. Load with the "
         "settings it was saved with: compressor, error feedback, sparsity above 0, "
         "momentum and Adam correction, what is tracked, the inner optimizer's "

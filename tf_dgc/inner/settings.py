@@ -3,7 +3,7 @@
 import inspect
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import keras
@@ -92,6 +92,34 @@ def check_change(
             "`use_ema` cannot be changed any more: the averages are made when the "
             "optimizer is built. Pass it to the inner optimizer, for example "
             f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
+        )
+
+
+def check_attribute(optimizer: Any, name: str, value: Any, fixed: Set[str]) -> None:
+    """Raise `AttributeError` where setting an attribute would change nothing.
+
+    Args:
+        optimizer: wrapper whose attribute it is.
+        name: name of the attribute.
+        value: value that it is to have.
+        fixed: names of what it is made with, and set once.
+    """
+    kind, own = type(optimizer).__name__, vars(optimizer)
+    if name.startswith("_"):
+        return
+    if name in fixed and name in own:
+        raise AttributeError(
+            f"`{name}` cannot be changed any more: this {kind} is made with it, and so "
+            "is what its workers have compared and what is saved. Make another one: "
+            f"`{kind}(..., {name}=...)`. Received: {name}={value!r}, and it is "
+            f"{own[name]!r}"
+        )
+    known = name in own or hasattr(type(optimizer), name)
+    if not known and hasattr(own.get("inner_optimizer"), name):
+        raise AttributeError(
+            f"`{name}` is a setting of the inner optimizer, of which this {kind} was "
+            "made. Make another one, of an inner optimizer as it is to be. "
+            f"Received: {name}={value!r}"
         )
 
 

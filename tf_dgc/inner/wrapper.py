@@ -1,7 +1,7 @@
 """What Keras asks of an optimizer that wraps another one."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import keras
@@ -35,6 +35,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
     saved_by_all_workers = True  # each has a part
     own_backup = ""  # name of the backup of who backs up without the other workers
+    fixed: Set[str] = frozenset()  # names of attributes that are set once
     steps_alone = False  # whether a step of the inner optimizer meets nobody
 
     weight_decay = settings.shared("weight_decay")
@@ -87,10 +88,7 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
     @property
     def differing_variables(self) -> list[keras.Variable]:
-        """Variables, of the model too, of which each worker has a value of its own.
-
-        Beside those that are a `PerWorkerVariable`.
-        """
+        """Variables that differ by worker, of the model too, of stock kinds."""
         return []
 
     @property
@@ -128,6 +126,10 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        settings.check_attribute(self, name, value, self.fixed)
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
@@ -210,7 +212,9 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         return [self.inner_optimizer]
 
     def _describe(self) -> list[int]:
-        return loading.describe(self._took.rate, self.wrapped_optimizers)
+        own = len(keras_optimizers.own_variables(self)) if self.built else 0
+        about = self._took.rate, getattr(self, "parts", 1), own
+        return loading.describe(*about, self.wrapped_optimizers)
 
     def _check_form(self, saved: list[int]) -> None:
         loading.check(saved, self._describe(), type(self).__name__)
@@ -220,8 +224,8 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         differing = self.differing_variables
         apart = {id(v) for v in differing}
         own = keras_optimizers.own_variables(self)
-        copies = [self._copies_of(v) for v in differing]
-        return [*(v for v in own if id(v) not in apart), *copies]
+        same = (v for v in own if id(v) not in apart)
+        return [*same, *map(self._copies_of, differing)]
 
     def _copies_of(self, variable: keras.Variable) -> Copies:
         return Copies(self._strategy, variable.value)

@@ -16,7 +16,7 @@ from tf_dgc.distribute.communicator import Communicator
 from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
-from tf_dgc.inner import loading, settings
+from tf_dgc.inner import settings
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.local import moving, neighbours, rules, turns
 from tf_dgc.local.averaging import Averaging
@@ -28,7 +28,7 @@ from tf_dgc.local.rounds import Rounds
 from tf_dgc.local.shown import Shown
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import kept, matching, validation
-from tf_dgc.optimizers.configuration import collect_local_config, take_apart
+from tf_dgc.optimizers.configuration import LOCAL_SETTINGS, collect_local, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.schedules import periods
 from tf_dgc.steps.memory import State
@@ -103,6 +103,8 @@ class LocalOptimizer(DifferingOptimizer):
             `CompressedOptimizer`, and for variables that are not each replica's own.
     """
 
+    fixed = frozenset(LOCAL_SETTINGS)
+
     def __init__(
         self,
         inner: keras.optimizers.Optimizer | str | dict,
@@ -132,10 +134,11 @@ class LocalOptimizer(DifferingOptimizer):
         number = strategy.num_replicas_in_sync
         neighbours.check(ways, compressor, error_feedback, outer, number)
         rule = rules.make_inner(inner)
-        outer_rule = rules.make_outer(outer, compressor, feedback, parts)
         super().__init__(rule, TakeOver({}), name, strategy)
-        self.outer_optimizer = outer_rule
-        keras_files.load_only_if(outer_rule, lambda: self._is_loaded)
+        rule = self.outer_optimizer = rules.make_outer(
+            outer, compressor, feedback, parts
+        )
+        keras_files.load_only_if(rule, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
@@ -271,15 +274,12 @@ class LocalOptimizer(DifferingOptimizer):
         """Optimizers that Keras saves beside this one."""
         return [*super().wrapped_optimizers, self.outer_optimizer]
 
-    def _describe(self) -> list[int]:
-        return loading.describe(self._took.rate, self.wrapped_optimizers, self.parts)
-
     def _wrapped(self) -> list[str]:
         if isinstance(self.exchange, Gossip):
             return super()._wrapped()
-        outer = keras_optimizers.settings_of(self.outer_optimizer)
-        rule = settings.describe(type(self.outer_optimizer), outer)
-        return [*super()._wrapped(), f"outer={rule}"]
+        rule = self.outer_optimizer
+        text = settings.describe(type(rule), keras_optimizers.settings_of(rule))
+        return [*super()._wrapped(), f"outer={text}"]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate.
@@ -288,7 +288,7 @@ class LocalOptimizer(DifferingOptimizer):
             ValueError: as `save_own_variables`, if a file of HDF5 is being written.
         """
         self.in_hdf5()
-        return collect_local_config(self, self.inner_config())
+        return collect_local(self, self.inner_config())
 
     @classmethod
     def from_config(

@@ -22,7 +22,7 @@ from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
 from tf_dgc.optimizers import bucketing, kept, matching, stepping, validation
-from tf_dgc.optimizers.configuration import collect_config, take_apart
+from tf_dgc.optimizers.configuration import SETTINGS, collect, take_apart
 from tf_dgc.optimizers.exclusions import Exclusions
 from tf_dgc.steps.memory import State
 
@@ -99,6 +99,8 @@ class CompressedOptimizer(OptimizerWrapper):
             without trainable variables, variables of other dtypes or of another
             strategy, and workers that were started with different models or settings.
     """
+
+    fixed = frozenset(SETTINGS)
 
     def __init__(
         self,
@@ -283,7 +285,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate."""
-        return collect_config(self, self.inner_config(), self._exclusions)
+        return collect(self, self.inner_config(), self._exclusions)
 
     @classmethod
     def from_config(

@@ -8,7 +8,7 @@ import keras
 from tf_dgc.exchanges import Gossip
 from tf_dgc.optimizers.exclusions import Exclusions
 
-_SETTINGS = (
+SETTINGS = (
     "compressor",
     "error_feedback",
     "momentum_correction",
@@ -23,7 +23,7 @@ _SETTINGS = (
     "exchange",
     "overlap",
 )
-_LOCAL_SETTINGS = (
+LOCAL_SETTINGS = (
     "period",
     "compressor",
     "error_feedback",
@@ -39,7 +39,7 @@ _LOCAL_SETTINGS = (
 _EXCLUDED = "excluded_from_compression"  # not by the constructor
 
 
-def collect_config(
+def collect(
     optimizer: keras.optimizers.Optimizer,
     inner: Mapping[str, Any],
     exclusions: Exclusions,
@@ -51,7 +51,7 @@ def collect_config(
         inner: config of the inner optimizer.
         exclusions: variables that are sent whole.
     """
-    values = {name: getattr(optimizer, name) for name in _SETTINGS}
+    values = {name: getattr(optimizer, name) for name in SETTINGS}
     return {
         "name": optimizer.name,
         "inner": inner,
@@ -60,14 +60,14 @@ def collect_config(
     }
 
 
-def collect_local_config(optimizer: Any, inner: Mapping[str, Any]) -> dict[str, Any]:
+def collect_local(optimizer: Any, inner: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a `LocalOptimizer` was made with.
 
     Args:
         optimizer: optimizer, whose attributes they are.
         inner: config of the inner optimizer.
     """
-    values = {name: getattr(optimizer, name) for name in _LOCAL_SETTINGS}
+    values = {name: getattr(optimizer, name) for name in LOCAL_SETTINGS}
     outer = keras.saving.serialize_keras_object(optimizer.outer_optimizer)
     near = isinstance(optimizer.exchange, Gossip)
     return {
@@ -84,7 +84,7 @@ def take_apart(
     """Return the constructor's arguments of a config, and which variables it excludes.
 
     Args:
-        config: dictionary of `collect_config`, perhaps from a file.
+        config: dictionary of `collect`, perhaps from a file.
         custom_objects: classes by name, as Keras passes them.
     """
     config = dict(config)

@@ -98,6 +98,8 @@ class DGCOptimizer(CompressedOptimizer):
             strategy, and workers that were started with different models or settings.
     """
 
+    fixed = CompressedOptimizer.fixed | {"sparsity", "value_dtype", "exempt_dtype"}
+
     def __init__(
         self,
         inner: keras.optimizers.Optimizer | str | dict,
@@ -141,8 +143,9 @@ class DGCOptimizer(CompressedOptimizer):
         )
         self.sparsity = sparsity
         self.value_dtype = value_dtype
-        self.exempt_dtype = exempt_dtype
-        self.momentum_correction = bool(momentum_correction)
+        # What was asked for, though nothing waits at a sparsity of 0.
+        asked = bool(momentum_correction)
+        self.__dict__.update(exempt_dtype=exempt_dtype, momentum_correction=asked)
         loader.warn_if_missing()
 
     def get_config(self) -> dict[str, Any]:

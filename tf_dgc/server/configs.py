@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-_SETTINGS = (
+SETTINGS = (
     "mode",
     "staleness",
     "compressor",
@@ -24,7 +24,7 @@ _SETTINGS = (
 
 def config_of(optimizer: Any) -> dict[str, Any]:
     """Return the arguments of a `ServerOptimizer`, with the current learning rate."""
-    values = {name: getattr(optimizer, name) for name in _SETTINGS}
+    values = {name: getattr(optimizer, name) for name in SETTINGS}
     return {
         "name": optimizer.name,
         "inner": optimizer.inner_config(),

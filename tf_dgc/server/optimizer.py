@@ -95,6 +95,8 @@ class ServerOptimizer(OptimizerWrapper):
             this worker as its model or settings differ from the first one's.
     """
 
+    fixed = frozenset(configs.SETTINGS)
+
     def __init__(
         self,
         inner: keras.optimizers.Optimizer | str | dict,

@@ -41,6 +41,7 @@ class TrainingLoops:
         self._stock_reduce = strategy.reduce
         self.several = meeting.is_multi_worker(strategy)
         self.running: ModelLoops | None = None
+        self._calls: list[Callable[[keras.Model], None]] = []
         self._distribute = strategy.experimental_distribute_dataset
         strategy.reduce = self.reduce
         strategy.experimental_distribute_dataset = self._distribute_dataset
@@ -81,6 +82,12 @@ class TrainingLoops:
     def _adopt(self, model: keras.Model) -> None:
         if not trainer.is_wrapped(model):
             ModelLoops(self, model)
+            for call in self._calls:
+                call(model)
+
+    def call_with_models(self, call: Callable[[keras.Model], None]) -> None:
+        """Call a function with each model, when its first loop begins."""
+        self._calls.append(call)
 
 
 class ModelLoops:
