@@ -10,6 +10,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 from harness import Trainer
 from selection import rows
 
@@ -345,3 +346,56 @@ def test_a_backup_of_another_model(strategies, tmp_path):
     back_up(model, tmp_path)
     with pytest.raises(ValueError, match=r"other random streams or metrics"):
         restore(make_model(strategies[1], more=[keras.layers.Dropout(0.1)]), tmp_path)
+
+
+class TwoOptimizers(keras.Model):
+    """Trains its second layer by an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(8), keras.layers.Dense(1)
+        self.build((None, 6))
+
+    def build(self, shape):
+        self.one.build(shape)
+        self.other.build((None, 8))
+        self.built = True
+
+    def call(self, x):
+        return self.other(self.one(x))
+
+    def compile(self, first, second):
+        super().compile(first, "mse")
+        self.second = second
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        own = self.one.trainable_variables
+        others = self.other.trainable_variables
+        gradients = tape.gradient(loss, [*own, *others])
+        self.optimizer.apply(gradients[:2], own)
+        self.second.apply(gradients[2:], others)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_optimizer_of_the_model_that_is_not_built_is_named(tmp_path, scaled):
+    def start(built):
+        model = TwoOptimizers()
+        second = make_dgc()
+        if scaled:
+            second = keras.optimizers.LossScaleOptimizer(second)
+        model.compile(make_dgc(), second)
+        model.optimizer.build(model.one.trainable_variables)
+        if built:
+            model.second.build(model.other.trainable_variables)
+        callback = tf_dgc.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
+        return model
+
+    with pytest.raises(ValueError, match="The model's `second` must be built before"):
+        start(built=False)
+    steps = int(start(built=True).second.iterations)
+    assert int(start(built=True).second.iterations) == steps

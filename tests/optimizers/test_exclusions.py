@@ -91,3 +91,33 @@ def test_a_build_that_was_refused_can_be_mended():
     optimizer.build(variables)
     optimizer.apply([np.ones((40, 50), v.dtype) for v in variables], variables)
     assert all(np.all(v.numpy() < 0) for v in variables)
+
+
+def test_what_is_in_no_path_is_told():
+    model, optimizer = make_model(), OPTIMIZERS["dgc"]()
+    other = keras.Variable(np.zeros((40, 50)), name="another")
+    optimizer.exclude_from_compression([other], ["hiden", "logits"])
+    with pytest.warns(UserWarning, match=r"Received: \['another', 'hiden'\];"):
+        optimizer.build(model.trainable_variables)
+    assert optimizer.num_compressed == 1
+
+
+def test_layers_of_other_names_are_told_when_a_model_is_loaded(tmp_path):
+    @keras.saving.register_keras_serializable("test_exclusions")
+    class Unnamed(keras.Model):
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.one, self.other = keras.layers.Dense(40), keras.layers.Dense(40)
+
+        def call(self, x):
+            return self.other(self.one(x))
+
+    x = np.ones((4, 40), "float32")
+    model, optimizer = Unnamed(), OPTIMIZERS["dgc"]()
+    model(x)
+    optimizer.exclude_from_compression([model.other.kernel])
+    model.compile(optimizer, "mse")
+    model.fit(x, x, verbose=0)
+    model.save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match="A model that is loaded may have other names"):
+        keras.models.load_model(tmp_path / "m.keras")

@@ -507,3 +507,38 @@ def test_settings_of_keras_and_own_attributes_can_be_set():
     optimizer.learning_rate, optimizer.clipnorm, optimizer.mine = 0.5, 1.0, 3
     assert (float(optimizer.learning_rate), optimizer.clipnorm) == (0.5, 1.0)
     assert optimizer.mine == 3
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_xla_compiles_no_exchange(strategies, local):
+    with strategies[2].scope():
+        variable = keras.Variable(np.zeros((40, 50), "float32"))
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = (
+            tf_dgc.LocalOptimizer(inner, 2) if local else tf_dgc.DGCOptimizer(inner)
+        )
+        optimizer.build([variable])
+
+    @tf.function(jit_compile=True)
+    def step():
+        optimizer.apply([tf.ones((40, 50))], [variable])
+
+    with pytest.raises(ValueError, match="nothing that it can compile"):
+        strategies[2].run(step)
+
+
+def test_steps_are_traced_without_autograph():
+    """Which takes several times as long, and does nothing for them."""
+    seen = []
+
+    def schedule(step):
+        if not tf.executing_eagerly():
+            seen.append(tf.__internal__.autograph.control_status_ctx().status.name)
+        return 0.5
+
+    variable = keras.Variable(np.zeros((40, 50), "float32"))
+    optimizer = tf_dgc.DGCOptimizer("sgd", schedule)
+    optimizer.build([variable])
+    seen.clear()
+    tf.function(lambda: optimizer.apply([tf.ones((40, 50))], [variable]))()
+    assert set(seen) == {"DISABLED"}

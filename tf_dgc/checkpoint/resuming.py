@@ -46,7 +46,7 @@ class ModelCheckpoint(stores.ModelCheckpointSeam):
         Within an epoch logs are each worker's own.
         """
         strategy = self.model.distribute_strategy
-        numbers = {k: float(v) for k, v in (logs or {}).items() if np.ndim(v) == 0}
+        numbers = {k: float(v) for k, v in (logs or {}).items() if _is_number(v)}
         notes = meeting.share_notes(strategy, json.dumps(numbers), "save")
         return json.loads(next(iter(notes.values())))
 
@@ -54,6 +54,10 @@ class ModelCheckpoint(stores.ModelCheckpointSeam):
         """Save the model, or its weights."""
         save = saving.save_weights if self.save_weights_only else saving.save_model
         save(self.model, path)
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and not isinstance(value, str | bytes | None)
 
 
 def is_old_format(callback: keras.callbacks.ModelCheckpoint) -> bool:
@@ -142,6 +146,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "it an `Input`, or call `model.build(input_shape)`. "
                 f"Received: model={model.name!r}"
             )
+        _check_built(model)
         directory = self._directory / _own_backup(model)
         self._backups = Backups(model.distribute_strategy, directory)
         found = self._backups.find()
@@ -271,3 +276,21 @@ def _of_another_model(values: Any, variables: Any) -> ValueError:
         "on with the same model, or delete the backup to start anew. "
         f"Received: {values} for {variables}"
     )
+
+
+def _check_built(model: keras.Model) -> None:
+    """Raise `ValueError` for optimizers of a model whose state would not be loaded.
+
+    The one that it was compiled with is built before a backup is read.
+    """
+    for name, value in vars(model).items():
+        scaled = isinstance(value, keras.optimizers.LossScaleOptimizer)
+        optimizer = value.inner_optimizer if scaled else value
+        ours = getattr(optimizer, "saved_by_all_workers", False)
+        if ours and not optimizer.built and value is not model.optimizer:
+            raise ValueError(
+                f"The model's `{name}` must be built before `fit` can go on from a "
+                "backup, or its state could not be loaded: `with strategy.scope(): "
+                f"model.{name}.build(variables)`, with the variables that it trains. "
+                f"Received: {optimizer!r}"
+            )

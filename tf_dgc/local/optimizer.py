@@ -135,10 +135,8 @@ class LocalOptimizer(DifferingOptimizer):
         neighbours.check(ways, compressor, error_feedback, outer, number)
         rule = rules.make_inner(inner)
         super().__init__(rule, TakeOver({}), name, strategy)
-        rule = self.outer_optimizer = rules.make_outer(
-            outer, compressor, feedback, parts
-        )
-        keras_files.load_only_if(rule, lambda: self._is_loaded)
+        self.outer_optimizer = rules.make_outer(outer, compressor, feedback, parts)
+        keras_files.load_only_if(self.outer_optimizer, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
@@ -212,6 +210,7 @@ class LocalOptimizer(DifferingOptimizer):
 
     # --- in every step --------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Take one local step, and exchange if the round ends; in replica context.
 
@@ -226,11 +225,11 @@ class LocalOptimizer(DifferingOptimizer):
                 for variables the optimizer was not built with.
         """
         validation.check_strategy(self._strategy, "apply")
-        validation.check_in_replica()
+        validation.check_in_replica(self.num_workers)
         grads, variables = matching.match(self, grads, trainable_variables)
+        made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         if not grads:
             return
-        made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends, ending = rounds.ends(), cast(Ending, self._ending)
             ending.begin(rounds)

@@ -222,6 +222,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     # --- in every step --------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Apply one step; call it in replica context.
 
@@ -237,7 +238,7 @@ class CompressedOptimizer(OptimizerWrapper):
                 for variables the optimizer was not built with.
         """
         validation.check_strategy(self._strategy, "apply")
-        validation.check_in_replica()
+        validation.check_in_replica(self.num_workers)
         grads, variables = matching.match(self, grads, trainable_variables)
         if grads:
             made = cast(kept.Kept, self.kept)  # by now

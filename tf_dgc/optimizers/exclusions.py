@@ -1,6 +1,7 @@
 """Exclusions: variables that the user wants to be sent whole, as Keras names such."""
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -47,6 +48,28 @@ class Exclusions:
     def __contains__(self, variable: keras.Variable) -> bool:
         found = any(re.search(name, variable.path) for name in self.names)
         return found or variable.path in self.paths
+
+    def warn_of_unmatched(self, variables: Sequence[keras.Variable]) -> None:
+        """Warn of what excludes none of the variables, which are compressed then.
+
+        Args:
+            variables: variables of the model.
+        """
+        known = [v.path for v in variables]
+        found = [
+            name for name in self.names if not any(re.search(name, p) for p in known)
+        ]
+        found += [path for path in self.paths if path not in known]
+        if found:
+            warnings.warn(
+                "`exclude_from_compression` was called with what is in no path of a "
+                "variable, so nothing is excluded by it. A model that is loaded may "
+                "have other names; name its layers, or call it again for the loaded "
+                f"one before the first step. Received: {sorted(found)}; the variables "
+                f"are {known}",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -113,6 +113,7 @@ def make(
         natively: whether all workers have the native operations for the variables.
         strategy: strategy of the optimizer.
     """
+    exclusions.warn_of_unmatched(variables)
     trained, _ = overwriting.split(variables, variables)
     found = [_describe(optimizer, v, exclusions, keeps_residual) for v, _ in trained]
     agreement = None

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import exchanges
-from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.arguments import check_whole
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, TopK
@@ -199,8 +199,19 @@ def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
         )
 
 
-def check_in_replica() -> None:
-    """Raise `ValueError` outside replica context."""
+def check_in_replica(num_workers: int) -> None:
+    """Raise `ValueError` outside replica context, and where XLA compiles an exchange.
+
+    Args:
+        num_workers: number of replicas that exchange.
+    """
+    if num_workers > 1 and tracing.in_xla_context():
+        raise ValueError(
+            "XLA compiles this step (`jit_compile=True`), and an exchange between "
+            "workers is nothing that it can compile. Compile the model, and "
+            "`tf.function`s, with `jit_compile=False`. Received: a step of "
+            f"{num_workers} workers"
+        )
     if tf.distribute.in_cross_replica_context():
         raise ValueError(
             "`apply` and `apply_gradients` must be called in replica context: within "

@@ -203,6 +203,7 @@ class ServerOptimizer(OptimizerWrapper):
 
     # --- in every step --------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Push the gradients and pull the weights.
 
