@@ -114,8 +114,9 @@ def check_attribute(optimizer: Any, name: str, value: Any, fixed: Set[str]) -> N
             f"`{kind}(..., {name}=...)`. Received: {name}={value!r}, and it is "
             f"{own[name]!r}"
         )
-    known = name in own or hasattr(type(optimizer), name)
-    if not known and hasattr(own.get("inner_optimizer"), name):
+    known = name in own or name in fixed or hasattr(type(optimizer), name)
+    inner = own.get("inner_optimizer")
+    if not known and inner and name in inspect.signature(type(inner)).parameters:
         raise AttributeError(
             f"`{name}` is a setting of the inner optimizer, of which this {kind} was "
             "made. Make another one, of an inner optimizer as it is to be. "
