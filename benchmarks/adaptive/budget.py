@@ -30,6 +30,11 @@ class Budget:
             tf_dgc.schedules.PiecewiseConstantSparsity(*paper(steps))
         )
 
+    @property
+    def compressed(self):
+        """Entries of each tensor that is compressed."""
+        return [math.prod(s) for s in self._shapes if not training.is_exempt(s)]
+
     def total(self, schedule, together=False, **options):
         """Return the bytes that one worker hands over in a run.
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import keras
 
 import tf_dgc
-from adaptive import budget, feedback
+from adaptive import budget, feedback, levels
 from tf_dgc.compressors import GlobalTopK, TopK
 
 
@@ -51,6 +51,22 @@ def _by(method, together=False, sgd=None, **options):
         schedule = spent.fit(budget.constant, together, **VALUES)
         compressor = method(sparsity=schedule.values[0], **VALUES)
         return tf_dgc.CompressedOptimizer(inner, compressor, **options)
+
+    return make
+
+
+def _by_layer(inner, spent, task):
+    density = 1 - spent.fit(budget.constant, **VALUES).values[0]
+    compressor = levels.RootTopK.like(density, spent.compressed, **VALUES)
+    return tf_dgc.CompressedOptimizer(inner, compressor, **_CORRECTED)
+
+
+def _at(method, number):
+    """Return how a method is made of a number, whose bytes are known behind a run."""
+
+    def make(inner, spent, task):
+        compressor = method(number, **VALUES)
+        return tf_dgc.CompressedOptimizer(inner, compressor, **_CORRECTED)
 
     return make
 
@@ -184,6 +200,15 @@ RUNS = {
     # Of these, tensors that are exempt are sent as float32: so is that of the first.
     "top-k": Run(_by(TopK, **_CORRECTED), "the control of those below"),
     "global": Run(_by(GlobalTopK, True, **_CORRECTED), "one budget for all layers"),
+    "by layer": Run(_by_layer, "one budget, small tensors denser"),
+    **{
+        f"hard threshold {x:g}": Run(_at(levels.HardThreshold, x), "k by what is large")
+        for x in (8e-4, 1e-3, 1.4e-3, 2e-3, 2.5e-3, 4e-3, 7e-3, 2e-2)
+    },
+    **{
+        f"residual level {x:g}": Run(_at(levels.ResidualLevel, x), "k by what waits")
+        for x in (0.13, 0.2, 0.25, 0.3, 1, 3)
+    },
     "decay 0.95": Run(_by(feedback.ForgettingTopK, **_CORRECTED), "residual decay"),
     "momentum ef21": Run(
         _by(feedback.MomentumEF21, sgd={"momentum": 0.0, "rate": 10.0}), "EF21-SGDM"

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from adaptive import budget, feedback, short
+from adaptive import budget, feedback, levels, short
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
@@ -86,6 +86,60 @@ def test_methods(method, reference):
     for gradients in make_gradients(WORKERS, STEPS, shapes=[SHAPE]):
         (total,) = simulation.step(gradients)
         expected = sum(w.step(g) for w, (g,) in zip(workers, gradients, strict=True))
+        np.testing.assert_allclose(total, expected, rtol=1e-10)
+
+
+def first(values, k):
+    """Return the k entries of largest magnitude, all else zero."""
+    least = np.sort(np.abs(values), axis=None)[-k]
+    return np.where(np.abs(values) >= least, values, 0)
+
+
+def test_hard_threshold():
+    """Each worker sends as many as are above the threshold on average."""
+    method = levels.HardThreshold(1.5)
+    simulation = Simulation(method, [SHAPE], WORKERS, "float64")
+    waiting = np.zeros((WORKERS, *SHAPE))
+    for gradients in make_gradients(WORKERS, STEPS, shapes=[SHAPE]):
+        waiting += [g for (g,) in gradients]
+        above = [np.count_nonzero(np.abs(w) > 1.5) for w in waiting]
+        k = min(round(sum(above) / WORKERS), 300)  # a quarter of 1,200
+        sent = np.array([first(w, k) for w in waiting])
+        waiting -= sent
+        (total,) = simulation.step(gradients)
+        np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-10)
+
+
+def test_residual_level():
+    """The density is a quarter, falls while little waits, and then stands."""
+    simulation = Simulation(levels.ResidualLevel(2.0), [SHAPE], WORKERS, "float64")
+    waiting, density, largest = np.zeros((WORKERS, *SHAPE)), 0.25, 0.0
+    sizes = []
+    for gradients in make_gradients(WORKERS, 150, shapes=[SHAPE]):
+        given = np.array([g for (g,) in gradients])
+        largest = max(largest, np.linalg.norm(given))
+        density *= (np.linalg.norm(waiting) / (2.0 * largest)) ** 0.1
+        density = min(max(density, 1 / 1200), 0.25)
+        sizes.append(max(1, int(np.ceil(density * 1200 - 1e-9))))
+        waiting += given
+        sent = np.array([first(w, sizes[-1]) for w in waiting])
+        waiting -= sent
+        (total,) = simulation.step(gradients)
+        np.testing.assert_allclose(total, sent.sum(axis=0), rtol=1e-5)
+    assert min(sizes) < sizes[-1] < 300
+    assert np.linalg.norm(waiting) == pytest.approx(2.0 * largest, rel=0.3)
+
+
+def test_a_sparsity_by_layer_spends_one_budget():
+    sizes = [4 * 1200, 1200]
+    method = levels.RootTopK.like(0.1, sizes, None)
+    sent = [0.1 * 6000 * share for share in (2 / 3, 1 / 3)]
+    shapes = [(80, 60), SHAPE]
+    simulation = Simulation(method, shapes, WORKERS, "float64", error_feedback=False)
+    (gradients,) = make_gradients(WORKERS, 1, shapes=shapes)
+    totals = simulation.step(gradients)
+    for i, (total, k) in enumerate(zip(totals, sent, strict=True)):
+        expected = sum(first(own[i], round(k)) for own in gradients)
         np.testing.assert_allclose(total, expected, rtol=1e-10)
 
 
