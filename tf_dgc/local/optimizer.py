@@ -227,9 +227,9 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_strategy(self._strategy, "apply")
         validation.check_in_replica(self.num_workers)
         grads, variables = matching.match(self, grads, trainable_variables)
-        made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         if not grads:
             return
+        made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
         with tf.name_scope(self.name):
             ends, ending = rounds.ends(), cast(Ending, self._ending)
             ending.begin(rounds)

@@ -87,7 +87,8 @@ def first(schedule: Callable[[tf.Tensor], tf.Tensor]) -> float:
     """Return what a schedule begins with, or raise `ValueError` as for a number."""
     with tf.init_scope():  # while a step may be traced
         value = schedule(tf.constant(0, tf.int64))
-        with contextlib.suppress(TypeError, ValueError):  # or it is no number
+        # What is no number is refused as it is.
+        with contextlib.suppress(TypeError, ValueError):
             value = float(value)
     return check_sparsity(value, "sparsity(0)")
 

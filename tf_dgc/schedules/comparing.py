@@ -65,6 +65,6 @@ def _value(attribute: Any, functions: Mapping[str, Any]) -> Any:
     names = [function.name for function in called if function.name]
     if not names:
         return zlib.crc32(attribute.SerializeToString())
-    # A function that calls itself is told by its name there.
+    # One that calls itself is described once, and as nothing within.
     rest = {name: nodes for name, nodes in functions.items() if name not in names}
     return [_describe(functions.get(name, []), rest) for name in names]

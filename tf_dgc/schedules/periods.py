@@ -55,9 +55,8 @@ def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:
     if not callable(period):
         return check_period(period)
     first = period(tf.constant(0, tf.int64))
-    with contextlib.suppress(
-        AttributeError, TypeError, ValueError
-    ):  # or it is no number
+    # What is no number is refused as it is.
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
         first = tf.convert_to_tensor(first).numpy().item()
     check_period(first, "period(0)")
     return period
