@@ -99,20 +99,6 @@ def test_argument_lines_begin_with_a_noun():
     assert found == []
 
 
-def test_no_module_is_long():
-    folders = "tf_dgc", "custom_ops", "benchmarks", "examples"
-    kinds = ".py", ".cc", ".h", ".inc", ".cu", ".cuh"
-    files = [
-        file
-        for folder in folders
-        for file in (ROOT / folder).rglob("*")
-        if file.suffix in kinds and "build" not in file.relative_to(ROOT).parts
-    ]
-    assert len(files) > 250
-    long = {f.name: n for f in files if (n := len(f.read_text().splitlines())) > 300}
-    assert long == {}
-
-
 def test_private_names_of_others_have_one_room():
     """Which knows versions: `tf_dgc/_internals`."""
     private = "keras.src", "tensorflow.python"
