@@ -332,6 +332,46 @@ def scenario_unequal(directory):
     }
 
 
+class Recording(keras.layers.Layer):
+    """Records what it gets in training; for eager steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.shares = []
+
+    def call(self, x, training=False):
+        if training and tf.executing_eagerly():
+            self.shares.append(x.numpy().tolist())
+        return x
+
+
+def scenario_empty_shares(directory):
+    """Moving statistics where a worker has no example of a batch."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    own = data_set([33, 17][RANK]).with_options(options).filter(lambda *_: True)
+    found = {}
+    for name, data in [
+        ("arrays", {"x": X[:33], "y": Y[:33], "batch_size": 16}),
+        ("unequal", {"x": own}),
+    ]:
+        found[name] = {}
+        for key in ("eager", "traced"):
+            layers = [Recording, lambda: keras.layers.BatchNormalization(momentum=0.5)]
+            model = make_model(layers=layers, run_eagerly=key == "eager")
+            validation = {} if key == "eager" else {"validation_data": (X, Y)}
+            history = model.fit(**data, **validation, **QUIET).history
+            normalization = model.layers[1]
+            variables = normalization.moving_mean, normalization.moving_variance
+            found[name][key] = [v.numpy().tolist() for v in variables]
+            if key == "eager":
+                found[name]["shares"] = model.layers[0].shares
+        found[name]["val_loss"] = history["val_loss"][0]
+    return found
+
+
 def scenario_again(directory):
     """The strategy, asked for again, with and without other options."""
     options = tf.distribute.experimental.CommunicationOptions
@@ -347,6 +387,7 @@ SCENARIOS = [
     scenario_unequal,
     scenario_stops,
     scenario_statistics,
+    scenario_empty_shares,
     scenario_alone,
     scenario_again,
 ]
@@ -354,7 +395,8 @@ SCENARIOS = [
 
 def scenario_all(directory):
     """All of these, in processes that are started once."""
-    return {f.__name__.removeprefix("scenario_"): f(directory) for f in SCENARIOS}
+    names = [f.__name__.removeprefix("scenario_").replace("_", " ") for f in SCENARIOS]
+    return {n: f(directory) for n, f in zip(names, SCENARIOS, strict=True)}
 
 
 if __name__ == "__main__":

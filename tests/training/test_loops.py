@@ -146,6 +146,20 @@ def test_a_process_has_one_strategy(findings):
         assert "timeout_seconds=3.0" in found["again"]["error"]
 
 
+@pytest.mark.workers
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arrays", "unequal"])
+def test_statistics_where_a_workers_share_is_empty(findings, name):
+    found = [f["empty shares"][name] for f in findings]
+    shares = [[np.reshape(b, [-1, 5]) for b in f["shares"]] for f in found]
+    assert {0, 1} <= {len(batch) for batches in shares for batch in batches}
+    expected = moving_statistics(shares)
+    for worker in found:
+        for key in ("eager", "traced"):
+            np.testing.assert_allclose(worker[key], expected, rtol=1e-4, atol=1e-6)
+        assert np.isfinite(worker["val_loss"])
+
+
 class Shifted(keras.layers.Layer):
     """Keeps what it saw last, in double precision, and a number of calls."""
 
@@ -188,13 +202,13 @@ def test_statistics_of_replicas_in_one_process(strategies, tmp_path):
         def on_train_batch_end(self, batch, logs=None):
             local.append(copies(model))
 
-    # 31 examples: the last batch differs in size between replicas.
+    # 31 examples: one replica sees 16 of them, the other one 15.
     model.fit(x[:31], y[:31], batch_size=16, verbose=0, callbacks=[Look()])
     one, other = local[-1]
     assert not np.array_equal(one[0], other[0])
     for mine in copies(model):
         for value, a, b in zip(mine, one, other, strict=True):
-            np.testing.assert_allclose(value, (a + b) / 2, rtol=1e-6)
+            np.testing.assert_allclose(value, (16 * a + 15 * b) / 31, rtol=1e-6)
             assert value.dtype == a.dtype
     evaluated = model.evaluate(x, y, verbose=0)
     path = tmp_path / "model.weights.h5"
@@ -238,3 +252,185 @@ def test_one_worker_and_nothing_to_average(strategies):
     with tf_dgc.prepare(strategies[2]).scope():
         plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     tf_dgc.average_statistics(plain)
+
+
+def moving_statistics(shares, start=None, momentum=0.5):
+    """Return moving mean and variance over batches, by NumPy.
+
+    A replica keeps its own where its share of a batch is empty.
+
+    Args:
+        shares: `shares[replica][step]`, each `[examples, features]`.
+        start: mean and variance of all replicas before.
+        momentum: share of the former value in the next one.
+    """
+    width = shares[0][0].shape[1]
+    start = (np.zeros(width), np.ones(width)) if start is None else start
+    total, seen = np.zeros((2, width)), 0
+    for batches in shares:
+        mean, variance = start
+        for batch in filter(len, batches):
+            mean = momentum * mean + (1 - momentum) * batch.mean(axis=0)
+            variance = momentum * variance + (1 - momentum) * batch.var(axis=0)
+        examples = sum(map(len, batches))
+        total += examples * np.stack([mean, variance])
+        seen += examples
+    return total / seen
+
+
+def shares_of(x, batch_size, replicas):
+    """Return how `fit` divides arrays, as `moving_statistics` takes them."""
+    batches = [x[i : i + batch_size] for i in range(0, len(x), batch_size)]
+    return list(zip(*(np.array_split(b, replicas) for b in batches), strict=True))
+
+
+class Smallest(keras.layers.Layer):
+    """Keeps the least value of its last batch, which is infinite for an empty one."""
+
+    def build(self, shape):
+        zeros = {"initializer": "zeros", "trainable": False}
+        self.least = self.add_weight(shape=(), **zeros)
+        self.steps = self.add_weight(shape=(), **zeros)
+
+    def call(self, x, training=False):
+        if training:
+            self.least.assign(tf.reduce_min(x))
+            self.steps.assign_add(1.0)
+        return x
+
+
+class Table(keras.layers.Layer):
+    """Has values that nobody changes."""
+
+    def build(self, shape):
+        self.table = self.add_weight(
+            shape=(50,), initializer="random_normal", trainable=False
+        )
+
+    def call(self, x):
+        return x
+
+
+def make_normalized(strategy, optimizer=None, layers=(), **settings):
+    optimizer = optimizer or (
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.5)
+    )
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.BatchNormalization(momentum=0.5),
+                *layers,
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(optimizer(), "mse", **settings)
+    return model
+
+
+def statistics_of(normalization):
+    """Return moving mean and variance of each replica."""
+    means, variances = (
+        [copy.numpy() for copy in variable.value.values]
+        for variable in (normalization.moving_mean, normalization.moving_variance)
+    )
+    return [np.stack(pair) for pair in zip(means, variances, strict=True)]
+
+
+def examples(number):
+    x = np.random.default_rng(0).normal([1, 5, -3], 2, (number, 3)).astype("float32")
+    return x, x.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "settings"),
+    [
+        (2, {}),
+        (4, {}),
+        (2, {"steps_per_execution": 3}),
+        (2, {"run_eagerly": True}),
+        (2, {"optimizer": lambda: tf_dgc.local_sgd(keras.optimizers.SGD(0.1), 2)}),
+    ],
+    ids=["two", "four", "several steps at once", "eager", "local steps"],
+)
+def test_statistics_where_a_share_is_empty(strategies, replicas, settings):
+    """An empty share changes nothing; others count by their examples."""
+    model = make_normalized(tf_dgc.prepare(strategies[replicas]), **settings)
+    x, y = examples(18)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    expected = moving_statistics(shares_of(x, 8, replicas))
+    for copy in statistics_of(model.layers[0]):
+        np.testing.assert_allclose(copy, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_count_examples_since_the_last_mean(strategies):
+    """Also where `train_on_batch` was called before."""
+    model = make_normalized(tf_dgc.prepare(strategies[2]))
+    x, y = examples(9)
+    model.train_on_batch(x, y)
+    for batch in (slice(0, 8), slice(8, 9)):
+        (start, _) = statistics_of(model.layers[0])
+        one = x[:1], y[:1]
+        history = model.fit(
+            x[batch], y[batch], shuffle=False, verbose=0, validation_data=one
+        ).history
+        expected = moving_statistics(shares_of(x[batch], 8, 2), start)
+        for copy in statistics_of(model.layers[0]):
+            np.testing.assert_allclose(copy, expected, rtol=1e-5, atol=1e-6)
+    error = np.mean((model.predict(x[:1], verbose=0) - y[:1]) ** 2)
+    assert history["val_loss"] == pytest.approx([error], rel=1e-4)
+
+
+def test_statistics_of_other_layers_where_a_share_is_empty(strategies):
+    """Synchronized, masked, and a layer's own, which needs no data or becomes Inf."""
+    synchronized = keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
+    masked = keras.layers.BatchNormalization(momentum=0.5)
+    pool = keras.layers.GlobalAveragePooling1D()
+    smallest, table = Smallest(), Table()
+    with tf_dgc.prepare(strategies[2]).scope():
+        inputs = keras.Input((3,))
+        steps = keras.layers.Masking()(keras.layers.Reshape((3, 1))(inputs))
+        outputs = [synchronized(inputs), table(smallest(inputs)), pool(masked(steps))]
+        outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(outputs))
+        model = keras.Model(inputs, outputs)
+        model.compile(tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.5), "mse")
+    before = table.table.numpy()
+    x, y = examples(5)
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    model.fit(x[:3], y[:3], verbose=0)  # the replicas have different weights
+    shares = shares_of(x, 4, 2)
+    start = moving_statistics([[x[:4], x[4:]]])
+    expected = moving_statistics([[x[:3]]], start)
+    for copy in statistics_of(synchronized):
+        np.testing.assert_allclose(copy, expected, rtol=1e-5, atol=1e-5)
+    features = [[batch.reshape(-1, 1) for batch in batches] for batches in shares]
+    start = moving_statistics(features)
+    features = [[batch.reshape(-1, 1)] for batch in (x[:2], x[2:3])]
+    expected = moving_statistics(features, start)
+    for copy in statistics_of(masked):
+        np.testing.assert_allclose(copy, expected, rtol=1e-5, atol=1e-5)
+    least = (2 * x[:2].min() + x[2].min()) / 3
+    assert float(smallest.least.numpy()) == pytest.approx(least, rel=1e-6)
+    assert float(smallest.steps.numpy()) == 3
+    np.testing.assert_array_equal(table.table.numpy(), before)
+
+
+def test_statistics_of_an_own_loop_leave_out_what_is_not_finite(strategies):
+    strategy = tf_dgc.prepare(strategies[2])
+    model = make_normalized(strategy)
+    normalization = model.layers[0]
+    x, _ = examples(5)
+    step = tf.function(
+        lambda batch: strategy.run(lambda b: model(b, training=True), args=(batch,))
+    )
+    for batch in strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(x).batch(4)
+    ):
+        step(batch)
+    own, none = statistics_of(normalization)
+    assert np.isfinite(own).all()
+    assert np.isnan(none).all()
+    with pytest.warns(RuntimeWarning, match="hold NaN or Inf, and are left out"):
+        tf_dgc.average_statistics(model)
+    for copy in statistics_of(normalization):
+        np.testing.assert_array_equal(copy, own)

@@ -177,10 +177,33 @@ def wrap_trainer(
             one.
     """
     model._tf_dgc_wrapped = True
+    # Made before, as by `train_on_batch`: then they are not wrapped.
+    model.train_function = model.test_function = model.predict_function = None
     for kind in ("train", "test", "predict"):
         _wrap_maker(model, kind, wrap_function, before_loop)
     results = "_get_metrics_result_or_logs"
     setattr(model, results, wrap_results(getattr(model, results)))
+
+
+def wrap_train_step(model: keras.Model, wrap: Callable[[Callable], Callable]) -> None:
+    """Replace `train_step` of this model instance by what `wrap` returns for it."""
+    model.train_step = wrap(model.train_step)
+
+
+def first_of_inputs(data: Any) -> Any | None:
+    """Return the first tensor of a batch's inputs that has rows, or None.
+
+    Keras weights the loss of a batch by its number of rows (`Trainer.train_step`).
+
+    Args:
+        data: batch, as `train_step` gets it.
+    """
+    inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    for leaf in keras.tree.flatten(inputs):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and shape != ():
+            return leaf
+    return None
 
 
 def wrap_calls(
@@ -231,10 +254,23 @@ def is_infinite(iterator: Any) -> bool:
 
 def make_flag() -> Any:
     """Return a bool variable of this worker alone, False; functions may read it."""
-    with tf.init_scope(), tf.device("CPU:0"):
+    return _make_local_variable(False, tf.bool, "CPU:0")
+
+
+def make_counter(device: str) -> Any:
+    """Return an int64 variable of one replica, 0; functions may read and change it.
+
+    Args:
+        device: device of the replica.
+    """
+    return _make_local_variable(0, tf.int64, device)
+
+
+def _make_local_variable(value: Any, dtype: tf.DType, device: str) -> Any:
+    with tf.init_scope(), tf.device(device):
         # Not tf.Variable: the strategy would distribute it.
         return resource_variable_ops.ResourceVariable(
-            False, trainable=False, dtype=tf.bool
+            value, trainable=False, dtype=dtype
         )
 
 
@@ -250,6 +286,19 @@ def non_trainable_variables(model: keras.Model) -> list[keras.Variable]:
         for variable in layer._non_trainable_variables
     }
     return list(found.values())
+
+
+def variables_of_batch_normalizations(model: keras.Model) -> list[keras.Variable]:
+    """Return those of `non_trainable_variables` that follow a replica's own batches.
+
+    A synchronized normalization follows the batches of all replicas.
+    """
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+        for variable in layer._non_trainable_variables
+    ]
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:

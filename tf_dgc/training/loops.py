@@ -20,7 +20,11 @@ import tensorflow as tf
 from tf_dgc._internals import mirrored, trainer
 from tf_dgc.cluster import failures, meeting
 from tf_dgc.training import agreed, lengths
-from tf_dgc.training.statistics import average_now, average_statistics
+from tf_dgc.training.statistics import (
+    average_now,
+    average_statistics,
+    count_examples,
+)
 from tf_dgc.training.stopping import Stopping, StopTogether
 
 
@@ -107,6 +111,7 @@ class ModelLoops:
         self._alike = {k: trainer.make_flag() for k in ("train", "test")}
         self._stopping: Stopping | None = None
         self._last: tuple[Any, Any] = None, None  # the last step's logs; unreduced
+        count_examples(model)
         trainer.wrap_trainer(model, self._wrap, self._before_loop, self._wrap_results)
         agreed.show_to_all(model)
 
