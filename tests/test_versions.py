@@ -63,3 +63,43 @@ def test_versions_here_are_supported():
             "keras": keras.__version__,
         }
     )
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "numpy", "tensorflw"])
+def test_other_backends_are_refused_at_import(name):
+    """By the variable, also where Keras could not load that backend."""
+    ended = programs.run([sys.executable, "-c", "import tf_dgc"], KERAS_BACKEND=name)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: tf_dgc works with Keras's TensorFlow backend")
+    assert "KERAS_BACKEND=tensorflow" in last
+    assert last.endswith(f"Received: the backend '{name}'")
+
+
+def test_the_backend_that_keras_loaded_counts():
+    """Not the variable, which may have changed since."""
+    program = """
+import os, keras
+os.environ["KERAS_BACKEND"] = "torch"
+loaded, keras.config.backend = keras.config.backend, lambda: "jax"
+try:
+    import tf_dgc
+except ImportError as error:
+    print(error)
+keras.config.backend = loaded
+import tf_dgc
+print(tf_dgc.DGCOptimizer.__name__)
+"""
+    ended = programs.run([sys.executable, "-c", program])
+    error, name = ended.stdout.strip().splitlines()
+    assert error.endswith("Received: the backend 'jax'")
+    assert name == "DGCOptimizer"
+
+
+def test_the_command_line_refuses_other_backends():
+    ended = programs.run(
+        [sys.executable, "-m", "tf_dgc", "doctor"], KERAS_BACKEND="jax"
+    )
+    assert ended.returncode == 1
+    assert "tf-dgc: tf_dgc works with Keras's TensorFlow backend" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -2,11 +2,18 @@
 
 # ruff: noqa: E402, F401
 
-import keras
-import tensorflow as tf
+import os
+import sys
 
 from tf_dgc import _versions
 
+if "keras" not in sys.modules:  # which would fail if that backend is not installed
+    _versions.check_backend(os.environ.get("KERAS_BACKEND"))
+
+import keras
+import tensorflow as tf
+
+_versions.check_backend(keras.config.backend())
 _versions.check_supported(
     {
         "python": _versions.python_version(),

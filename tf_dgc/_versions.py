@@ -1,6 +1,6 @@
-"""Say which versions of TensorFlow, Keras and Python this release was tested with.
+"""Check the versions of TensorFlow, Keras and Python, and Keras's backend.
 
-Older ones are refused, newer ones may go, slowly, and get a warning.
+Older versions are refused, newer ones may go, slowly, and get a warning.
 
 The supported range is stated once, in `pyproject.toml`; it is read back here from
 the metadata that pip installed.
@@ -45,6 +45,21 @@ def check_supported(installed: dict[str, str]) -> None:
                 f"{found} Install a supported version (for example: pip install "
                 f"'{name}{supported}') or a release of tf_dgc made for yours."
             )
+
+
+def check_backend(name: str | None) -> None:
+    """Raise `ImportError` unless Keras computes with TensorFlow.
+
+    Args:
+        name: name of Keras's backend; None or "" for its default, which is TensorFlow.
+    """
+    if name and name != "tensorflow":
+        raise ImportError(
+            "tf_dgc works with Keras's TensorFlow backend only. Set the environment "
+            'variable KERAS_BACKEND=tensorflow before Keras is imported, or "backend": '
+            '"tensorflow" in the file `~/.keras/keras.json`, which the variable '
+            f"overrides. Received: the backend {name!r}"
+        )
 
 
 def tf_dgc_version() -> str:
