@@ -150,6 +150,37 @@ def test_a_worker_that_does_not_come_though_it_lives():
     assert "for worker 1, which responds but does not come" in refusal(told[0])
 
 
+@pytest.mark.parametrize(
+    "mode, settings, helps",
+    [
+        ("sync", {}, 'mode that does not wait for such a worker: "async", or "backup"'),
+        (
+            "ssp",
+            {"staleness": 0},
+            'such a worker: "async", or "backup" with a `quorum`',
+        ),
+        ("backup", {"quorum": 3}, 'again, with a `quorum` of at most 2, or in mode "a'),
+    ],
+)
+def test_who_waits_in_vain_is_told_what_helps(mode, settings, helps):
+    """ "ssp" does not, nor a quorum that the others cannot meet."""
+    fake, told = Fake(mode, number=3, **settings), []
+    for worker in range(3):
+        fake.join(worker)
+    for worker in range(2):
+        fake.push(worker, 1.0)
+    while not told or told[0][1]["status"] != Status.REFUSED:
+        told = fake.wait(1, [(0, 0), (1, 0), (2, 0)])
+        for worker in range(2):
+            fake.send(worker, Kind.ASK)
+    text = refusal(told[0])
+    assert "for worker 2, which responds but does not come" in text
+    assert helps in text
+    assert "`quorum` of at most 2" in text
+    assert '"ssp"' not in text
+    assert text.endswith("quorum=3, with 3 workers") is (mode == "backup")
+
+
 @pytest.mark.parametrize("seconds, works", [(90, [1]), (110, [])])
 def test_who_waits_for_a_worker_that_computes(seconds, works):
     """As one that evaluates or traces; though not for ever."""

@@ -247,7 +247,7 @@ class Service:
         others = clock.waited_for(member.worker) if clock else []
         in_vain = self.members.in_vain(member, others, now, self._limits)
         if self.failure:
-            member.refuse(f"The run cannot go on: {self.failure}. {_ADVICE}")
+            member.refuse(f"The run cannot go on: {self.failure}. {_WITHOUT_ONE}")
         elif self._giver is None and self.model is None:
             member.give(Reply(Status.AGAIN))
         elif clock and self._started and clock.may_go_on(member.worker):
@@ -257,9 +257,28 @@ class Service:
             status = Status.LATE if member.late else Status.DONE
             member.give(Reply(status, pull(member.worker), model.clock))
         elif self._started and in_vain:
-            member.refuse(f"{in_vain}. {_ADVICE}")
+            member.refuse(f"{in_vain}. {self._advice(len(others))}")
         else:
             member.put_off(now, self._limits.hold)
+
+    def _advice(self, idle: int) -> str:
+        """Return what helps if some workers live and push nothing.
+
+        Args:
+            idle: number of those workers.
+        """
+        settings, clock = cast(Handed, self.handed)["settings"], cast(Clock, self.clock)
+        quorum = f"a `quorum` of at most {len(clock.workers) - idle}"
+        if settings["mode"] == "backup":
+            return (
+                f'{_START_AGAIN}, with {quorum}, or in mode "async", which waits for '
+                f"nobody. Received: quorum={settings['quorum']}, with "
+                f"{len(clock.workers)} workers"
+            )
+        return (
+            f"{_START_AGAIN}; or use a mode that does not wait for such a worker: "
+            f'"async", or "backup" with {quorum}.'
+        )
 
     def is_over(self, now: float) -> bool:
         """Whether all have done their part, or nobody comes any more.
@@ -292,7 +311,8 @@ class Service:
         return self.pushes.summary(self.model)
 
 
-_ADVICE = (
-    "End all workers and the server, and start them again; or use a mode that goes on "
-    'without one, "async", "ssp" or "backup".'
+_START_AGAIN = "End all workers and the server, and start them again"
+_WITHOUT_ONE = (
+    f"{_START_AGAIN}; or use a mode in which the others go on without a worker that "
+    'ends or does not come: "async", "ssp" or "backup".'
 )
