@@ -85,6 +85,11 @@ def look(model, directory):
     model.save(path)  # one path for all
     plain = keras.models.load_model(path, compile=False)
     found["saved"] = [w.tolist() for w in plain.get_weights()]
+    with on_worker.STRATEGY.scope():
+        shared = keras.Model(model.inputs, model.outputs)
+    outputs = shared.predict(X, batch_size=12, verbose=0)
+    kernel, bias = map(np.asarray, found["anchor"])
+    found["shared"] = bool(np.allclose(outputs, X @ kernel + bias, 1e-4, 1e-6))
     found["unchanged"] = state(model) == before
     return {"found": found, "started": started}
 

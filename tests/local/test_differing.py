@@ -349,6 +349,88 @@ def test_points_that_are_not_finite_have_no_distance():
     assert drift.largest_distance(tf.constant(points)) == 5
 
 
+@pytest.fixture(scope="module")
+def nested(strategies):
+    """Return a model with a submodel, within a round, and what the submodel should say.
+
+    And the anchor of the submodel's weights.
+    """
+    with strategies[2].scope():
+        keras.utils.set_random_seed(0)
+        encoder = keras.Sequential(
+            [keras.Input((5,)), keras.layers.Dense(3)], name="encoder"
+        )
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(encoder(inputs)))
+        model.compile(tf_dgc.diloco(O.Adam(0.1), PERIOD), "mse", run_eagerly=True)
+        model.encoder = encoder
+    fit(model, PERIOD + 1)
+    kernel, bias = (
+        replicas[0] for replicas in copies(model, model.optimizer.anchor[:2])
+    )
+    one, other = copies(model)[0]
+    assert not np.array_equal(one, other)
+    return model, X @ kernel + bias, [kernel, bias]
+
+
+def test_a_submodel_sees_the_anchor(nested, tmp_path):
+    """As the model itself does, from its first use on."""
+    model, expected, anchor = nested
+    before = copies(model)
+    encoder = model.encoder
+    np.testing.assert_allclose(encoder.predict_on_batch(X)[:64], expected, rtol=1e-4)
+    np.testing.assert_allclose(encoder.predict(X, verbose=0), expected, rtol=1e-4)
+    assert_equal(encoder.get_weights(), anchor)
+    encoder.save(tmp_path / "encoder.keras")
+    saved = keras.models.load_model(tmp_path / "encoder.keras", compile=False)
+    assert_equal(saved.get_weights(), anchor)
+    with model.distribute_strategy.scope():
+        encoder.compile(loss="mse")
+    loss = encoder.evaluate(X, np.zeros((64, 3)), batch_size=32, verbose=0)
+    np.testing.assert_allclose(loss, np.mean(expected**2), rtol=1e-4)
+    assert_equal(copies(model), before)
+
+
+def test_a_model_that_shares_layers_sees_the_anchor(nested):
+    """Also one that is made of them later."""
+    model, expected, anchor = nested
+    before = copies(model)
+    with model.distribute_strategy.scope():
+        features = keras.Model(model.inputs, model.layers[-1].input)
+    np.testing.assert_allclose(features.predict(X, verbose=0), expected, rtol=1e-4)
+    assert_equal(features.get_weights(), anchor)
+    assert_equal(copies(model), before)
+
+
+def test_a_submodel_within_agreed(nested):
+    """What is set there would be lost; else it is a move of this worker."""
+    model, _, anchor = nested
+    encoder = model.encoder
+    with (
+        model.optimizer.agreed(),
+        pytest.raises(RuntimeError, match="To set weights would be lost here"),
+    ):
+        encoder.set_weights(anchor)
+    before = copies(model)
+    rounds = model.optimizer.stats.steps
+    encoder.set_weights([anchor[0] + 1, anchor[1]])
+    assert_equal(copies(model)[0], [anchor[0] + 1] * 2)
+    assert_equal(copies(model)[2:], before[2:])
+    assert_equal(encoder.get_weights(), anchor)
+    fit(model, PERIOD - 1)
+    assert model.optimizer.stats.steps == rounds + 1
+
+
+def test_a_model_without_weights_of_the_optimizer_is_left_alone(nested):
+    model, _, _ = nested
+    with model.distribute_strategy.scope():
+        other = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+    kernel, bias = other.get_weights()
+    predicted = other.predict(X, verbose=0)
+    np.testing.assert_allclose(predicted, X @ kernel + bias, rtol=1e-4)
+    assert agreed._optimizers_of(other) == []
+
+
 @pytest.mark.parametrize("hold", [lambda o: [o], lambda o: (o,), lambda o: {"own": o}])
 def test_optimizers_that_a_model_holds_together(within, hold, monkeypatch):
     """As those that are its attributes, they are asked before it evaluates."""

@@ -23,6 +23,7 @@ def test_two_workers_meet_at_the_end_of_a_round_only(starter, tmp_path):
     for found in (one, other):
         seen = found["looked"]["found"]
         assert seen["unchanged"]
+        assert seen["shared"]  # a model that shares the layers
         assert seen["anchor"] == seen["predict"] == seen["evaluate"] == seen["saved"]
         started = found["looked"]["started"]
         assert started["agreed"] == 0

@@ -153,6 +153,11 @@ def calling_trainer() -> Any | None:
     return None if frame is None else frame.f_locals["self"]
 
 
+def models_within(model: keras.Model) -> list[keras.Model]:
+    """Return a model and its submodels (`Layer._flatten_layers`)."""
+    return [m for m in model._flatten_layers() if isinstance(m, keras.Model)]
+
+
 def is_wrapped(model: keras.Model) -> bool:
     """Whether `wrap_trainer` was called for this model instance."""
     return "_tf_dgc_wrapped" in vars(model)

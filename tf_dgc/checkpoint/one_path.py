@@ -100,7 +100,7 @@ def _write_alone(
 
 def _is_saved_by_all(model: keras.Model) -> bool:
     """Whether the model has an optimizer that every worker has to save."""
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)  # none if it was not compiled
     candidates = optimizer, getattr(optimizer, "inner_optimizer", None)
     return any(getattr(o, "saved_by_all_workers", False) for o in candidates)
 

@@ -100,7 +100,7 @@ class DifferingOptimizer(OptimizerWrapper):
         Args:
             what: verb of what is refused, for the error.
         """
-        if self._shown is not None and self._shown.hidden:
+        if self.is_shown:
             raise RuntimeError(
                 f"To {what} would be lost here: the model has the weights that all "
                 "workers agree on, as within `optimizer.agreed()` and while it is "
@@ -115,6 +115,23 @@ class DifferingOptimizer(OptimizerWrapper):
         self._drop_what_is_under_way()
         if self._rounds is not None:
             self._rounds.begin_anew()
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the model has what all workers have alike, as within `agreed()`."""
+        return self._shown is not None and bool(self._shown.hidden)
+
+    def trains_some(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether this optimizer trains one of these variables, or more."""
+        return not self._trained.isdisjoint(map(id, variables))
+
+    def trains_only(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether this optimizer trains no other variables than these."""
+        return self._trained.issubset(map(id, variables))
+
+    @property
+    def _trained(self) -> set[int]:
+        return {id(v) for v in self._trainable_variables}
 
     def _differs(self) -> bool:
         """Whether this worker has weights that others may not have."""
@@ -145,8 +162,7 @@ class DifferingOptimizer(OptimizerWrapper):
         super().save_own_variables(store)
 
     def _check_agreed(self) -> None:
-        shown = self._shown is not None and bool(self._shown.hidden)
-        validation.check_agreed(self, shown or not self._differs())
+        validation.check_agreed(self, self.is_shown or not self._differs())
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state of all workers, and their weights: see `OptimizerWrapper`.

@@ -1,11 +1,13 @@
 """Agreed weights: what a model is where its workers differ for the time being.
 
 Between two exchanges of local steps every worker has weights of its own. Who evaluates,
-predicts or saves is to see what all have in common.
+predicts or saves is to see what all have in common. That also holds for submodels, and
+for other models that share layers with one that is trained.
 """
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,13 +23,17 @@ _SEEN_BY = {  # methods of a model, by what they are for
 }
 _SET_BY = ["set_weights", "load_weights"]
 
+# Models that `show_to_all` was called with, in that order, equal on all workers.
+_models: weakref.WeakKeyDictionary[keras.Model, None] = weakref.WeakKeyDictionary()
+
 
 @contextlib.contextmanager
 def weights(model: keras.Model, what: str) -> Iterator[None]:
     """Let a model have the weights that its workers agree on, and then its own again.
 
     Args:
-        model: Keras model, of which the optimizers are asked that are its attributes.
+        model: Keras model. The optimizers that count are its attributes, and those of
+            other models, seen by `show_to_all`, with which it shares weights.
         what: name of the use: "test", "predict", "save" or "get"; "part", of which
             every worker saves its own, for what each has at hand; and "train", for
             which nothing is changed.
@@ -36,7 +42,7 @@ def weights(model: keras.Model, what: str) -> Iterator[None]:
         RuntimeError: if what is trained would be lost, as the model has such weights.
     """
     with contextlib.ExitStack() as stack:
-        for optimizer in _asked(model):
+        for optimizer in _optimizers_of(model, shown=what == "train"):
             if what == "train":
                 optimizer.refuse_while_shown("train")
             elif what != "part" or optimizer.anchor:
@@ -49,7 +55,8 @@ def given(model: keras.Model) -> Iterator[None]:
     """Let a model be given weights, with which a round begins.
 
     But for a file that has every worker's own. On all workers alike, as
-    `EarlyStopping` does, by what `get_weights` said.
+    `EarlyStopping` does, by what `get_weights` said. Weights of a submodel are not all
+    that its workers have to agree on: setting them is a move within the round.
 
     Args:
         model: Keras model, as in `weights`.
@@ -57,12 +64,12 @@ def given(model: keras.Model) -> Iterator[None]:
     Raises:
         RuntimeError: as `weights` of "train".
     """
-    found = [(optimizer, optimizer.loads) for optimizer in _asked(model)]
-    for optimizer, _ in found:
+    loads = {optimizer: optimizer.loads for optimizer in _optimizers_of(model)}
+    for optimizer in loads:
         optimizer.refuse_while_shown("set weights")
     yield
-    for optimizer, loads in found:
-        if optimizer.loads == loads:
+    for optimizer, before in loads.items():
+        if optimizer.loads == before and optimizer.trains_only(model.weights):
             optimizer.weights_were_set()
 
 
@@ -73,6 +80,7 @@ def steps_alone(model: keras.Model) -> bool:
 
 def show_to_all(model: keras.Model) -> None:
     """Let what evaluates, predicts or saves by this model instance see them."""
+    _models[model] = None
     for what, names in _SEEN_BY.items():
         trainer.wrap_calls(model, names, functools.partial(weights, model, what))
     trainer.wrap_calls(model, _SET_BY, functools.partial(given, model))
@@ -94,6 +102,23 @@ def _attributes(model: keras.Model) -> Iterator[Any]:
             yield from value
         else:
             yield value
+
+
+def _optimizers_of(model: keras.Model, shown: bool = False) -> list[Any]:
+    """Return the optimizers that let workers differ in weights of a model.
+
+    Args:
+        model: Keras model, as in `weights`.
+        shown: whether to return only those whose agreed weights the model has now,
+            which takes no time in a training step.
+    """
+    return [
+        optimizer
+        for optimizer in dict.fromkeys(
+            optimizer for each in (model, *_models) for optimizer in _asked(each)
+        )
+        if (optimizer.is_shown or not shown) and optimizer.trains_some(model.weights)
+    ]
 
 
 def _asked(model: keras.Model) -> list[Any]:

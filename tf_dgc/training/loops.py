@@ -84,10 +84,12 @@ class TrainingLoops:
         return self._distribute(*args, **kwargs)
 
     def _adopt(self, model: keras.Model) -> None:
-        if not trainer.is_wrapped(model):
-            ModelLoops(self, model)
-            for call in self._calls:
-                call(model)
+        """Wrap a model and its submodels, which may be evaluated or saved as well."""
+        for each in trainer.models_within(model):
+            if not trainer.is_wrapped(each):
+                ModelLoops(self, each)
+                for call in self._calls:
+                    call(each)
 
     def call_with_models(self, call: Callable[[keras.Model], None]) -> None:
         """Call a function with each model, when its first loop begins."""
