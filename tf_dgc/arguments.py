@@ -2,9 +2,17 @@
 
 import math
 import numbers
+import re
 from typing import Any
 
 LAST_PORT = 65535
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def show(value: Any) -> str:
+    """Return what an error says of a value: its `repr` without addresses in memory."""
+    return _ADDRESS.sub("", repr(value))
 
 
 def check_whole(
@@ -22,7 +30,7 @@ def check_whole(
     if not is_whole(value) or value < smallest:
         raise ValueError(
             f"`{what}` must be a whole number{unit}, {smallest} or more{means}. "
-            f"Received: {what}={value!r}"
+            f"Received: {what}={show(value)}"
         )
     return int(value)
 
@@ -49,7 +57,7 @@ def check_number(what: str, value: Any, interval: str, means: str = "") -> float
             first = f", {low:g} or more" if interval[0] == "[" else f" above {low:g}"
             wanted = f"finite number{first}"
         raise ValueError(
-            f"`{what}` must be a {wanted}{means}. Received: {what}={value!r}"
+            f"`{what}` must be a {wanted}{means}. Received: {what}={show(value)}"
         )
     return float(value)
 
@@ -70,7 +78,7 @@ def check_seed(seed: Any) -> int:
     if not whole or not -(2**63) <= seed < 2**63:
         raise ValueError(
             "`seed` must be a whole number, from -2**63 to 2**63 - 1. "
-            f"Received: seed={seed!r}"
+            f"Received: seed={show(seed)}"
         )
     return int(seed)
 
@@ -88,7 +96,7 @@ def check_choice(what: str, value: Any) -> bool | None:
         return bool(value)
     raise ValueError(
         f"`{what}` must be True, False, or None for the default. "
-        f"Received: {what}={value!r}"
+        f"Received: {what}={show(value)}"
     )
 
 

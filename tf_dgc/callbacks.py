@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import keras
 
+from tf_dgc.arguments import show
 from tf_dgc.checkpoint.resuming import BackupAndRestore, ModelCheckpoint
 from tf_dgc.cluster import meeting
 from tf_dgc.local.optimizer import LocalOptimizer
@@ -123,7 +124,7 @@ def _checked(path: Any) -> str | os.PathLike:
         return path
     raise ValueError(
         "`path` must be the path of the file that is to be written, or None. "
-        f"Received: path={path!r}"
+        f"Received: path={show(path)}"
     )
 
 
@@ -184,5 +185,5 @@ def find_compressed_optimizer(optimizer: Any) -> Monitored:
         "The model's optimizer must be a `tf_dgc.CompressedOptimizer`, such as "
         "`tf_dgc.DGCOptimizer`, or a `tf_dgc.LocalOptimizer`. If the model holds it "
         "elsewhere, or several, pass `CompressionMonitor(optimizer=...)`. "
-        f"Received: optimizer={optimizer!r}"
+        f"Received: optimizer={show(optimizer)}"
     )

@@ -1,5 +1,6 @@
 """Every wrong input ends in an error that says what was passed and what to do."""
 
+import inspect
 import math
 
 import keras
@@ -150,18 +151,59 @@ def test_dtype(dtype):
         tf_dgc.DGCOptimizer(O.SGD(0.1)).build([variable])
 
 
-def test_optimizer_of_another_strategy(strategies):
-    optimizer = tf_dgc.DGCOptimizer(O.SGD(0.1))
-    with strategies[2].scope():
+MODEL_OUTSIDE = "Move the call that creates the model"
+OPTIMIZER_OUTSIDE = (
+    r"Move the call of `\w+\(...\)`, or of the function that returns it, into"
+)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dgc.DGCOptimizer(O.SGD(0.1)),
+        lambda: tf_dgc.CompressedOptimizer(O.SGD(0.1), "top_k"),
+        lambda: tf_dgc.local_sgd(O.SGD(0.1), 2),
+    ],
+)
+@pytest.mark.parametrize(
+    ("of_model", "of_optimizer", "message"),
+    [
+        (2, 1, OPTIMIZER_OUTSIDE),
+        (1, 2, MODEL_OUTSIDE),
+        (2, 4, "were created under different strategies. Create one strategy"),
+    ],
+)
+def test_what_was_created_outside_the_scope(
+    strategies, make, of_model, of_optimizer, message
+):
+    """By `fit`, in a loop of one's own, and before the first step."""
+    with strategies[of_model].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        model.compile(optimizer, "mse")
-    with pytest.raises(ValueError, match="different strategies"):
+    with strategies[of_optimizer].scope():
+        optimizer = make()
+        with pytest.raises(ValueError, match=message) as building:
+            optimizer.build(model.trainable_variables)
+    variables = model.trainable_variables
+
+    def step():
+        optimizer.apply_gradients([(tf.ones(v.shape), v) for v in variables])
+
+    texts = [str(building.value)]
+    for strategy in {of_model, of_optimizer} - {1}:
+        with pytest.raises(ValueError, match=message) as applying:
+            strategies[strategy].run(step)
+        texts.append(str(applying.value))
+    model.compile(optimizer, "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match=message) as fitting:
         model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
-    outside = keras.Variable(np.zeros((3, 3)))
-    with strategies[2].scope():
-        other = tf_dgc.DGCOptimizer(O.SGD(0.1))
-        with pytest.raises(ValueError, match="different strategies"):
-            other.build([outside])
+    for text in (*texts, str(fitting.value)):
+        assert "0x" not in text
+        assert type(optimizer).__name__ in text
+        received = text.partition("Received: variable ")[2]
+        assert received.startswith(variables[0].path)
+        for number, who in ((of_model, "created"), (of_optimizer, "and a")):
+            where = f"of {number} replicas" if number > 1 else "outside of any scope"
+            assert where in received.partition(who)[2], received
 
 
 def test_applied_outside_a_replica(strategies):
@@ -171,8 +213,44 @@ def test_applied_outside_a_replica(strategies):
         optimizer.build([variable])
         with pytest.raises(ValueError, match="replica context"):
             optimizer.apply([tf.ones((3, 3))], [variable])
-    with pytest.raises(ValueError, match="scope of the same strategy"):
+    message = r"outside of the strategy.*in a function that is passed to `strategy.run`"
+    with pytest.raises(ValueError, match=message):
         optimizer.apply([tf.ones((3, 3))], [variable])
+    with pytest.raises(ValueError, match=message):
+        tf_dgc.prepare(strategies[4]).run(lambda: optimizer.apply([tf.ones((3, 3))]))
+
+
+class Anything:
+    """An object of a kind that no argument takes, with the usual `repr`."""
+
+
+CONSTRUCTORS = [
+    (tf_dgc.DGCOptimizer, {"inner": "sgd"}),
+    (tf_dgc.CompressedOptimizer, {"inner": "sgd", "compressor": "top_k"}),
+    (tf_dgc.LocalOptimizer, {"inner": "sgd", "period": 2}),
+    (tf_dgc.ServerOptimizer, {"inner": "sgd"}),
+    (tf_dgc.dgc_for_steps, {"inner": "sgd", "steps": 10}),
+    (tf_dgc.sparse_loco, {"inner": "sgd"}),
+    (tf_dgc.NovoGrad, {}),
+    (tf_dgc.DelayedNesterov, {}),
+    (tf_dgc.callbacks.BackupAndRestore, {"backup_dir": "backup"}),
+    *((method, {}) for method in tf_dgc.compressors.METHODS.values()),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "required"), CONSTRUCTORS, ids=[make.__name__ for make, _ in CONSTRUCTORS]
+)
+def test_errors_show_no_addresses(make, required):
+    refused = []
+    of_keras = {"name", "learning_rate", "kwargs"}  # which refuses them itself
+    for name in set(inspect.signature(make).parameters) - of_keras:
+        try:
+            make(**{**required, name: Anything()})
+        except Exception as error:
+            refused.append(name)
+            assert "0x" not in str(error), name
+    assert refused or not required
 
 
 def test_unknown_variable():

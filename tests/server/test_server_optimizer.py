@@ -107,6 +107,14 @@ def test_not_within_a_strategy(strategies):
         tf_dgc.ServerOptimizer(sgd())
 
 
+def test_a_model_within_a_strategy_is_refused(strategies):
+    with strategies[2].scope():
+        variable = keras.Variable(np.zeros([2, 2]), name="kernel")
+    message = "Move the call that creates the model out of.*Received: variable kernel"
+    with pytest.raises(ValueError, match=message):
+        tf_dgc.ServerOptimizer(sgd()).build([variable])
+
+
 def test_variables_that_a_server_cannot_train():
     bounded = keras.Variable(np.zeros([2, 2]))
     bounded.constraint = keras.constraints.NonNeg()

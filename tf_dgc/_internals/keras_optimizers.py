@@ -15,6 +15,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
 
 from tf_dgc._internals import keras_files
+from tf_dgc.arguments import show
 
 
 def settings_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
         raise ValueError(
             "The inner optimizer must be one that can step on one worker alone, and "
             f"`{kind.__name__}` overrides `{update}`, which meets the others. Pass "
-            f"another, such as `Adam`. Received: {optimizer!r}"
+            f"another, such as `Adam`. Received: {show(optimizer)}"
         )
     for name in _ACROSS_REPLICAS:
         if getattr(kind, name) is getattr(keras.optimizers.Optimizer, name):

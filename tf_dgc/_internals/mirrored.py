@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import (
-    distribute_utils,
-)
+from tensorflow.python.distribute import distribute_lib, distribute_utils
 
 from tf_dgc._internals.launching import CollectiveAllReduce
 
@@ -19,6 +17,15 @@ def get_cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
 def set_cross_device_ops(strategy: tf.distribute.Strategy, ops: Any) -> None:
     """Replace the reduction of this strategy instance."""
     strategy.extended._cross_device_ops = ops
+
+
+def is_default(strategy: tf.distribute.Strategy | None) -> bool:
+    """Whether it is no strategy at all, or TensorFlow's placeholder for none."""
+    return strategy is None or isinstance(
+        strategy,
+        distribute_lib._DefaultDistributionStrategy
+        | distribute_lib._DefaultDistributionStrategyV1,
+    )
 
 
 def collective_ops_of(strategy: tf.distribute.Strategy) -> Any | None:

@@ -5,6 +5,7 @@ import warnings
 import keras
 
 from tf_dgc._internals.keras_optimizers import behaves_as, overridden
+from tf_dgc.arguments import show
 from tf_dgc.compressors import ATOMO, Compressor, PowerSGD, Uniform8Bit
 from tf_dgc.inner import adam_kinds
 from tf_dgc.inner.novograd import NovoGrad
@@ -195,7 +196,7 @@ def check_numbers(
     )
     if compressor.kind == "sparsification":
         often = f"Behind {compressor!r}, which leaves entries out, that is nearly sure."
-        raise ValueError(f"{why.format(often)} Received: inner={inner!r}")
+        raise ValueError(f"{why.format(often)} Received: inner={show(inner)}")
     if not wanted:
         data = "So may data have it, as embeddings, or pixels that are always 0."
         warnings.warn(why.format(data), UserWarning, stacklevel=5)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_whole, show
 
 _WORDS = 32  # of a text
 
@@ -38,7 +38,7 @@ def make(
         raise ValueError(
             "A step is timed with inputs of the model's shapes, and this one does not "
             "say them: pass a batch of yours as `data`, or a functional model. "
-            f"Received: model={model!r}"
+            f"Received: model={show(model)}"
         )
     random = np.random.default_rng(seed)
     vocabulary = _vocabulary(model)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import keras
 
 from tf_dgc import compressors
+from tf_dgc.arguments import show
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
 from tf_dgc.schedules.periods import check_period
@@ -87,7 +88,7 @@ def _find(name: str) -> Candidate:
     except (KeyError, ValueError):
         raise ValueError(
             '`methods` must be of "dense", "dgc", "dgc 0.99", "local_sgd 16" and '
-            f"{', '.join(sorted(compressors.METHODS))}. Received: {name!r}"
+            f"{', '.join(sorted(compressors.METHODS))}. Received: {show(name)}"
         ) from None
     code = f'tf_dgc.CompressedOptimizer(optimizer, "{name}")'
     return Candidate(name, lambda i: CompressedOptimizer(i, method()), code=code)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_dgc.advice.timing import Timed
+from tf_dgc.arguments import show
 from tf_dgc.distribute import probes
 from tf_dgc.distribute.preparation import prepare
 from tf_dgc.exchanges import Links
@@ -23,7 +24,7 @@ def links_of(strategy: tf.distribute.Strategy) -> Links:
         raise ValueError(
             "`strategy` must have two workers or more, between which there is "
             "something to measure: start them by `tf-dgc run`, or set TF_CONFIG. "
-            f"Received: strategy={strategy!r}"
+            f"Received: strategy={show(strategy)}"
         )
     return choosing.measure(prepare(strategy))
 

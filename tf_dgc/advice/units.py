@@ -5,6 +5,8 @@ import numbers
 import re
 from typing import Any
 
+from tf_dgc.arguments import show
+
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -22,7 +24,7 @@ def bits_per_second(rate: float | str) -> float:
     if not 0 < found < math.inf:
         raise ValueError(
             "`bandwidth` must be above 0: bits per second, or a text with a unit of "
-            f'{", ".join(_RATES)}, as "1gbit". Received: bandwidth={rate!r}'
+            f'{", ".join(_RATES)}, as "1gbit". Received: bandwidth={show(rate)}'
         )
     return found
 
@@ -40,7 +42,7 @@ def seconds(time: float | str) -> float:
     if not 0 <= found < math.inf:
         raise ValueError(
             "`latency` must be 0 or more: seconds, or a text with a unit of "
-            f'{", ".join(_TIMES)}, as "0.2ms". Received: latency={time!r}'
+            f'{", ".join(_TIMES)}, as "0.2ms". Received: latency={show(time)}'
         )
     return found
 
@@ -58,7 +60,7 @@ def budget(time: float | str) -> float:
     if not 0 < found < math.inf:
         raise ValueError(
             "`seconds` must be above 0: time to spend on timed steps. "
-            f"Received: seconds={time!r}"
+            f"Received: seconds={show(time)}"
         )
     return found
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import checkpoints
+from tf_dgc.arguments import show
 from tf_dgc.checkpoint import keras_saving, resuming, saving
 from tf_dgc.cluster import meeting
 from tf_dgc.training.statistics import average_statistics
@@ -62,7 +63,8 @@ def _wrap_save(
             raise ValueError(
                 f"`{name}` to one path for all workers must be to a file that ends in "
                 f"{ending!r}, and without further arguments. {keras_saving.INSTEAD} "
-                f"Received: filepath={filepath!r}, overwrite={overwrite!r}, {kwargs}"
+                f"Received: filepath={show(filepath)}, overwrite={show(overwrite)}, "
+                f"{show(kwargs)}"
             )
 
     setattr(model, name, save)
@@ -190,6 +192,6 @@ def _for_all(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
             "Several workers would write to the same backup at once, which would "
             "destroy it. Derive the callback from `tf_dgc.callbacks.BackupAndRestore`, "
             "or give every worker a directory of its own. Received: "
-            f"{type(callback).__name__}, backup_dir={callback.backup_dir!r}"
+            f"{type(callback).__name__}, backup_dir={show(callback.backup_dir)}"
         )
     return callback  # it saves by `model.save`, or `save_weights`: see `_wrap_save`

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tf_dgc._internals import stores, trainer
+from tf_dgc.arguments import show
 from tf_dgc.checkpoint import backup, parts, position, saving
 from tf_dgc.checkpoint.backup import Backups
 from tf_dgc.checkpoint.generations import Generation
@@ -37,7 +38,7 @@ class ModelCheckpoint(stores.ModelCheckpointSeam):
         if is_old_format(self):
             raise ValueError(
                 "`filepath` must end in `.keras`, or in `.weights.h5` with "
-                f"`save_weights_only=True`. Received: filepath={self.filepath!r}"
+                f"`save_weights_only=True`. Received: filepath={show(self.filepath)}"
             )
 
     def logs_of_all(self, logs: dict[str, Any] | None) -> dict[str, Any]:
@@ -114,13 +115,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not backup_dir or "://" in str(backup_dir):
             raise ValueError(
                 "`backup_dir` must be a local directory. "
-                f"Received: backup_dir={backup_dir!r}"
+                f"Received: backup_dir={show(backup_dir)}"
             )
         is_number = isinstance(save_freq, int) and save_freq > 0
         if isinstance(save_freq, bool) or not (is_number or save_freq == "epoch"):
             raise ValueError(
                 '`save_freq` must be "epoch" or a number of batches, 1 or more. '
-                f"Received: save_freq={save_freq!r}"
+                f"Received: save_freq={show(save_freq)}"
             )
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
@@ -292,5 +293,5 @@ def _check_built(model: keras.Model) -> None:
                 f"The model's `{name}` must be built before `fit` can go on from a "
                 "backup, or its state could not be loaded: `with strategy.scope(): "
                 f"model.{name}.build(variables)`, with the variables that it trains. "
-                f"Received: {optimizer!r}"
+                f"Received: {show(optimizer)}"
             )

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.advice.advising import Advice, advise
+from tf_dgc.arguments import show
 from tf_dgc.cli import listing
 from tf_dgc.cluster import meeting, tf_config, workers
 from tf_dgc.distribute.startup import multi_worker_strategy
@@ -127,7 +128,7 @@ def _model(name: str, imports: Sequence[str]) -> keras.Model:
     is_application = make is getattr(keras.applications, function, None)
     model = make(weights=None) if is_application else _called(make, name)
     if not isinstance(model, keras.Model):
-        raise ValueError(f"{name} must make a keras.Model. Received: {model!r}")
+        raise ValueError(f"{name} must make a keras.Model. Received: {show(model)}")
     return model
 
 
@@ -143,7 +144,7 @@ def _called(make: Any, name: str) -> Any:
             is printed.
     """
     if not callable(make):
-        raise ValueError(f"{name} must be a function. Received: {make!r}")
+        raise ValueError(f"{name} must be a function. Received: {show(make)}")
     try:
         inspect.signature(make).bind()
     except TypeError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_dgc import arguments
+from tf_dgc.arguments import show
 from tf_dgc.cluster.workers import (
     ALONE_VARIABLE,
 )
@@ -89,7 +90,8 @@ def _check_takes_part(strategy: tf.distribute.Strategy, num_workers: int) -> Non
         "`MultiWorkerMirroredStrategy` in scope here, so each of them trains alone. "
         "Begin with `strategy = tf_dgc.multi_worker_strategy()`, and make or load "
         "model and optimizer `with strategy.scope():`. If each is to train alone, set "
-        f"the environment variable {ALONE_VARIABLE}=1. Received: strategy={strategy!r}"
+        f"the environment variable {ALONE_VARIABLE}=1. Received: "
+        f"strategy={show(strategy)}"
     )
     if not _loading.get():
         raise ValueError(what)

@@ -7,6 +7,7 @@ import math
 
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.codecs import bitstream, blocks
 from tf_dgc.codecs.checks import Check
 
@@ -36,7 +37,7 @@ def _check(name: str, chosen: str | None, choices: tuple[str, ...]) -> None:
     if chosen is not None and not (isinstance(chosen, str) and chosen in choices):
         raise ValueError(
             f"`{name}` must be None or one of {', '.join(choices)}. "
-            f"Received: {name}={chosen!r}"
+            f"Received: {name}={show(chosen)}"
         )
 
 

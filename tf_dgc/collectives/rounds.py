@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.codecs import checks, header
 from tf_dgc.collectives.packs import GatherPack, SumPack, num_bytes
 from tf_dgc.collectives.requests import (
@@ -133,14 +134,14 @@ def _check_request(part: Part, request: Request) -> None:
     if not right:
         raise ValueError(
             f"{part.label} must yield `Sum` of a float or int32 tensor, or `Gather` of "
-            f"an int32 vector. Received: {request!r}"
+            f"an int32 vector. Received: {show(request)}"
         )
 
 
 def _check_result(part: Part, result: Result) -> None:
     if not isinstance(result, Result):
         raise ValueError(
-            f"{part.label} must end with `return Result(...)`. Received: {result!r}"
+            f"{part.label} must end with `return Result(...)`. Received: {show(result)}"
         )
 
 

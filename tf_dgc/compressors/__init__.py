@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tf_dgc.arguments import show
 from tf_dgc.collectives.requests import Entries as Entries
 from tf_dgc.collectives.requests import Exchange as Exchange
 from tf_dgc.collectives.requests import Gather as Gather
@@ -96,7 +97,7 @@ def get(identifier: Any) -> Compressor:
     raise ValueError(
         "`compressor` must be a `tf_dgc.compressors.Compressor` or the name of a "
         f"method: {', '.join(sorted(METHODS))}. "
-        f"Received: compressor={identifier!r} (of type {type(identifier)})"
+        f"Received: compressor={show(identifier)} (of type {type(identifier)})"
     )
 
 
@@ -117,5 +118,5 @@ def _check_facts(compressor: Compressor) -> None:
             raise ValueError(
                 f"The class attribute `{fact}` of a compressor must be {what} (see "
                 "`tf_dgc.compressors.Compressor`). "
-                f"Received: {type(compressor).__name__}.{fact} = {value!r}"
+                f"Received: {type(compressor).__name__}.{fact} = {show(value)}"
             )

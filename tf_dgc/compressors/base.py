@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.draws import Draw
 from tf_dgc.schedules import asking
@@ -248,5 +249,5 @@ class Compressor(abc.ABC):
         return cls(**config)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        settings = ", ".join(f"{k}={show(v)}" for k, v in self.get_config().items())
         return f"{type(self).__name__}({settings})"

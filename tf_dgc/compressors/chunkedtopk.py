@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import arguments
+from tf_dgc.arguments import show
 from tf_dgc.codecs import gaps, value_types
 from tf_dgc.collectives.requests import Exchange, Gather, Result
 from tf_dgc.compressors.base import Compressor, Draw, Native
@@ -62,7 +63,7 @@ class ChunkedTopK(Compressor):
         if self.per_chunk > self.chunk:
             raise ValueError(
                 "`per_chunk` must be at most `chunk`, the number of entries there are. "
-                f"Received: per_chunk={per_chunk!r}, chunk={chunk!r}"
+                f"Received: per_chunk={show(per_chunk)}, chunk={show(chunk)}"
             )
         self.decay = self.feedback_decay = arguments.check_decay(decay)
         self.conserves = self.decay == 1

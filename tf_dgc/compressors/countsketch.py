@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_number, check_sparsity, check_whole
+from tf_dgc.arguments import check_number, check_sparsity, check_whole, show
 from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
 from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
 from tf_dgc.compressors.common import capacity as places
@@ -71,13 +71,14 @@ class CountSketch(Compressor):
         if self.rows % 2 == 0:
             raise ValueError(
                 "`rows` must be an odd whole number, 1 or more. "
-                f"Received: rows={rows!r}"
+                f"Received: rows={show(rows)}"
             )
         if self.momentum and second_round:
             raise ValueError(
                 "`momentum` must be 0 with `second_round=True`, where it belongs to "
                 "the inner optimizer. "
-                f"Received: momentum={momentum!r}, second_round={second_round!r}"
+                f"Received: momentum={show(momentum)}, "
+                f"second_round={show(second_round)}"
             )
         self.sparsity = check_sparsity(sparsity)
         self.columns = places.check_share("columns", columns)

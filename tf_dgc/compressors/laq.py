@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_number, check_whole
+from tf_dgc.arguments import check_number, check_whole, show
 from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
 from tf_dgc.compressors.base import Draw, Native, StateSpec
 from tf_dgc.compressors.common import quantize
@@ -73,7 +73,7 @@ class LAQ(TwoRounds):
         self.memory = check_whole("memory", memory)
         self.patience = check_whole("patience", patience, 0)
         if self.bits > 16:
-            raise ValueError(f"`bits` must be at most 16. Received: bits={bits!r}")
+            raise ValueError(f"`bits` must be at most 16. Received: bits={show(bits)}")
         self.xi = check_number("xi", xi, "[0, inf)")
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs import elias
 from tf_dgc.compressors.base import Draw, Native
 from tf_dgc.compressors.common import quantize
@@ -60,7 +60,7 @@ class QSGD(OneRound):
         if coding not in {None, "elias", "fixed"}:
             raise ValueError(
                 '`coding` must be "elias", "fixed", or None for the shorter one. '
-                f"Received: coding={coding!r}"
+                f"Received: coding={show(coding)}"
             )
         if levels >= 2**24:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_number
+from tf_dgc.arguments import check_number, show
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
 from tf_dgc.compressors.common import capacity as places
@@ -53,7 +53,7 @@ class Threshold(Compressor):
         if binary and value_dtype is not None:
             raise ValueError(
                 "With `binary=True` signs are sent; `value_dtype` must be None. "
-                f"Received: value_dtype={value_dtype!r}"
+                f"Received: value_dtype={show(value_dtype)}"
             )
         self.capacity = places.check_share("capacity", capacity)
         self.binary = bool(binary)

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
+from tf_dgc.arguments import show
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Exchange
 from tf_dgc.compressors.base import Compressor, Draw, Native
@@ -140,7 +141,7 @@ def _check_capacity(value_dtype: str) -> None:
         raise ValueError(
             "XLA compiles only shapes that are known while tracing, and with a "
             "scheduled sparsity the magnitude or scale that values share by "
-            f"`value_dtype={value_dtype!r}` is of a number of entries that is not. "
+            f"`value_dtype={show(value_dtype)}` is of a number of entries that is not. "
             "Pass `jit_compile=False` to `model.compile`, or choose a constant "
             "sparsity or another `value_dtype`."
         )

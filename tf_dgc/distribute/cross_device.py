@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tf_dgc._internals import launching, mirrored
+from tf_dgc.arguments import show
 from tf_dgc.choice import Choice, choose
 from tf_dgc.cluster.positions import Group
 from tf_dgc.collectives.lockstep import run_together
@@ -271,7 +272,7 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
         raise ValueError(
             "tf_dgc trains under no strategy, `tf.distribute.MirroredStrategy` or "
             "`tf.distribute.MultiWorkerMirroredStrategy`. "
-            f"Received: strategy={strategy!r}"
+            f"Received: strategy={show(strategy)}"
         )
     current = mirrored.get_cross_device_ops(strategy)
     if isinstance(current, CompressedCrossDeviceOps):

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_whole, show
 from tf_dgc.choice import Choice, choose
 from tf_dgc.cluster import meeting, workers
 
@@ -42,7 +42,7 @@ def check_settings(check_every: int | None, on_divergence: str) -> None:
     if on_divergence not in _ADVICE:
         raise ValueError(
             '`on_divergence` must be "raise" or "warn". '
-            f"Received: on_divergence={on_divergence!r}"
+            f"Received: on_divergence={show(on_divergence)}"
         )
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.checkpoint import one_path
 from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
 from tf_dgc.cluster.watch import Watch
@@ -60,7 +61,7 @@ def prepare(strategy: Strategy) -> Strategy:
             "`prepare` needs a strategy, for example "
             "`tf.distribute.MultiWorkerMirroredStrategy()`, or "
             "`tf.distribute.get_strategy()` for the one in whose scope it is called. "
-            f"Received: strategy={strategy!r}"
+            f"Received: strategy={show(strategy)}"
         )
     tf_config.check_tf_config(strategy)
     if strategy.num_replicas_in_sync > 1:

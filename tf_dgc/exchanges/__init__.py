@@ -3,6 +3,7 @@
 Knows neither methods nor strategies. May import `collectives` and what that may.
 """
 
+from tf_dgc.arguments import show
 from tf_dgc.exchanges import graphs, overlap
 from tf_dgc.exchanges.auto import Auto
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds
@@ -69,5 +70,5 @@ def get(identifier: Exchange | str) -> Exchange:
         return _KNOWN[identifier]()
     raise ValueError(
         f"`exchange` must be one of {', '.join(map(repr, _KNOWN))}, or a "
-        f"`tf_dgc.exchanges.Exchange`. Received: exchange={identifier!r}"
+        f"`tf_dgc.exchanges.Exchange`. Received: exchange={show(identifier)}"
     )

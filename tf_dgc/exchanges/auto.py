@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tf_dgc.arguments import show
 from tf_dgc.exchanges.base import Exchange
 from tf_dgc.exchanges.butterfly import Butterfly
 from tf_dgc.exchanges.gtopk import GTopK
@@ -34,7 +35,7 @@ class Auto(Ring):
         if not isinstance(dense, bool):
             raise ValueError(
                 "`dense` must be True or False: whether everything may be sent where "
-                f"that is faster. Received: dense={dense!r}"
+                f"that is faster. Received: dense={show(dense)}"
             )
         self.dense = dense
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.collectives.requests import Broadcast, Form, Left, Primitive
 
 Rounds: TypeAlias = Generator[list[Primitive], list[tf.Tensor], tf.Tensor]
@@ -194,7 +195,7 @@ class Exchange(abc.ABC):
         return cls(**config)
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        arguments = ", ".join(f"{k}={show(v)}" for k, v in self.get_config().items())
         return f"{type(self).__name__}({arguments})"
 
 

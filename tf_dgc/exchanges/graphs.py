@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tf_dgc.arguments import show
+
 _ROUNDING = 1e-6  # of the sums of rows and columns that are given
 
 
@@ -86,20 +88,20 @@ def check_matrix(given: Any) -> np.ndarray:
         raise ValueError(
             f"`graph` must be {' or '.join(map(repr, NAMED))}, or a square matrix of "
             "weights, one row and one column for each worker. Received: "
-            f"graph={given!r}"
+            f"graph={show(given)}"
         )
     if not np.all((matrix >= 0) & (matrix <= 1)):
         raise ValueError(
             "All entries of `graph` must be in [0, 1]: the share of each worker's "
-            f"weights in a mean. Received: graph={given!r}"
+            f"weights in a mean. Received: graph={show(given)}"
         )
     sums = np.concatenate([matrix.sum(axis=0), matrix.sum(axis=1)])
     if np.any(np.abs(sums - 1) > _ROUNDING):
         raise ValueError(
             "`graph` must be doubly stochastic: every row and every column must add up "
             "to 1, or the mean over all workers would not stay what it is. Received: "
-            f"graph={given!r}, with sums of columns {matrix.sum(axis=0)} and of rows "
-            f"{matrix.sum(axis=1)}"
+            f"graph={show(given)}, with sums of columns {matrix.sum(axis=0)} and of "
+            f"rows {matrix.sum(axis=1)}"
         )
     _check_consensus(matrix, given)
     return matrix
@@ -113,14 +115,14 @@ def _check_consensus(matrix: np.ndarray, given: Any) -> None:
             "`graph` must be connected: from each worker to each other one there must "
             "be a way of weights above 0, or they never agree; worker 0 reaches "
             f"{np.flatnonzero(reached[:, 0]).tolist()} of {number} workers. Received: "
-            f"graph={given!r}"
+            f"graph={show(given)}"
         )
     slowest = np.abs(np.linalg.eigvals(matrix - 1 / number)).max()
     if slowest > 1 - 1e-9:
         raise ValueError(
             "`graph` must bring workers together: by this one they hand their weights "
             "around and never agree. Let each keep a share of its own, for example "
-            f"`(np.eye({number}) + graph) / 2`. Received: graph={given!r}"
+            f"`(np.eye({number}) + graph) / 2`. Received: graph={show(given)}"
         )
 
 

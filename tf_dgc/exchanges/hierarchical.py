@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.collectives.requests import Gather, Spread, Sum
 from tf_dgc.exchanges.base import Cost, Exchange, Place, Rounds, num_entries
 
@@ -147,13 +148,13 @@ def _checked(groups: Sequence[Sequence[int]]) -> Machines:
         raise ValueError(
             "`groups` must be lists of workers, for each machine one, with every "
             "worker from 0 on in one of them, for example [[0, 1], [2, 3]]; None for "
-            f"the hosts in TF_CONFIG. Received: groups={groups!r}"
+            f"the hosts in TF_CONFIG. Received: groups={show(groups)}"
         )
     if len(set(map(len, machines))) > 1:
         raise ValueError(
             "`groups` must be of one size: every worker has one counterpart on each of "
             "the other machines. Leave out workers, or use another `exchange`. "
-            f"Received: groups={groups!r}"
+            f"Received: groups={show(groups)}"
         )
     return machines
 

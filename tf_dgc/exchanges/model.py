@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tf_dgc.arguments import show
 from tf_dgc.exchanges.base import Cost, Exchange
 
 _AS_FAST = 1.05  # times of the fastest: the model does not tell such apart
@@ -84,7 +85,7 @@ def predict(
             "`exchange` must be one by which all workers come to a sum. Workers that "
             "gossip send one message to each neighbour in turn, by "
             "`exchange.neighbours`; pass `Ring()` for what all of them sum besides. "
-            f"Received: exchange={exchange!r}"
+            f"Received: exchange={show(exchange)}"
         )
     if num_workers == 1:
         return 0.0

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_whole, show
 from tf_dgc.steps import accumulation
 
 
@@ -44,7 +44,7 @@ class DelayedNesterov(keras.optimizers.Optimizer):
     ):
         if not 0 <= momentum < 1:
             raise ValueError(
-                f"`momentum` must be in [0, 1). Received: momentum={momentum!r}"
+                f"`momentum` must be in [0, 1). Received: momentum={show(momentum)}"
             )
         check_whole("delay", delay, 1, " of steps")
         super().__init__(learning_rate, name=name, **kwargs)

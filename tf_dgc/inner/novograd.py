@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.arguments import show
 from tf_dgc.steps import accumulation
 
 
@@ -53,11 +54,11 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         for what, value in (("beta_1", beta_1), ("beta_2", beta_2)):
             if not 0 <= value < 1:
                 raise ValueError(
-                    f"`{what}` must be in [0, 1). Received: {what}={value!r}"
+                    f"`{what}` must be in [0, 1). Received: {what}={show(value)}"
                 )
         for what, value in (("epsilon", epsilon), ("weight_decay", weight_decay or 0)):
             if not value >= 0:
-                raise ValueError(f"`{what}` must be 0 or more. Received: {value!r}")
+                raise ValueError(f"`{what}` must be 0 or more. Received: {show(value)}")
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tf_dgc.arguments import show
+
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 NAMES = (
     *CLIPPING,
@@ -41,7 +43,7 @@ def check(
     if scale is not None and not (_is_finite(scale) and scale > 0):
         raise ValueError(
             "`loss_scale_factor` must be None or a finite number above 0. "
-            f"Received: loss_scale_factor={scale!r}"
+            f"Received: loss_scale_factor={show(scale)}"
         )
     if steps_alone and settings["use_ema"]:
         raise ValueError(
@@ -53,13 +55,13 @@ def check(
     if number and not (isinstance(number, numbers.Integral) and int(number) >= 2):
         raise ValueError(
             "`gradient_accumulation_steps` must be None or a whole number of calls, 2 "
-            f"or more. Received: gradient_accumulation_steps={number!r}"
+            f"or more. Received: gradient_accumulation_steps={show(number)}"
         )
     if scale is not None and is_outer:
         raise ValueError(
             "The outer optimizer is given how far the workers moved, which no loss "
             "scale multiplies, so there is nothing to divide by. Pass it to the inner "
-            f"optimizer. Received: loss_scale_factor={scale!r}"
+            f"optimizer. Received: loss_scale_factor={show(scale)}"
         )
     if number and is_outer:
         raise ValueError(
@@ -85,13 +87,13 @@ def check_change(
         raise ValueError(
             "`gradient_accumulation_steps` cannot be changed any more: what is "
             "accumulated is made when the optimizer is built. Pass it to the inner "
-            f"optimizer. Received: gradient_accumulation_steps={value!r}"
+            f"optimizer. Received: gradient_accumulation_steps={show(value)}"
         )
     if name == "use_ema" and optimizer.built and bool(value) != bool(optimizer.use_ema):
         raise ValueError(
             "`use_ema` cannot be changed any more: the averages are made when the "
             "optimizer is built. Pass it to the inner optimizer, for example "
-            f"`SGD(0.1, use_ema=True)`. Received: use_ema={value!r}"
+            f"`SGD(0.1, use_ema=True)`. Received: use_ema={show(value)}"
         )
 
 
@@ -111,8 +113,8 @@ def check_attribute(optimizer: Any, name: str, value: Any, fixed: Set[str]) -> N
         raise AttributeError(
             f"`{name}` cannot be changed any more: this {kind} is made with it, and so "
             "is what its workers have compared and what is saved. Make another one: "
-            f"`{kind}(..., {name}=...)`. Received: {name}={value!r}, and it is "
-            f"{own[name]!r}"
+            f"`{kind}(..., {name}=...)`. Received: {name}={show(value)}, and it is "
+            f"{show(own[name])}"
         )
     known = name in own or name in fixed or hasattr(type(optimizer), name)
     inner = own.get("inner_optimizer")
@@ -120,13 +122,13 @@ def check_attribute(optimizer: Any, name: str, value: Any, fixed: Set[str]) -> N
         raise AttributeError(
             f"`{name}` is a setting of the inner optimizer, of which this {kind} was "
             "made. Make another one, of an inner optimizer as it is to be. "
-            f"Received: {name}={value!r}"
+            f"Received: {name}={show(value)}"
         )
 
 
 def _check_clipping(settings: Mapping[str, Any]) -> None:
     given = {n: settings[n] for n in CLIPPING if settings[n] is not None}
-    received = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    received = ", ".join(f"{name}={show(value)}" for name, value in given.items())
     if not all(_is_finite(value) and value >= 0 for value in given.values()):
         raise ValueError(
             "A clipping threshold must be a finite number above 0; None (or 0) for no "
@@ -144,12 +146,12 @@ def _check_averages(settings: Mapping[str, Any]) -> None:
     if not (_is_finite(momentum) and 0 <= momentum <= 1):
         raise ValueError(
             "`ema_momentum` must be a number in [0, 1]. "
-            f"Received: ema_momentum={momentum!r}"
+            f"Received: ema_momentum={show(momentum)}"
         )
     if every and not (isinstance(every, int) and every >= 1):
         raise ValueError(
             "`ema_overwrite_frequency` must be None or a whole number of steps, 1 or "
-            f"more. Received: ema_overwrite_frequency={every!r}"
+            f"more. Received: ema_overwrite_frequency={show(every)}"
         )
 
 
@@ -180,7 +182,7 @@ def _equal(value: Any, default: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return f"{type(value).__name__}(...)"
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+    return f"{value:.6g}" if isinstance(value, float) else show(value)
 
 
 def shared(name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.arguments import show
 from tf_dgc.compressors import Compressor
 from tf_dgc.inner import adam_kinds, rates, settings, waiting
 from tf_dgc.inner.settings import CLIPPING
@@ -35,7 +36,7 @@ def get_inner(
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{what}` is not the name or config of an optimizer that Keras knows. "
-                f"Pass the optimizer itself. Received: {what}={inner!r}"
+                f"Pass the optimizer itself. Received: {what}={show(inner)}"
             ) from error
     check_inner(inner, steps_alone, what)
     return inner
@@ -47,34 +48,34 @@ def check_inner(inner: Any, steps_alone: bool = False, what: str = "inner") -> N
         raise ValueError(
             f"`{what}` must be a Keras optimizer, for example "
             "`keras.optimizers.SGD(0.1, momentum=0.9)`. "
-            f"Received: {what}={inner!r} (of type {type(inner)})"
+            f"Received: {what}={show(inner)} (of type {type(inner)})"
         )
     if isinstance(inner, OptimizerWrapper):
         raise ValueError(
             f"`{what}` is itself a {type(inner).__name__}, and what is compressed once "
             "cannot be compressed again. Pass its own inner optimizer. "
-            f"Received: {what}={inner!r}"
+            f"Received: {what}={show(inner)}"
         )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "Loss scaling goes outside: pass the optimizer within it, and put "
             "`LossScaleOptimizer` around what you make of that, as in "
             "`LossScaleOptimizer(DGCOptimizer(inner))`. "
-            f"Received: {what}={inner!r}"
+            f"Received: {what}={show(inner)}"
         )
     if isinstance(inner, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise ValueError(
             "`MultiOptimizer` cannot be wrapped: momentum, clipping and learning rate "
             "would have to be taken over from each of its optimizers. Pass one "
             "optimizer for all variables or, in a training loop of your own, use one "
-            f"`DGCOptimizer` for each part of the model. Received: {what}={inner!r}"
+            f"`DGCOptimizer` for each part of the model. Received: {what}={show(inner)}"
         )
     if inner.built:
         raise ValueError(
             f"`{what}` is already built, so its state would be lost. Pass a new "
             "optimizer with the same settings, for example "
             "`type(inner).from_config(inner.get_config())`. "
-            f"Received: {what}={inner!r} with {len(inner.variables)} variables"
+            f"Received: {what}={show(inner)} with {len(inner.variables)} variables"
         )
     settings.check(settings.of(inner), steps_alone, is_outer=what == "outer")
     momentum = getattr(inner, "momentum", 0.0)
@@ -160,7 +161,7 @@ def _check_nothing_lost(inner: Any, rule: Any) -> None:
         raise ValueError(
             "`inner` is copied by its config, and the copy would not have the methods "
             "that were replaced on the object. Override them in a subclass instead. "
-            f"Received: inner={inner!r}, in which {', '.join(sorted(lost))} was "
+            f"Received: inner={show(inner)}, in which {', '.join(sorted(lost))} was "
             "replaced"
         )
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.choice import add_up
 from tf_dgc.cluster import meeting
 from tf_dgc.compressors import NoCompression
@@ -221,7 +222,7 @@ class Gossiping(Ending):
                 "Workers that gossip have weights of their own, and their mean takes "
                 "all of them. Call `optimizer.consensus()` on every worker before, by "
                 f"which all have that mean. Received: to {what}, with "
-                f"exchange={self._optimizer.exchange!r}"
+                f"exchange={show(self._optimizer.exchange)}"
             )
         meeting.rendezvous(self._strategy, f"average their weights to {what}")
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange, Gossip, Place
@@ -92,7 +93,7 @@ class Pull(PerWorkerVariable):
                 f"graph they gossip by, and {self.path!r} was saved with another. Load "
                 "with the graph it was saved with; or call `optimizer.consensus()` "
                 "there on every worker, and save again, before the graph is changed. "
-                f"Received: exchange={self._gossip!r}"
+                f"Received: exchange={show(self._gossip)}"
             )
         super().scatter(kept)
 
@@ -125,7 +126,7 @@ def check(
         raise ValueError(
             "With `Gossip` no worker knows the mean that an outer optimizer would "
             "apply. Pass `outer=None`, also to what passes one by itself, such as "
-            f"`diloco`. Received: outer={outer!r}"
+            f"`diloco`. Received: outer={show(outer)}"
         )
     if compressor.lossless:
         return
@@ -158,5 +159,5 @@ def _check_method(compressor: Compressor, error_feedback: bool | None) -> None:
             "With `Gossip` neighbours follow each worker's weights by what it sends, "
             "and what is not sent is sent later. So a method must be of one tensor at "
             "a time, and have error feedback, as `TopK` and `Uniform8Bit`. Received: "
-            f"{compressor!r}, which {why}; error_feedback={error_feedback!r}"
+            f"{compressor!r}, which {why}; error_feedback={show(error_feedback)}"
         )

@@ -174,9 +174,9 @@ class LocalOptimizer(DifferingOptimizer):
         if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
-        validation.check_variables(self._strategy, variables)
+        validation.check_scope(self, self._strategy, variables, "build")
+        validation.check_variables(variables)
         validation.check_own_copies(variables)
-        validation.check_strategy(self._strategy, "build")
         natively = kept.meet(self, variables, self._strategy)
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
@@ -224,7 +224,7 @@ class LocalOptimizer(DifferingOptimizer):
             ValueError: outside the replica context of the optimizer's strategy, and
                 for variables the optimizer was not built with.
         """
-        validation.check_strategy(self._strategy, "apply")
+        validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
         validation.check_in_replica(self.num_workers)
         grads, variables = matching.match(self, grads, trainable_variables)
         if not grads:

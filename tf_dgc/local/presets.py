@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tf_dgc import schedules
+from tf_dgc.arguments import show
 from tf_dgc.compressors import ChunkedTopK
 from tf_dgc.local.optimizer import LocalOptimizer
 from tf_dgc.schedules import periods
@@ -83,7 +84,7 @@ def sparse_loco(
         raise ValueError(
             "`decay` is a setting of the preset's own method. Pass it to yours, for "
             "example `compressor=ChunkedTopK(per_chunk=32, decay=0.9)`. Received: "
-            f"decay={decay!r}, compressor={settings['compressor']!r}"
+            f"decay={show(decay)}, compressor={show(settings['compressor'])}"
         )
     method = ChunkedTopK(decay=0.95 if decay is None else decay)
     return LocalOptimizer(inner, period, **{"compressor": method, **settings})

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tf_dgc import arguments
+from tf_dgc.arguments import show
 from tf_dgc.compressors import Compressor
 from tf_dgc.exchanges import Gossip
 
@@ -52,7 +53,7 @@ def check(
     """
     delay = arguments.check_whole("delay", delay, 0, " of steps (0: none)")
     parts = arguments.check_whole("parts", parts, 1, " of parts of the model")
-    given = f"Received: delay={delay}, parts={parts}, period={period!r}"
+    given = f"Received: delay={delay}, parts={parts}, period={show(period)}"
     if delay and isinstance(exchange, Gossip):
         raise ValueError(
             "With `Gossip` a worker waits for its neighbours alone, and there is no "
@@ -93,7 +94,7 @@ def check_outer(outer: keras.optimizers.Optimizer, parts: int) -> None:
     """
     if parts == 1:
         return
-    given = f"Received: parts={parts}, outer={outer!r}"
+    given = f"Received: parts={parts}, outer={show(outer)}"
     if outer.use_ema:
         raise ValueError(
             "Averages of the outer optimizer are of all tensors, and with `parts` one "

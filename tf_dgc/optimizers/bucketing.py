@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
+from tf_dgc.arguments import show
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor
 from tf_dgc.exchanges import Asked, Links, overlap
@@ -38,13 +39,13 @@ def check(
         raise ValueError(
             '`overlap` must be True, False, None (where `exchange="auto"` finds that '
             "it pays), or the seconds that a backward pass takes, a finite number "
-            f"above 0. Received: overlap={overlap!r}"
+            f"above 0. Received: overlap={show(overlap)}"
         )
     found = hindrance(compressor, took, track_staleness)
     if overlap and found:
         raise ValueError(
             "With `overlap` a tensor is exchanged while the gradients of others are "
-            f"not there yet, and {found}. Received: overlap={overlap!r}"
+            f"not there yet, and {found}. Received: overlap={show(overlap)}"
         )
 
 

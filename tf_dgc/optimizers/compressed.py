@@ -199,8 +199,8 @@ class CompressedOptimizer(OptimizerWrapper):
         if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
-        validation.check_variables(self._strategy, variables)
-        validation.check_strategy(self._strategy, "build")
+        validation.check_scope(self, self._strategy, variables, "build")
+        validation.check_variables(variables)
         natively = kept.meet(self, variables, self._strategy)
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
@@ -237,7 +237,7 @@ class CompressedOptimizer(OptimizerWrapper):
             ValueError: outside the replica context of the optimizer's strategy, and
                 for variables the optimizer was not built with.
         """
-        validation.check_strategy(self._strategy, "apply")
+        validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
         validation.check_in_replica(self.num_workers)
         grads, variables = matching.match(self, grads, trainable_variables)
         if grads:

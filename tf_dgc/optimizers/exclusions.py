@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tf_dgc.arguments import show
+
 
 class Exclusions:
     """Which variables `exclude_from_compression` was called with.
@@ -32,7 +34,7 @@ class Exclusions:
             raise ValueError(
                 "`var_names` must be a list of texts, of which one has to be found in "
                 'a variable\'s path, for example `["embedding", "logits/kernel"]`. '
-                f"Received: var_names={var_names!r}"
+                f"Received: var_names={show(var_names)}"
             )
         for name in var_names or ():
             _check_pattern(name)
@@ -40,7 +42,7 @@ class Exclusions:
         if unnamed:
             raise ValueError(
                 "`var_list` must be a list of a model's variables, for example "
-                f"`model.layers[0].weights`. Received: {unnamed[0]!r}"
+                f"`model.layers[0].weights`. Received: {show(unnamed[0])}"
             )
         self.paths.update(v.path for v in var_list or ())
         self.names.update(var_names or ())
@@ -83,5 +85,5 @@ def _check_pattern(name: str) -> None:
         raise ValueError(
             f"A name in `var_names` is no regular expression: {error}. For any letters "
             'write ".*", as in `["^encoder/.*/bias$"]`; "bias" is found anywhere. '
-            f"Received: {name!r}"
+            f"Received: {show(name)}"
         ) from error

@@ -1,14 +1,14 @@
 """What an optimizer checks before its first step."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
 
 from tf_dgc import exchanges
-from tf_dgc._internals import keras_optimizers, tracing
-from tf_dgc.arguments import check_whole
+from tf_dgc._internals import keras_optimizers, mirrored, tracing
+from tf_dgc.arguments import check_whole, show
 from tf_dgc.codecs.tensor import Tensor
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.exchanges import Exchange
@@ -39,7 +39,7 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
         raise ValueError(
             f"Error feedback is {rule} with {compressor!r} (see "
             f"{type(compressor).__name__}). Pass None for its own choice. "
-            f"Received: error_feedback={asked!r}"
+            f"Received: error_feedback={show(asked)}"
         )
     return bool(asked)
 
@@ -66,7 +66,7 @@ def get_exchange(
         raise ValueError(
             "Workers that exchange with neighbours alone have weights of their own. "
             "Use `tf_dgc.LocalOptimizer(inner, 1, exchange=...)`, which lets them. "
-            f"Received: exchange={exchange!r}"
+            f"Received: exchange={show(exchange)}"
         )
     if exchange.drops_entries and not _merges(compressor, feedback):
         raise ValueError(
@@ -142,7 +142,7 @@ def check_exempt_dtype(exchange: Exchange, exempt_dtype: str | None) -> None:
         raise ValueError(
             f"{exchange!r} adds up exempt tensors on the way, and would round them "
             "each time. Use `exempt_dtype=None`, or another `exchange`. Received: "
-            f"exempt_dtype={exempt_dtype!r}"
+            f"exempt_dtype={show(exempt_dtype)}"
         )
 
 
@@ -187,16 +187,76 @@ def check_not_built(optimizer: keras.optimizers.Optimizer, what: str) -> None:
         )
 
 
-def check_strategy(strategy: tf.distribute.Strategy, what: str) -> None:
-    """Raise `ValueError` if `what` is called under another strategy."""
+def check_scope(
+    optimizer: keras.optimizers.Optimizer,
+    strategy: tf.distribute.Strategy,
+    variables: Sequence[Any],
+    what: str,
+) -> None:
+    """Raise `ValueError` unless optimizer, model and call belong to one strategy.
+
+    Args:
+        optimizer: optimizer that is built or applied.
+        strategy: strategy in whose scope it was created.
+        variables: variables of the model.
+        what: name of the optimizer's method that is called.
+    """
+    created = strategy.extended.variable_created_in_scope
+    outside = next((v for v in variables if not created(_value(v))), None)
     current = tf.distribute.get_strategy()
+    name = type(optimizer).__name__
+    its_own = None
+    if outside is not None:
+        its_own = getattr(_value(outside), "distribute_strategy", None)
+        received = (
+            f"Received: variable {getattr(outside, 'path', outside.name)} created "
+            f"{_where(its_own)}, and a {name} created {_where(strategy)}"
+        )
+    else:
+        received = (
+            f"Received: a {name} created {_where(strategy)}, and `{what}` called "
+            f"{_where(current)}"
+        )
+    if mirrored.is_default(strategy) and not (outside is None and current is strategy):
+        raise ValueError(
+            f"This {name} was created outside of `strategy.scope()`, and the model "
+            f"within it. Move the call of `{name}(...)`, or of the function that "
+            "returns it, into `with strategy.scope():`, with the strategy of the "
+            f"model. {received}"
+        )
+    if outside is not None and mirrored.is_default(its_own):
+        raise ValueError(
+            f"The model was created outside of `strategy.scope()`, and this {name} "
+            "within it. Move the call that creates the model, such as "
+            "`keras.Sequential(...)`, `keras.Model(...)` or "
+            "`keras.models.load_model(...)`, into `with strategy.scope():`, with the "
+            f"strategy of the optimizer. {received}"
+        )
+    if outside is not None:
+        raise ValueError(
+            f"The model and this {name} were created under different strategies. "
+            "Create one strategy, and create both within its `with strategy.scope():`. "
+            f"{received}"
+        )
     if current is not strategy:
         raise ValueError(
-            f"`{what}` was called under {current!r}, but this optimizer was created "
-            f"under {strategy!r}. Create it, build it and use it within the scope of "
-            "the same strategy as the model: "
-            "`with strategy.scope(): model.compile(optimizer=...)`."
+            f"`{what}` was called outside of the strategy in whose scope this {name} "
+            "and the model were created. Call `build` within `with strategy.scope():`, "
+            "and `apply` or `apply_gradients` in a function that is passed to "
+            f"`strategy.run`. {received}"
         )
+
+
+def _value(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _where(strategy: tf.distribute.Strategy | None) -> str:
+    """Return in which scope something was created or called."""
+    if mirrored.is_default(strategy):
+        return "outside of any scope"
+    number = cast(tf.distribute.Strategy, strategy).num_replicas_in_sync
+    return f"in the scope of a {type(strategy).__name__} of {number} replicas"
 
 
 def check_in_replica(num_workers: int) -> None:
@@ -219,10 +279,8 @@ def check_in_replica(num_workers: int) -> None:
         )
 
 
-def check_variables(
-    strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
-) -> None:
-    """Raise `ValueError` for variables that cannot be trained under the strategy."""
+def check_variables(variables: Sequence[keras.Variable]) -> None:
+    """Raise `ValueError` for variables that cannot be trained."""
     if all(map(keras_optimizers.overwrites_with_gradient, variables)):
         raise ValueError(
             "The model has no trainable variables, so there is nothing to optimize. "
@@ -230,12 +288,6 @@ def check_variables(
             "optimizer."
         )
     for v in variables:
-        if not strategy.extended.variable_created_in_scope(v.value):
-            raise ValueError(
-                "This optimizer and the model were created under different "
-                "strategies. Create both within the same `with strategy.scope():`. "
-                f"Received: variable {v.path}, and an optimizer of {strategy!r}"
-            )
         if v.dtype not in _DTYPES:
             raise ValueError(
                 f"Variables must be of dtype {', '.join(_DTYPES)}. "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.arguments import is_whole
+from tf_dgc.arguments import is_whole, show
 
 
 class Schedule(abc.ABC):
@@ -23,7 +23,7 @@ class Schedule(abc.ABC):
         return cls(**config)
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        arguments = ", ".join(f"{k}={show(v)}" for k, v in self.get_config().items())
         return f"{type(self).__name__}({arguments})"
 
 
@@ -35,7 +35,7 @@ def check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
         raise ValueError(
             "`boundaries` must be whole, ascending, and one fewer than `values`, a "
             "sequence too. "
-            f"Received: boundaries={boundaries!r}, values={values!r}"
+            f"Received: boundaries={show(boundaries)}, values={show(values)}"
         )
     return [int(b) for b in given]
 

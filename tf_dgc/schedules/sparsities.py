@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_sparsity, check_whole, is_whole
+from tf_dgc.arguments import check_sparsity, check_whole, is_whole, show
 from tf_dgc.schedules.base import Schedule, as_list, check_boundaries, stage
 
 
@@ -111,7 +111,7 @@ class WarmupSparsity(SparsitySchedule):
                 "`warmup_steps` must be a whole number of iterations, 1 or more, and "
                 "`stages` at least one sparsity. Without warm-up, pass the sparsity "
                 f"itself, for example `DGCOptimizer(inner, {final_sparsity})`. "
-                f"Received: warmup_steps={warmup_steps!r}, stages={stages!r}"
+                f"Received: warmup_steps={show(warmup_steps)}, stages={show(stages)}"
             )
         self.warmup_steps = int(warmup_steps)
         self.final_sparsity = check_sparsity(final_sparsity, "final_sparsity")

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
 from tf_dgc._versions import tf_dgc_version
+from tf_dgc.arguments import show
 from tf_dgc.codecs import bits
 from tf_dgc.optimizers import tensors
 
@@ -87,7 +88,7 @@ def to_text(handed: Handed) -> str:
         raise ValueError(
             "The inner optimizer and the compressor run on the server, which is given "
             "their configs, and one of these cannot be written as JSON: "
-            f"{error}. Pass numbers and Keras's own schedules. Received: {handed!r}"
+            f"{error}. Pass numbers and Keras's own schedules. Received: {show(handed)}"
         ) from error
 
 

@@ -174,7 +174,7 @@ class ServerOptimizer(OptimizerWrapper):
         if self.built or self.is_loaded_without(variables):
             return
         variables = list(map(keras_optimizers.as_keras_variable, variables))
-        common.check_variables(self._strategy, variables)
+        common.check_variables(variables)
         validation.check_variables(variables)
         validation.check_number(self._task, variables)
         with keras_optimizers.tracked():

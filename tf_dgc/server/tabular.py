@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers, row_rules
+from tf_dgc.arguments import show
 
 _ROWS = (
     "plain SGD or Adagrad, without weight decay of that variable, of which one step "
@@ -38,7 +39,7 @@ def check_settings(
         raise ValueError(
             "`rows` must be a list of texts, of which one has to be found in a "
             'variable\'s path, for example `["embeddings"]`. Received: '
-            f"rows={names!r}"
+            f"rows={show(names)}"
         )
     if not row_rules.knows(inner):
         raise ValueError(
@@ -52,7 +53,7 @@ def check_settings(
             "Rows are sent whole, and nothing is kept of them: so there is no residual "
             'for what comes too late with mode "backup", and none of the copies that '
             '`correction="delay"` compares. Use another mode or correction, or no '
-            f"`rows`. Received: mode={mode!r}, correction={correction!r}"
+            f"`rows`. Received: mode={show(mode)}, correction={show(correction)}"
         )
     return list(names)
 
@@ -77,7 +78,8 @@ def find(
         if not any(re.search(name, v.path) for v in variables):
             raise ValueError(
                 "`rows` names variables of the model, by a part of their paths. "
-                f"Received: {name!r}, which is in none of {[v.path for v in variables]}"
+                f"Received: {show(name)}, which is in none of "
+                f"{[v.path for v in variables]}"
             )
     for v in [v for v, is_table in zip(variables, found, strict=True) if is_table]:
         decays = rule.weight_decay and keras_optimizers.uses_weight_decay(rule, v.value)
@@ -108,5 +110,5 @@ def check_gradients(
                 "`rows` is for variables that are looked up and nothing else, as by "
                 "`keras.layers.Embedding` without a regularizer; of others all rows "
                 f"have a gradient. Leave it out. Received: variable {v.path} with "
-                f"gradient {g!r}"
+                f"gradient {show(g)}"
             )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.adaptive import unsuited
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_whole, show
 from tf_dgc.compressors import Compressor, TopK
 from tf_dgc.server.tasks import Task
 
@@ -27,20 +27,21 @@ def check_mode(mode: str, staleness: int | None, quorum: int | None) -> None:
     if mode not in MODES:
         raise ValueError(
             f"`mode` must be one of {', '.join(map(repr, MODES))}. "
-            f"Received: mode={mode!r}"
+            f"Received: mode={show(mode)}"
         )
     if (mode == "ssp") is (staleness is None):
         raise ValueError(
             'Mode "ssp" needs `staleness`, the number of completed steps that a worker '
             "may be ahead of the slowest, for example "
             '`ServerOptimizer(inner, mode="ssp", staleness=3)`; the others take none. '
-            f"Received: mode={mode!r}, staleness={staleness!r}"
+            f"Received: mode={show(mode)}, staleness={show(staleness)}"
         )
     if (mode == "backup") is (quorum is None):
         raise ValueError(
             'Mode "backup" needs `quorum`, the number of pushes that make a step, for '
             'example `ServerOptimizer(inner, mode="backup", quorum=3)` of four '
-            f"workers; the others take none. Received: mode={mode!r}, quorum={quorum!r}"
+            f"workers; the others take none. Received: mode={show(mode)}, "
+            f"quorum={show(quorum)}"
         )
     if staleness is not None:
         check_whole("staleness", staleness, 0, " of steps")
@@ -89,23 +90,25 @@ def check_correction(
     if correction not in (None, "rate", "delay"):
         raise ValueError(
             '`correction` must be None, "rate" or "delay". Received: '
-            f"correction={correction!r}"
+            f"correction={show(correction)}"
         )
     if correction and (mode not in ("async", "ssp") or staleness == 0):
         raise ValueError(
             "`correction` is for pushes that were computed by old weights, as in mode "
             '"async", or "ssp" with a staleness above 0. Received: '
-            f"correction={correction!r}, mode={mode!r}, staleness={staleness!r}"
+            f"correction={show(correction)}, mode={show(mode)}, "
+            f"staleness={show(staleness)}"
         )
     if correction == "delay" and pull != "whole":
         raise ValueError(
             '`correction="delay"` compares the weights with those that a worker was '
-            f'given, all of them. Pass `pull="whole"`. Received: pull={pull!r}'
+            f'given, all of them. Pass `pull="whole"`. Received: pull={show(pull)}'
         )
     if strength is not None and (correction != "delay" or not strength > 0):
         raise ValueError(
             '`correction_strength` is a positive number for `correction="delay"`. '
-            f"Received: correction_strength={strength!r}, correction={correction!r}"
+            f"Received: correction_strength={show(strength)}, "
+            f"correction={show(correction)}"
         )
 
 
@@ -143,13 +146,15 @@ def check_pull(mode: str, sparsity: float | None, compressor: Compressor) -> Non
         compressor: method of pushes.
     """
     if mode not in ("whole", "sparse"):
-        raise ValueError(f'`pull` must be "whole" or "sparse". Received: pull={mode!r}')
+        raise ValueError(
+            f'`pull` must be "whole" or "sparse". Received: pull={show(mode)}'
+        )
     if sparsity is not None:
         arguments.check_sparsity(sparsity, "pull_sparsity")
     if mode == "whole" and sparsity is not None:
         raise ValueError(
             '`pull_sparsity` is about pulls of `pull="sparse"`. Received: '
-            f"pull={mode!r}, pull_sparsity={sparsity!r}"
+            f"pull={show(mode)}, pull_sparsity={show(sparsity)}"
         )
     fixed = type(compressor) is TopK and not callable(compressor.sparsity)
     if mode == "sparse" and sparsity is None and not fixed:
@@ -168,7 +173,7 @@ def check_strategy() -> None:
             "With a server each worker trains a model of its own, without a strategy. "
             "Make model and optimizer outside of `strategy.scope()`; or use "
             "`DGCOptimizer`, by which workers exchange directly. Received: "
-            f"{strategy!r}"
+            f"{show(strategy)}"
         )
 
 
@@ -196,18 +201,26 @@ def check_inner(inner: keras.optimizers.Optimizer, compressor: Compressor) -> No
         raise ValueError(
             "The server evaluates the learning rate, and is not sent code. Pass a "
             "number, which callbacks may change, or one of "
-            f"`keras.optimizers.schedules`. Received: learning_rate={rate!r}"
+            f"`keras.optimizers.schedules`. Received: learning_rate={show(rate)}"
         )
 
 
 def check_variables(variables: Sequence[keras.Variable]) -> None:
     """Raise `ValueError` for variables that cannot be trained by a server."""
+    default = tf.distribute.get_strategy()
     for v in variables:
+        if not default.extended.variable_created_in_scope(v.value):
+            raise ValueError(
+                "With a server each worker trains a model of its own, without a "
+                "strategy. Move the call that creates the model out of "
+                f"`with strategy.scope():`. Received: variable {v.path}, created "
+                "within it"
+            )
         if v.constraint is not None:
             raise ValueError(
                 "A constraint is applied where weights are updated, which is the "
                 "server, and it is not sent code. Use a regularizer, or weight decay. "
-                f"Received: variable {v.path} with constraint={v.constraint!r}"
+                f"Received: variable {v.path} with constraint={show(v.constraint)}"
             )
         if keras_optimizers.overwrites_with_gradient(v):
             raise ValueError(

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tf_dgc.arguments import show
 from tf_dgc.choice import add_up, choose
 from tf_dgc.codecs import value_types, wire
 from tf_dgc.codecs.tensor import Tensor
@@ -177,7 +178,7 @@ def _check_generator(compressor: Compressor, begun: object) -> None:
     if not inspect.isgenerator(begun):
         raise ValueError(
             f"`{type(compressor).__name__}.exchange` must be a generator: it asks with "
-            f"`yield Sum(...)` or `yield Gather(...)`. Received: {begun!r}"
+            f"`yield Sum(...)` or `yield Gather(...)`. Received: {show(begun)}"
         )
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc._internals import tracing
+from tf_dgc.arguments import show
 from tf_dgc.codecs import bitstream, value_types
 from tf_dgc.collectives.requests import Exchange, Result, marks, whole
 from tf_dgc.compressors.base import Draw
@@ -35,7 +36,7 @@ def check_value_dtype(value_dtype: str | None) -> None:
             "The mean magnitude that `value_dtype='sign'` sends is of a fixed number "
             "of entries, which this method does not have. Choose None, 'float32', "
             "'bfloat16', 'float16', 'mxint8' or 'mxfp4'. "
-            f"Received: value_dtype={value_dtype!r}"
+            f"Received: value_dtype={show(value_dtype)}"
         )
 
 
