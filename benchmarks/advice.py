@@ -36,8 +36,8 @@ COLUMNS = [
     ("of_best", "of the best", ".2f"),
     ("advised", "advised", ""),
 ]
-ROWS = pathlib.Path(__file__).parents[1] / "docs" / "evidence" / "rows"
-PREDICTED = ROWS / "advice_predicted.json"
+RESULTS = pathlib.Path(__file__).parent / "results"
+PREDICTED = RESULTS / "advice_predicted.json"
 
 _PREDICT = flags.DEFINE_boolean("predict", False, "Predict, and write the file.")
 _MEASURE = flags.DEFINE_boolean("measure", False, "Measure what was predicted.")

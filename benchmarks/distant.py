@@ -19,10 +19,9 @@ the time that steps without an exchange take: a worker's own between exchanges, 
 what exchanges in every step those of `none`. Bytes are counted on the workers' links,
 protocols and heartbeats included.
 
-A row is appended to `--json` as soon as it is there, and is not measured again.
-`--targets` has rows of `periods.py`, and tells in how much time each mode would have
-reached the dense run's target: by its steps there, and steps and exchanges as here.
-`--model tiny` is about as large as the models of these tasks.
+A row is appended to `--json` as soon as it is there, and is not measured again. From
+rows of `--model tiny`, `study/periods.py --links` computes in how much time its runs
+would have reached the accuracy of the dense run.
 """
 
 import sys
@@ -37,7 +36,6 @@ from common import (
     presets,
     reporting,
     signals,
-    targets,
 )
 from common.cluster import WorkerError
 
@@ -72,7 +70,6 @@ _SECONDS = flags.DEFINE_float(
 _THREADS = flags.DEFINE_integer("threads", 1, "Intra-op threads of a worker.")
 _TIMEOUT = flags.DEFINE_float("timeout", 900.0, "Seconds that a worker has to answer.")
 _JSON = flags.DEFINE_string("json", None, "A file for the rows, a line each.")
-_TARGETS = flags.DEFINE_string("targets", None, "Rows of `periods.py`.")
 
 
 def main(_):
@@ -84,20 +81,10 @@ def main(_):
         rows = far_runs.measure(plan, done)
         shown = far_runs.compared(rows)
         reporting.report(shown, COLUMNS, _title(plan, rows[0]), origin={})
-        if _TARGETS.value:
-            _report_seconds(shown)
-    except (
-        PermissionError, network.NetworkError, WorkerError, targets.SizeError,
-    ) as error:  # fmt: skip
+    except (PermissionError, network.NetworkError, WorkerError) as error:
         sys.exit(f"distant.py: {error}")
     except KeyboardInterrupt:
         sys.exit("distant.py: interrupted")
-
-
-def _report_seconds(shown):
-    found = targets.seconds(shown, pieces.read([_TARGETS.value]))
-    title = "Seconds until as good as the dense run at its end"
-    reporting.report(found, targets.COLUMNS, title, origin={})
 
 
 def _plan():

@@ -29,7 +29,7 @@ class Cluster:
         addresses: one address and port per worker.
         network: where they run; see `network.py`.
         timeout: seconds until a worker has to have answered.
-        script: name of the worker's program, in `workers/`.
+        script: name of the worker's program, in `benchmarks/workers/`, or its path.
         num_servers: number of the processes, the last ones, that are servers.
     """
 
@@ -47,7 +47,7 @@ class Cluster:
         self._addresses = addresses
         self._network = network
         self._timeout = timeout
-        self._script = str(_BENCHMARKS / "workers" / script)
+        self._script = _BENCHMARKS / "workers" / script
         self._workers = []
         self._lines = queue.SimpleQueue()  # (rank, line), or (rank, "") at the end
         self._stack = contextlib.ExitStack()
@@ -109,7 +109,7 @@ class Cluster:
 
     def _start(self, rank):
         settings = json.dumps({**self._settings, "rank": rank})
-        command = [sys.executable, self._script, settings]
+        command = [sys.executable, str(self._script), settings]
         with open(self._log(rank), "wb") as log:
             worker = subprocess.Popen(
                 self._network.command(rank, command),
@@ -138,8 +138,9 @@ class Cluster:
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
-        # Workers import what is in `common/`.
-        paths = [str(_BENCHMARKS), environment.get("PYTHONPATH", "")]
+        # Workers import `common`, and packages next to the folder of their program.
+        folders = dict.fromkeys([str(self._script.parents[1]), str(_BENCHMARKS)])
+        paths = [*folders, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         # gRPC would look for the other workers behind the proxy.
         for name in ("grpc_proxy", "http_proxy", "https_proxy"):

@@ -1,4 +1,4 @@
-"""With which settings `convergence.py` trains each method, and the ablation of DGC.
+"""Settings with which `study/convergence.py` trains methods, and the ablation of DGC.
 
 A method is trained with its own defaults and the task's learning rate, momentum and
 clipping, but for what is stated here: what made it train best among a few values tried

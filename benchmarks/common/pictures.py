@@ -1,35 +1,11 @@
-"""Pictures of what was measured: accuracy and curves against bytes, steps, links."""
-
-import itertools
-import math
+"""The picture of `step.py`: steps against the rate of their links."""
 
 import matplotlib as mpl
 
 mpl.use("agg")
 
-from adjustText import adjust_text
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
-
-from common.pieces import grouped
-
-
-def draw(rows, path):
-    """Draw one panel per setting; a point per method, its spread over seeds as a bar.
-
-    Args:
-        rows: lines of `method_results.tables`.
-        path: of the picture; its ending decides on the format.
-    """
-    panels = list(grouped(rows, ["task", "steps", "workers"]).values())
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(11, 8 * len(panels)), squeeze=False
-    )
-    for (axis,), panel in zip(axes, panels, strict=True):
-        _panel(axis, panel)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
 
 
 def draw_steps(rows, path):
@@ -59,71 +35,3 @@ def draw_steps(rows, path):
     axis.legend()
     figure.savefig(path)
     plt.close(figure)
-
-
-def draw_curves(panels, path):
-    """Draw what methods reach over steps, and over bytes; two panels per setting.
-
-    Args:
-        panels: dictionary from a title to rows, one per method, whose `curve` is
-            [(steps, bytes, value)].
-        path: of the picture; its ending decides on the format.
-    """
-    figure, axes = plt.subplots(
-        len(panels),
-        2,
-        figsize=(14, 6 * len(panels)),
-        squeeze=False,
-        layout="constrained",
-    )
-    for pair, (title, rows) in zip(axes, panels.items(), strict=True):
-        pair[0].set_title(title, loc="left")
-        for index, axis in enumerate(pair):
-            _draw_lines(axis, rows, index)
-        pair[0].set_xlabel("steps")
-        pair[1].set_xlabel("bytes that a worker sent")
-        pair[1].set_xscale("log")
-        pair[1].xaxis.set_major_formatter(EngFormatter(unit="B"))
-        pair[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
-    figure.savefig(path)
-    plt.close(figure)
-
-
-def _draw_lines(axis, rows, index):
-    """Draw curves against steps, of index 0 in a point, or bytes, of index 1."""
-    axis.set_ylabel(rows[0]["metric"])
-    axis.grid(visible=True, color="0.93", zorder=0)
-    styles = itertools.product(("-", "--", ":", "-."), plt.get_cmap("tab10").colors)
-    for row, (style, color) in zip(rows, styles, strict=False):
-        points = [(point[index], point[2]) for point in row["curve"]]
-        axis.plot(
-            *zip(*points, strict=True),
-            linestyle=style,
-            color=color,
-            marker=".",
-            label=row["method"],
-        )
-    losses = [point[2] for row in rows for point in row["curve"]]
-    losses = [loss for loss in losses if math.isfinite(loss)] or [1]
-    if rows[0]["metric"] == "loss" and max(losses) > 10 * min(losses):
-        axis.set_yscale("log")  # else what fails is all there is to be seen
-
-
-def _panel(axis, rows):
-    first = rows[0]
-    axis.set_title(
-        f"{first['task']}, {first['steps']} steps, {first['workers']} workers"
-    )
-    axis.set_xlabel("bytes per step and worker")
-    axis.set_ylabel(first["metric"])
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
-    axis.axhline(first["dense_value"], color="0.8", zorder=0)
-    axis.grid(visible=True, color="0.93", zorder=0)
-    labels = []
-    for row in rows:
-        at = (row["bytes_per_step"], row["value"])
-        axis.errorbar(*at, yerr=row["spread"], fmt=".", markersize=8, capsize=2)
-        labels.append(axis.text(*at, row["method"], fontsize=7))
-    lines = {"arrowstyle": "-", "color": "0.7"}
-    adjust_text(labels, ax=axis, expand=(1.3, 1.7), arrowprops=lines)

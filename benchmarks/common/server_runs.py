@@ -22,7 +22,7 @@ def started(settings, rate, script, timeout):
     Args:
         settings: of the workers; see `served.Worker`.
         rate: of the links; see `network.RATES`.
-        script: name of the workers' program.
+        script: the workers' program; see `Cluster`.
         timeout: seconds until a worker has to have answered.
     """
     servers = int(settings["mode"] in SERVED)

@@ -1,11 +1,6 @@
 """Commands in the documentation name what there is, with flags that it takes."""
 
-import json
-import subprocess
-import sys
-
 import commands
-import pages
 import pytest
 
 # name, what a fault of it says
@@ -20,19 +15,6 @@ WRONG = [
 ]
 
 
-def in_blocks():
-    return [
-        (block.place, command)
-        for page in pages.with_blocks("bash")
-        for block in pages.blocks(page, "bash")
-        for command in commands.split(block.text)
-    ]
-
-
-def in_sentences():
-    return [(pages.name(p), c) for p in pages.PAGES for c in commands.inline(p)]
-
-
 def test_splitting():
     text = "A=1 sudo x 'b\nc' \\\n  d  # e\nf && g --h\n"
     assert commands.split(text) == [["x", "b\nc", "d"], ["f"], ["g", "--h"]]
@@ -44,13 +26,13 @@ def test_wrong_ones_are_found(text, said):
 
 
 def test_blocks():
-    found = in_blocks()
+    found = commands.in_blocks()
     assert len(found) > 50
     assert [(p, c, f) for p, c in found if (f := commands.fault(c))] == []
 
 
 def test_sentences():
-    found = in_sentences()
+    found = commands.in_sentences()
     assert len(found) > 50
     assert [(p, c, f) for p, c in found if (f := commands.unknown_options(c))] == []
     assert commands.unknown_options(["tf-dgc", "run", "--wrokers", "N"]) == [
@@ -61,25 +43,12 @@ def test_sentences():
 @pytest.mark.slow
 def test_flags_of_scripts():
     """Values too where a block has the command; of those in sentences, names."""
-    every = [(*pc, True) for pc in in_blocks()] + [
-        (*pc, False) for pc in in_sentences()
-    ]
-    asked = [(p, [*s, w]) for p, c, w in every if (s := commands.script(c))]
+    found = commands.of_scripts("benchmarks", "examples")
     wrong = ["benchmarks/step.py", ["--rates=all"], True]
     others = ["benchmarks/step.py", ["--rates=ALL"], False]
-    program = pages.ROOT / "tests" / "support" / "script_flags.py"
-    finished = subprocess.run(
-        [sys.executable, program],
-        input=json.dumps([*(command for _, command in asked), wrong, others]),
-        capture_output=True,
-        text=True,
-        cwd=pages.ROOT,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    *faults, first, second = json.loads(finished.stdout)
-    assert len(asked) > 50
-    pairs = zip(asked, faults, strict=True)
+    asked = [command for _, command in found]
+    *faults, first, second = commands.flag_faults([*asked, wrong, others])
+    assert len(found) > 50
+    pairs = zip(found, faults, strict=True)
     assert [(place, *command, f) for (place, command), f in pairs if f] == []
     assert "rates" in first and "rates" in second

@@ -4,6 +4,8 @@ import ast
 import pathlib
 import re
 
+import pages
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -31,11 +33,10 @@ def test_the_version_is_cited():
 
 def test_links_of_the_docs_lead_somewhere():
     """Files, and headings of them."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    assert len(pages) > 10
+    assert len(pages.PAGES) > 10
     missing = [
         f"{page.name}: {target}"
-        for page in pages
+        for page in pages.PAGES
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
         if not target.startswith("https://") and not leads(page, target)
     ]
@@ -43,9 +44,9 @@ def test_links_of_the_docs_lead_somewhere():
 
 
 def test_tests_that_docs_name_are_there():
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     files = [*(ROOT / "tests").rglob("test_*.py")]
-    named = {n for p in pages for n in re.findall(r"\btest_\w+", p.read_text())}
+    files += (ROOT / "study" / "tests").glob("test_*.py")
+    named = {n for p in pages.PAGES for n in re.findall(r"\btest_\w+", p.read_text())}
     known = {n for f in files for n in re.findall(r"def (test_\w+)", f.read_text())}
     assert len(named) > 50
     assert named - known - {f.stem for f in files} == {"test_on_batch"}  # of Keras
@@ -102,7 +103,7 @@ def test_argument_lines_begin_with_a_noun():
 def test_private_names_of_others_have_one_room():
     """Which knows versions: `tf_dgc/_internals`."""
     private = "keras.src", "tensorflow.python"
-    folders = "tf_dgc", "benchmarks", "examples"
+    folders = "tf_dgc", "benchmarks", "examples", "study"
     found = [
         str(file.relative_to(ROOT))
         for folder in folders

@@ -98,12 +98,12 @@ needs_mkdocs = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("repository", "example", "rows"),
     [
-        (None, "train.py", "[rows](evidence/rows/README.md), rows.json"),
+        (None, "train.py", "[records](decisions/README.md), rows.json"),
         (
             "https://example.org/tf_dgc/",
             "[train.py](https://example.org/tf_dgc/blob/main/examples/cluster/train.py)",
-            "[rows](evidence/rows/README.md), "
-            "[rows.json](https://example.org/tf_dgc/blob/main/docs/evidence/rows/a.json)",
+            "[records](decisions/README.md), "
+            "[rows.json](https://example.org/tf_dgc/blob/main/study/rows/a.json)",
         ),
     ],
 )
@@ -115,8 +115,8 @@ def test_links_to_what_is_no_page(repository, example, rows):
     spec.loader.exec_module(hooks)
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="page.md"))
     config = {"docs_dir": str(ROOT / "docs"), "repo_url": repository}
-    text = "[train.py](../examples/cluster/train.py); [rows](evidence/rows/README.md), "
-    text += "[rows.json](evidence/rows/a.json); [here](#here)"
+    text = "[train.py](../examples/cluster/train.py); [records](decisions/README.md), "
+    text += "[rows.json](../study/rows/a.json); [here](#here)"
     made = hooks.on_page_markdown(text, page, config, None)
     assert made == f"{example}; {rows}; [here](#here)"
 

@@ -3,17 +3,21 @@
 import argparse
 import contextlib
 import io
+import json
 import pathlib
 import re
 import shlex
 import subprocess
+import sys
 
 import pages
 
 from tf_dgc.cli import main
 
-_INLINE = re.compile(r"`((?:sudo )?(?:python (?:benchmarks|examples)/|tf-dgc )[^`]*)`")
-_SCRIPTS = re.compile(r"(?:benchmarks|examples)/[\w/]+\.py")
+_INLINE = re.compile(
+    r"`((?:sudo )?(?:python (?:benchmarks|examples|study)/|tf-dgc )[^`]*)`"
+)
+_SCRIPT = re.compile(r"(benchmarks|examples|study)/[\w/]+\.py")
 _OTHERS = {"export", "pre-commit", "source"}  # they name nothing of this repository
 
 
@@ -60,6 +64,21 @@ def inline(page):
     return [_program(text.split()) for text in _INLINE.findall(text)]
 
 
+def in_blocks():
+    """Return (place, command) for the commands in blocks of all pages."""
+    return [
+        (block.place, command)
+        for page in pages.with_blocks("bash")
+        for block in pages.blocks(page, "bash")
+        for command in split(block.text)
+    ]
+
+
+def in_sentences():
+    """Return (page, command) for the commands within sentences of all pages."""
+    return [(pages.name(p), c) for p in pages.PAGES for c in inline(p)]
+
+
 def script(command):
     """Return the script of this repository that a command runs and its arguments.
 
@@ -67,9 +86,46 @@ def script(command):
         A pair; None if it runs no such script.
     """
     for at, word in enumerate(command):
-        if _SCRIPTS.fullmatch(word) and command[0] in ("python", "tf-dgc"):
+        if _SCRIPT.fullmatch(word) and command[0] in ("python", "tf-dgc"):
             return word, command[at + 1 :]
     return None
+
+
+def of_scripts(*folders):
+    """Return (place, [script, arguments, whether values count]) of all commands.
+
+    Values count in blocks; those in sentences may be placeholders.
+
+    Args:
+        *folders: folders of the scripts, such as `benchmarks`.
+    """
+    every = [(*pair, True) for pair in in_blocks()]
+    every += [(*pair, False) for pair in in_sentences()]
+    found = [(place, script(command), whole) for place, command, whole in every]
+    return [
+        (place, [*run, whole])
+        for place, run, whole in found
+        if run and run[0].split("/")[0] in folders
+    ]
+
+
+def flag_faults(asked):
+    """Return what is wrong with the flags of each command, None where nothing is.
+
+    Args:
+        asked: lists of a script, its arguments, and whether values count.
+    """
+    finished = subprocess.run(
+        [sys.executable, pages.ROOT / "tests" / "support" / "script_flags.py"],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        cwd=pages.ROOT,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return json.loads(finished.stdout)
 
 
 def fault(command):

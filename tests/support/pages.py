@@ -5,7 +5,11 @@ import re
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+_FOLDERS = "docs", "benchmarks", "study"
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for folder in _FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?"
     r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",

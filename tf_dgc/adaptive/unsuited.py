@@ -11,7 +11,7 @@ from tf_dgc.inner import adam_kinds
 from tf_dgc.inner.novograd import NovoGrad
 
 # Why, of those whose rule is applied to the sum and is not linear in it. The one place
-# for it; `benchmarks/inner.py` has the figures (docs/adam.md).
+# for it; `study/inner.py` has the figures (docs/adam.md).
 _SQUARES = (
     "divides by the root of a mean of squares, and of an entry that comes every T "
     "steps it remembers the square of all that waited, so that the variable moves "

@@ -1,1 +1,0 @@
-"""What `adam.py` and `horizons.py` train, and what they and `inner.py` report."""

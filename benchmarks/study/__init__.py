@@ -1,1 +1,0 @@
-"""The parts of `evidence.py`: tasks, the plan, runs that survive, and the report."""

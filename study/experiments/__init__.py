@@ -1,0 +1,1 @@
+"""What each of the other experiments runs, and what its rows say."""

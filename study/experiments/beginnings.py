@@ -1,0 +1,198 @@
+"""How `beginnings.py` starts runs of few steps, and what its rows say."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import pieces
+from registered import intervals
+from training.replicas import Replicas
+
+import tf_dgc
+from tf_dgc.schedules import PiecewiseConstantSparsity, for_steps
+
+EARLY = 0.05
+"""Share of the steps in which more is sent."""
+RISING = 0.1
+"""Share of the steps in which the learning rate rises."""
+DENSE, DENSE_RISING = "dense", "dense rising"
+COLUMNS = [
+    ("method", "method", ""),
+    ("seeds", "seeds", "d"),
+    ("value", "reached", ".4f"),
+    ("spread", "+-", ".4f"),
+    ("loss", "loss", ".4f"),
+    ("difference", "to dense", "+.4f"),
+    ("half_width", "95 %", ".4f"),
+    ("to_rising", "to rising", "+.4f"),
+    ("rising_half_width", "95 %", ".4f"),
+    ("bytes_per_step", "bytes/step", ",.0f"),
+]
+
+
+class Beginning(NamedTuple):
+    """How a run begins.
+
+    Attributes:
+        rising: whether the learning rate rises.
+        early: sparsity of the first steps; None for that of all others.
+        dense: whether everything is sent, by Keras's own optimizer.
+    """
+
+    rising: bool = False
+    early: float | None = None
+    dense: bool = False
+
+    def make(self, recipe, steps):
+        """Return the optimizer of a run of so many steps.
+
+        Args:
+            recipe: a `recipes.Recipe`.
+            steps: number of steps.
+        """
+        sgd = recipe.sgd(steps)
+        if self.rising:
+            sgd.learning_rate = Rising(recipe.schedule(steps), round(RISING * steps))
+        if self.dense:
+            return sgd
+        return tf_dgc.dgc_for_steps(sgd, steps, sparsity=self._sparsity(steps))
+
+    def _sparsity(self, steps):
+        last = for_steps(steps)
+        if self.early is None:
+            return last
+        return PiecewiseConstantSparsity([round(EARLY * steps)], [self.early, last])
+
+
+class Rising(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that is come to by even steps, from its first value's share.
+
+    Args:
+        schedule: a learning-rate schedule.
+        steps: number of steps after which it is that schedule.
+    """
+
+    def __init__(self, schedule, steps):
+        self.schedule, self.steps = schedule, steps
+
+    def __call__(self, step):
+        """Return the learning rate of a step."""
+        share = (tf.cast(step, tf.float32) + 1) / self.steps
+        return self.schedule(step) * tf.minimum(1.0, share)
+
+    def get_config(self):
+        """Return the constructor's arguments."""
+        return {"schedule": self.schedule, "steps": self.steps}
+
+
+_EARLY = {"": None, " 75 % early": 0.75, " 50 % early": 0.5, " all early": 0.0}
+RUNS = {
+    DENSE: Beginning(dense=True),
+    DENSE_RISING: Beginning(dense=True, rising=True),
+    **{
+        f"dgc{name}{rate}": Beginning(rising=bool(rate), early=early)
+        for name, early in _EARLY.items()
+        for rate in ("", " rising")
+    },
+}
+
+
+def tables(rows):
+    """Return a title, lines and columns for each setting.
+
+    Args:
+        rows: of `beginnings.py`.
+    """
+    groups = pieces.grouped(rows, ["task", "steps", "workers", "tuning"])
+    return [
+        (_title(*of, group[0]), _lines(group), COLUMNS) for of, group in groups.items()
+    ]
+
+
+def _title(task, steps, workers, tuning, row):
+    where = ", data held back" if tuning else ""
+    return f"{task}: {row['metric']} after {steps} steps, {workers} workers{where}"
+
+
+def _lines(rows):
+    names = [name for name in RUNS if any(row["method"] == name for row in rows)]
+    return [_line(name, rows) for name in names]
+
+
+def _line(name, rows):
+    own = [row for row in rows if row["method"] == name]
+    return {
+        **own[0],
+        **intervals.mean_and_spread(own),
+        "seeds": len(own),
+        "loss": np.mean([row["loss"] for row in own]),
+        "bytes_per_step": np.mean([row["bytes_per_step"] for row in own]),
+        **_difference(rows, name, DENSE, "difference", "half_width"),
+        **_difference(rows, name, DENSE_RISING, "to_rising", "rising_half_width"),
+    }
+
+
+def _difference(rows, name, other, *columns):
+    """Return the paired difference under these names; None for what is not known."""
+    found = intervals.paired(rows, name, other)
+    known = {} if name == other else found.as_columns(*columns)
+    return {**dict.fromkeys(columns), **known}
+
+
+POINTS = 8  # of a curve
+
+
+class Run:
+    """A run on its way.
+
+    Args:
+        task: a `tasks.Task`.
+        name: of `RUNS`.
+        seed: of the run.
+        steps: number of steps.
+        strategy: of `training.make_strategy`.
+        saved: a `pieces.Saved`.
+    """
+
+    def __init__(self, task, name, seed, steps, strategy, saved):
+        keras.backend.clear_session()
+        make = RUNS[name].make
+        self._task, self._steps, self._saved = task, steps, saved
+        self._replicas = Replicas(
+            task, lambda: make(task.recipe, steps), strategy, seed
+        )
+        self._losses, self._curve = [], []
+        if loaded := saved.load():
+            state, notes = loaded
+            self._replicas.restore(state)
+            self._losses, self._curve = notes["losses"], notes["curve"]
+
+    def finish(self):
+        """Train to the end, and return what there is to say of it."""
+        every = max(1, self._steps // POINTS)
+        while self._replicas.step < self._steps:
+            self._losses.append(self._replicas.train())
+            left = self._steps - self._replicas.step
+            if left == 0 or (self._replicas.step % every == 0 and left >= every):
+                self._add_point()
+            if self._saved.is_due():
+                notes = {"losses": self._losses, "curve": self._curve}
+                self._saved.save(self._replicas.state(), notes)
+        return {
+            "metric": self._task.metric,
+            "value": self._curve[-1]["value"],
+            "loss": self._curve[-1]["loss"],
+            "bytes_per_step": self._replicas.sent_bytes / self._steps,
+            "curve": self._curve,
+        }
+
+    def _add_point(self):
+        point = {
+            "step": self._replicas.step,
+            "bytes": self._replicas.sent_bytes,
+            "loss": float(np.mean(self._losses)),
+            "value": self._replicas.evaluate(),
+        }
+        self._curve.append(point)
+        self._losses = []

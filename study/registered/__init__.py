@@ -1,0 +1,1 @@
+"""The parts of `evidence.py`: the plan, its runs, and the report."""

@@ -1,0 +1,59 @@
+"""The tasks by name, and the optimizer of a method."""
+
+import dataclasses
+
+import keras
+from tasks.cifar import Cifar10
+from tasks.penn import Penn
+from tasks.small_by_recipe import Mnist, Shakespeare
+
+import tf_dgc
+from registered import plan
+from tf_dgc import compressors
+
+TASKS = {task.name: task for task in (Cifar10, Penn, Mnist, Shakespeare)}
+
+
+def make_task(spec, data):
+    """Return the task of a `specs.Spec`.
+
+    Args:
+        spec: what is asked for.
+        data: folder of the data sets.
+    """
+    settings = spec.settings
+    task = TASKS[spec.task](
+        data, settings.get("tuning", False), **settings.get("model", {})
+    )
+    task.recipe = dataclasses.replace(task.recipe, **settings.get("recipe", {}))
+    return task
+
+
+def make_optimizer(spec, task):
+    """Return the optimizer; call it in the scope of the strategy.
+
+    `dense` is Keras's own. `dgc` takes beside its arguments `warmup_epochs`, 0 for
+    none; without, the recipe's; `dgc_for_steps` takes its sparsity from the steps.
+    """
+    sgd = task.recipe.sgd(spec.steps)
+    options = dict(spec.settings.get("method", {}))
+    if spec.method == "dense":
+        return sgd
+    if spec.method == plan.FOR_STEPS:
+        return tf_dgc.dgc_for_steps(sgd, spec.steps, **options)
+    if spec.method != "dgc":
+        compressor = compressors.METHODS[spec.method](**options)
+        around = spec.settings.get("optimizer", {})
+        return tf_dgc.CompressedOptimizer(sgd, compressor, **around)
+    sparsity = options.pop("sparsity", 0.999)
+    epochs = options.pop("warmup_epochs", task.recipe.warmup_epochs)
+    steps = round(epochs * task.steps_per_epoch(spec.workers))
+    if steps:
+        sparsity = tf_dgc.schedules.WarmupSparsity(steps, sparsity)
+    return tf_dgc.DGCOptimizer(sgd, sparsity, **options)
+
+
+def shapes(spec):
+    """Return the shapes of the variables that are trained; reads no data."""
+    keras.utils.set_random_seed(0)
+    return [tuple(v.shape) for v in make_task(spec, None).model().trainable_variables]

@@ -1,0 +1,1 @@
+"""Algorithms that the package is compared with."""

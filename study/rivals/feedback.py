@@ -1,0 +1,138 @@
+"""Other kinds of error feedback around top-k, for `horizons.py` to compare with."""
+
+import keras
+import tensorflow as tf
+
+from rivals.ef21 import EF21
+from tf_dgc.collectives.requests import Result, whole
+from tf_dgc.compressors import StateSpec, TopK
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
+class MomentumEF21(EF21):
+    """EF21 of a momentum that each worker forms by itself.
+
+    Fatkhullin et al., "Momentum provably improves error feedback!", NeurIPS 2023,
+    algorithm 1 (EF21-SGDM): `v_i = (1 - eta) v_i + eta grad_i`, and EF21 of v_i. The
+    inner optimizer has no momentum, and `1 / eta` times the rate of one that has. So
+    tensors that are exempt, which no method sees, are trained without any momentum.
+
+    Args:
+        sparsity: share of entries not sent, as of `TopK`.
+        value_dtype: type of the values, as of `TopK`.
+        eta: share of the new gradient, in (0, 1].
+    """
+
+    name = "momentum_ef21"
+    reference = "Fatkhullin et al., Momentum provably improves error feedback, 2023"
+
+    def __init__(self, sparsity=0.99, value_dtype=None, eta=0.1):
+        self.choice, self.eta = TopK(sparsity, value_dtype), eta
+
+    def state(self, shape):
+        """Return those of EF21, and the momentum."""
+        return {**super().state(shape), "momentum": StateSpec(shape)}
+
+    def exchange(self, values, state, draw):
+        """Send the difference of the momentum."""
+        momentum = state["momentum"] + self.eta * (values - state["momentum"])
+        result = yield from super().exchange(momentum, state, draw)
+        return result._replace(state={**result.state, "momentum": momentum})
+
+    def get_config(self):
+        """Return the constructor's arguments."""
+        return {**self.choice.get_config(), "eta": self.eta}
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
+class EControl(EF21):
+    """EF21 that adds a share of what was left out so far to what it sends.
+
+    Gao, Islamov and Stich, "EControl: fast distributed optimization with compression
+    and error control", ICLR 2024, algorithm 1: `c_i = C(eta e_i + grad_i - h_i)`,
+    `e_i += grad_i - h_i - c_i`, `h_i += c_i`; the sum of the h_i is the gradient.
+
+    Args:
+        sparsity: share of entries not sent, as of `TopK`.
+        value_dtype: type of the values, as of `TopK`.
+        eta: share of the error that is added.
+    """
+
+    name = "econtrol"
+    reference = "Gao et al., EControl, ICLR 2024"
+
+    def __init__(self, sparsity=0.99, value_dtype=None, eta=0.1):
+        self.choice, self.eta = TopK(sparsity, value_dtype), eta
+
+    def state(self, shape):
+        """Return those of EF21, and the error."""
+        return {**super().state(shape), "error": StateSpec(shape)}
+
+    def exchange(self, values, state, draw):
+        """Send the difference with a share of the error."""
+        asked = self.eta * state["error"] + values
+        result = yield from super().exchange(asked, state, draw)
+        error = state["error"] + values - result.state["estimate"]
+        return result._replace(state={**result.state, "error": error})
+
+    def get_config(self):
+        """Return the constructor's arguments."""
+        return {**self.choice.get_config(), "eta": self.eta}
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
+class SparseDIANA(EF21):
+    """DIANA (Mishchenko et al., 2019, algorithm 1) with top-k as its Q.
+
+    Args:
+        sparsity: share of entries not sent, as of `TopK`.
+        value_dtype: type of the values, as of `TopK`.
+        alpha: rate at which shifts follow, in (0, 1]; with 1 it is EF21.
+    """
+
+    name = "sparse_diana"
+    reference = "Mishchenko et al., DIANA, 2019"
+
+    def __init__(self, sparsity=0.99, value_dtype=None, alpha=0.5):
+        self.choice, self.alpha = TopK(sparsity, value_dtype), alpha
+
+    def exchange(self, values, state, draw):
+        """Send the difference, and move the shifts by a share of it."""
+        shift, total = state["estimate"], state["sum"]
+        moved = yield from self.choice.exchange(values - shift, {}, draw)
+        mine = tf.reshape(whole(moved.sent), values.shape)
+        arrived = tf.reshape(whole(moved.sum), values.shape)
+        states = {
+            "estimate": shift + self.alpha * mine,
+            "sum": total + self.alpha * arrived,
+        }
+        return Result(total + arrived, shift + mine, states, moved.entries)
+
+    def get_config(self):
+        """Return the constructor's arguments."""
+        return {**self.choice.get_config(), "alpha": self.alpha}
+
+
+@keras.saving.register_keras_serializable(package="tf_dgc_benchmarks")
+class ForgettingTopK(TopK):
+    """Top-k whose residual decays.
+
+    Args:
+        sparsity: share of entries not sent, as of `TopK`.
+        value_dtype: type of the values, as of `TopK`.
+        decay: share of what was kept that is added to the next gradient, in (0, 1].
+    """
+
+    name = "forgetting_top_k"
+    conserves = False
+
+    def __init__(self, sparsity=0.999, value_dtype=None, decay=0.95):
+        super().__init__(sparsity, value_dtype)
+        self.decay = self.feedback_decay = decay
+
+    def native(self, shape):
+        """Return None: the engine forgets nothing."""
+
+    def get_config(self):
+        """Return the constructor's arguments."""
+        return {**super().get_config(), "decay": self.decay}

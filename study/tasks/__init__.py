@@ -1,0 +1,1 @@
+"""What the experiments train: models, their data, and recipes."""

@@ -1,0 +1,63 @@
+"""What `server_training.py` trains: MNIST by a perceptron, each worker by its part."""
+
+import pathlib
+
+import keras
+import numpy as np
+
+from tasks import small
+
+FILE = "digits.npz"
+
+
+def prepare(data_dir, folder):
+    """Write the data set into a folder, from where every process reads it sooner."""
+    names = ["images", "labels", "test_images", "test_labels"]
+    parts = [small.read("mnist", data_dir, split) for split in ("train", "test")]
+    arrays = dict(zip(names, [a for part in parts for a in part], strict=True))
+    np.savez(pathlib.Path(folder) / FILE, **arrays)
+
+
+class Digits(small.Mnist):
+    """MNIST by a perceptron of two hidden layers.
+
+    Args:
+        folder: of `prepare`.
+        width: units of each hidden layer.
+        part: index of the examples to train with, and of how many parts.
+    """
+
+    def __init__(self, folder, width, part=(0, 1)):
+        first, step = part
+        with np.load(pathlib.Path(folder) / FILE) as file:
+            own = slice(first, None, step)
+            self.train = file["images"][own], file["labels"][own].astype(np.int32)
+            self.test = np.float32(file["test_images"]) / 255, file["test_labels"]
+        self._width = width
+
+    def model(self):
+        """Return the network, with weights drawn anew."""
+        hidden = [keras.layers.Dense(self._width, activation="relu") for _ in range(2)]
+        return keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                keras.layers.Flatten(),
+                *hidden,
+                keras.layers.Dense(10),
+            ]
+        )
+
+    def draws(self, seed, batch_size):
+        """Return a function that draws the images and labels of a step.
+
+        Args:
+            seed: of what is drawn.
+            batch_size: examples of a step.
+        """
+        random, (images, labels) = np.random.default_rng(seed), self.train
+
+        def draw():
+            chosen = random.integers(0, len(labels), batch_size)
+            return np.float32(images[chosen]) / 255, labels[chosen]
+
+        return draw

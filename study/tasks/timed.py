@@ -1,0 +1,74 @@
+"""What `time_to_accuracy.py` trains: photographs, and digits by a wide perceptron."""
+
+import pathlib
+
+import numpy as np
+
+from tasks import cifar, digits, small
+from tasks.recipes import RECIPES
+
+_PHOTOS = "photos.npz"
+
+
+def prepare(names, data_dir, folder):
+    """Write the data sets into a folder, from where every process reads them sooner.
+
+    Args:
+        names: of `TASKS`.
+        data_dir: where TensorFlow Datasets keeps them.
+        folder: folder of the files.
+    """
+    for name in names:
+        TASKS[name].prepare(data_dir, folder)
+
+
+class Photos(cifar.Cifar10):
+    """CIFAR-10 by a residual network of 172,506 parameters.
+
+    Args:
+        folder: of `prepare`.
+        width: not of this task.
+        part: index of the worker, and how many there are.
+    """
+
+    def __init__(self, folder, width=None, part=(0, 1)):
+        del width
+        super().__init__(folder)
+        self._part = part
+        with np.load(pathlib.Path(folder) / _PHOTOS) as file:
+            self.train = cifar.padded(file["images"]), file["labels"]
+            self.test = file["test_images"], file["test_labels"]
+
+    @staticmethod
+    def prepare(data_dir, folder):
+        """Write the file that instances read."""
+        arrays = {}
+        for split, prefix in (("train", ""), ("test", "test_")):
+            images, labels = cifar.standardized(*small.read("cifar10", data_dir, split))
+            arrays |= {f"{prefix}images": images, f"{prefix}labels": labels}
+        np.savez(pathlib.Path(folder) / _PHOTOS, **arrays)
+
+    def draws(self, seed, batch_size):
+        """Return a function that draws the images and labels of a step."""
+        assert batch_size == self.recipe.batch_size
+        step = -1
+
+        def draw():
+            nonlocal step
+            step += 1
+            return self.batch(seed, step, *self._part)
+
+        return draw
+
+    evaluate = cifar.Cifar10.share_right  # by a function, as tasks of `common` do
+
+
+class Digits(digits.Digits):
+    """MNIST by a perceptron, whose gradient is large for what a step computes."""
+
+    name = "digits"
+    recipe = RECIPES["mnist"]
+    prepare = staticmethod(digits.prepare)
+
+
+TASKS = {task.name: task for task in (Photos, Digits)}

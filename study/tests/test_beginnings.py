@@ -1,0 +1,105 @@
+"""`study/beginnings.py` begins runs as it says, and compares them in pairs."""
+
+import keras
+import numpy as np
+import pytest
+from common import pieces
+from experiments import beginnings
+from experiments.beginnings import RUNS, Beginning, Rising, Run
+from tasks import recipes
+from test_evidence_runs import Largest, events
+
+import tf_dgc
+
+RECIPE = recipes.Recipe(batch_size=8, rate=0.5, stages=((0.5, 0.1),))
+
+
+def test_a_rate_that_rises():
+    """Evenly, from its first step's share, and then it is the recipe's."""
+    rising = Rising(RECIPE.schedule(200), 20)
+    rates = [float(rising(step)) for step in (0, 9, 19, 20, 99, 101)]
+    assert rates == pytest.approx([0.025, 0.25, 0.5, 0.5, 0.5, 0.05])
+
+
+def test_what_is_made():
+    made = {name: run.make(RECIPE, 200) for name, run in RUNS.items()}
+    assert type(made["dense"]) is keras.optimizers.SGD
+    assert type(made["dense rising"]._learning_rate) is Rising
+    assert type(made["dgc"]) is tf_dgc.DGCOptimizer
+    assert made["dgc rising"].sparsity == pytest.approx(0.925)
+    early = made["dgc 75 % early rising"]
+    assert type(early.inner_optimizer._learning_rate) is Rising
+    values = [float(early.sparsity(step)) for step in (0, 9, 10, 199)]
+    assert values == pytest.approx([0.75, 0.75, 0.925, 0.925])
+    assert early.value_dtype == "mxfp4"
+
+
+def test_distances_are_of_pairs():
+    values = {
+        "dense": [0.9, 0.8, 0.7],
+        "dgc": [0.8, 0.8, 0.6],
+        "dense rising": [0.95, 0.85],
+    }
+    made = [
+        {
+            "task": "mnist",
+            "method": method,
+            "steps": 300,
+            "workers": 4,
+            "tuning": True,
+            "seed": seed,
+            "metric": "accuracy",
+            "value": value,
+            "loss": 2 * value,
+            "bytes_per_step": 100.0 + seed,
+        }
+        for method, by_seed in values.items()
+        for seed, value in enumerate(by_seed)
+    ]
+    ((title, (dense, rising, dgc), _),) = beginnings.tables(made)
+    assert title == "mnist: accuracy after 300 steps, 4 workers, data held back"
+    assert (dense["seeds"], rising["seeds"], dgc["seeds"]) == (3, 2, 3)
+    assert dense["difference"] is dense["half_width"] is rising["to_rising"] is None
+    assert dense["to_rising"] == pytest.approx(-0.05)
+    assert dgc["difference"] == pytest.approx(-0.2 / 3)
+    error = (0.01 / 3) ** 0.5 / 3**0.5  # of -0.1, 0 and -0.1
+    assert dgc["half_width"] == pytest.approx(4.30265 * error, rel=1e-5)
+    assert dgc["to_rising"] == pytest.approx(-0.1)
+    assert dgc["loss"] == pytest.approx(2 * 2.2 / 3)
+    assert dgc["bytes_per_step"] == 101.0
+
+
+@pytest.fixture
+def task(monkeypatch):
+    events.clear()
+    monkeypatch.setitem(recipes.RECIPES, "largest", RECIPE)
+    return Largest(None)
+
+
+@pytest.mark.slow
+def test_a_run_in_pieces(tmp_path, strategies, task):
+    """It ends as one that was not interrupted, with a rate that rises."""
+
+    def finish(saved):
+        name = "dgc 75 % early rising"
+        return Run(task, name, 3, 24, strategies[2], saved).finish()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    expected = finish(pieces.Saved(None))
+    path = tmp_path / "run.npz"
+    events[14] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        finish(pieces.Saved(path, every=0.0))
+    assert finish(pieces.Saved(path)) == expected
+    assert [p["step"] for p in expected["curve"]] == list(range(3, 25, 3))
+    assert expected["value"] == expected["curve"][-1]["value"] > 1 / 16
+    assert np.isfinite(expected["loss"])
+    assert 0 < expected["bytes_per_step"] < 4 * (16 * 64 + 64 * 16)
+
+
+def test_a_beginning_is_that_of_few_steps():
+    """A quarter of the entries at most is sent after it."""
+    optimizer = Beginning(early=0.5).make(RECIPE, 40)
+    assert [float(optimizer.sparsity(step)) for step in (1, 2)] == [0.5, 0.75]

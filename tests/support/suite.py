@@ -1,0 +1,182 @@
+"""Options, fixtures and order of all tests: a plugin that conftest.py files load."""
+
+import ast
+import collections
+import functools
+import gc
+import os
+import pathlib
+import re
+import signal
+import sys
+from unittest import mock
+
+import pytest
+
+MAX_WORKERS = 8
+GPU_TESTS = pathlib.Path(__file__).parents[1] / "gpu"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--traced",
+        action="store_true",
+        help="trace the steps of the tests' `Trainer`, of which most are eager else; "
+        "take all steps and examples, of which most tests take a few else; and leave "
+        "out tests that do neither, unless they are `slow` or `exhaustive`",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # this process runs no test itself
+    # tests/gpu by itself needs no TensorFlow, and a GPU. All others are about CPUs.
+    if not all(_is_gpu_test(a, config.invocation_params.dir) for a in config.args):
+        _prepare_tensorflow()
+        _prepare_hypothesis()
+    if config.getoption("--traced"):
+        from harness import Trainer
+
+        Trainer.always_traced = True
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--traced"):
+        same = set(filter(_is_the_same_traced, items))
+        config.hook.pytest_deselected(items=list(same))
+        items[:] = [item for item in items if item not in same]
+    # Files that start workers take longest, then those of many tests: not to be last.
+    waiting = {item.path for item in items if item.get_closest_marker("workers")}
+    sizes = collections.Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in waiting, -sizes[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one process run all tests of a file, which share what they started.
+
+    And all files that use `starter`, which imports TensorFlow twice.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            uses = "starter" in _text(config.rootpath / file)
+            return "starter" if uses else file
+
+    config.option.loadscopereorder = False  # files of few tests have the longest ones
+    return Scheduling(config, log)
+
+
+@functools.cache
+def _text(path):
+    return path.read_text()
+
+
+def _is_the_same_traced(item):
+    if any(item.get_closest_marker(mark) for mark in ("slow", "exhaustive")):
+        return False
+    return item.originalname not in _using_trainers(item.path)
+
+
+@functools.cache
+def _using_trainers(path):
+    """Return the names in a file of what steps a trainer or takes fewer examples."""
+    text = path.read_text()
+    known = {"Trainer", "fewer", "take_the_same_steps"}
+    bodies = {
+        node.name: set(re.findall(r"\w+", ast.unparse(node)))
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    for _ in bodies:  # each round finds at least one more, or nothing
+        known |= {name for name, words in bodies.items() if words & known}
+    return known
+
+
+def _is_gpu_test(argument, directory):
+    path = (directory / argument.split("::")[0]).resolve()
+    return GPU_TESTS in [path, *path.parents]
+
+
+def _prepare_hypothesis():
+    """Let examples take as long as a machine that is busy makes them."""
+    from hypothesis import settings
+
+    settings.register_profile("tests", deadline=None)
+    settings.load_profile("tests")
+
+
+def _prepare_tensorflow():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.pop("TF_CONFIG", None)
+    sys.modules["sklearn"] = None  # Keras would load it, which takes 1 s and more
+    import keras  # noqa: F401
+    import tensorflow as tf
+
+    gc.freeze()  # what was imported stays; half a million objects need not be looked at
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * MAX_WORKERS
+    )
+
+
+@pytest.fixture(autouse=True)
+def _in_the_foreground():
+    """Behind a shell's `&` interrupts are ignored, with `nohup` hang-ups."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, usual[number]) for number in usual}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    import keras
+    from tensorflow.python.eager import context
+
+    # To make all kernels again takes an eighth of the time of a suite.
+    with mock.patch.object(context.pywrap_tfe, "TFE_ContextClearCaches"):
+        keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(scope="session")
+def strategies():
+    """Return a strategy by number of workers, all in this process."""
+    import tensorflow as tf
+
+    return _Strategies({1: tf.distribute.get_strategy()})
+
+
+class _Strategies(dict):
+    """Those of several workers are made when they are asked for."""
+
+    def __missing__(self, num_workers):
+        self[num_workers] = _mirrored(num_workers)
+        return self[num_workers]
+
+
+@pytest.fixture(scope="session")
+def starter():
+    """Return what starts workers that need not import TensorFlow."""
+    from real_workers import Starter
+
+    with Starter() as starter:
+        yield starter
+
+
+def _mirrored(num_workers):
+    import tensorflow as tf
+
+    class Strategy(tf.distribute.MirroredStrategy):
+        # TensorFlow's own tests set this too: collective groups of different sizes in
+        # one process need keys of their own.
+        _collective_key_base = 1000 * num_workers
+
+    return Strategy([f"CPU:{i}" for i in range(num_workers)])
