@@ -8,7 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import checkpoints, keras_files, keras_optimizers, trainer
+from tf_dgc._internals import (
+    checkpoints,
+    keras_files,
+    keras_optimizers,
+    optimizer_copies,
+    trainer,
+)
 from tf_dgc.checkpoint import keras_saving, parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
@@ -137,9 +143,18 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
     def _wrapped(self) -> list[str]:
         """Return what the wrapped optimizers are, as they are to be shown."""
-        inner = keras_optimizers.settings_of(self.inner_optimizer)
+        inner = keras_optimizers.arguments_of(self.inner_optimizer)
         inner.update(self._took.taken)
         return [settings.describe(type(self.inner_optimizer), inner)]
+
+    def check_copies(self) -> None:
+        """Raise `ValueError` if a function would read the optimizer that was copied.
+
+        Call it before the first step: by now a name may stand for this optimizer.
+        """
+        for optimizer in self.wrapped_optimizers:
+            for reference in optimizer_copies.name_references(optimizer):
+                settings.check_reference(self, reference)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the inner optimizer set final values (moving averages)."""

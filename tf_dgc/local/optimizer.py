@@ -177,6 +177,7 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_variables(self._strategy, variables)
         validation.check_own_copies(variables)
         validation.check_strategy(self._strategy, "build")
+        self.check_copies()
         natively = kept.meet(self, variables, self._strategy)
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
@@ -277,7 +278,7 @@ class LocalOptimizer(DifferingOptimizer):
         if isinstance(self.exchange, Gossip):
             return super()._wrapped()
         rule = self.outer_optimizer
-        text = settings.describe(type(rule), keras_optimizers.settings_of(rule))
+        text = settings.describe(type(rule), keras_optimizers.arguments_of(rule))
         return [*super()._wrapped(), f"outer={text}"]
 
     def get_config(self) -> dict[str, Any]:

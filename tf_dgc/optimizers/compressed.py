@@ -201,6 +201,7 @@ class CompressedOptimizer(OptimizerWrapper):
         variables = list(map(keras_optimizers.as_keras_variable, variables))
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
+        self.check_copies()
         natively = kept.meet(self, variables, self._strategy)
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)

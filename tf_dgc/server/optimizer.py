@@ -177,6 +177,7 @@ class ServerOptimizer(OptimizerWrapper):
         common.check_variables(self._strategy, variables)
         validation.check_variables(variables)
         validation.check_number(self._task, variables)
+        self.check_copies()
         with keras_optimizers.tracked():
             tables = tabular.find(self.rows, variables, self.inner_optimizer)
             plain = [v for v, t in zip(variables, tables, strict=True) if not t]
