@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import re
 from typing import Any
 
 LAST_PORT = 65535
@@ -109,3 +110,14 @@ def check_sparsity(value: Any, what: str = "sparsity") -> float:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def show(value: Any) -> str:
+    """Return the `repr` of an argument; of an object without one the class's name."""
+    text = repr(value)
+    if _ADDRESS.search(text):
+        return getattr(value, "__name__", f"{type(value).__name__}(...)")
+    return text
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # of which a reader learns nothing

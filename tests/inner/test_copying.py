@@ -1,6 +1,7 @@
 """User-defined inner optimizers train as in plain Keras, whatever they hold."""
 
 import functools
+import json
 import types
 
 import keras
@@ -11,6 +12,7 @@ from harness import Trainer
 from serving import Served, Trained
 
 import tf_dgc
+from tf_dgc.optimizers import tensors
 
 O = keras.optimizers  # noqa: E741
 register = keras.saving.register_keras_serializable("test_copying")
@@ -273,7 +275,7 @@ def test_tensorflow_variables_of_the_user_stay_his_own():
     assert held.inner_optimizer.rates[0] is rate
 
 
-# --- what a copy cannot preserve --------------------------------------------------------
+# --- what a copy cannot preserve ----------------------------------------------------
 
 
 def test_a_function_that_reads_the_optimizer_by_a_global_name():
@@ -300,7 +302,7 @@ def test_an_object_that_holds_the_optimizer_is_refused_by_name():
         tf_dgc.DGCOptimizer(inner)
 
 
-# --- what takes no config ---------------------------------------------------------------
+# --- what takes no config -----------------------------------------------------------
 
 
 class Warmup(O.schedules.LearningRateSchedule):
@@ -348,7 +350,48 @@ def test_without_a_config_only_saving_fails(rate, wrapper):
     assert errors[0] is errors[1]
 
 
-# --- on a server ------------------------------------------------------------------------
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_workers_compare_schedules_without_a_config(wrapper):
+    def compared(steps):
+        optimizer = WRAPPERS[wrapper](O.SGD(Warmup(warmup_steps=steps)))
+        return json.dumps(tensors.agreement(optimizer, []))
+
+    assert compared(3) == compared(3)
+    assert compared(3) != compared(4)
+
+
+class Half:
+    """A schedule of sparsity that is an object to be called."""
+
+    def __call__(self, iteration):
+        return tf.constant(0.5, tf.float64)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dgc.DGCOptimizer(O.SGD(0.1), Half()),
+        lambda: tf_dgc.CompressedOptimizer(O.SGD(0.1), tf_dgc.compressors.TopK(Half())),
+    ],
+)
+def test_a_schedule_of_sparsity_needs_no_config(make):
+    optimizer = make()
+    assert "sparsity=Half(...)" in repr(optimizer)
+    json.dumps(tensors.agreement(optimizer, []))
+    json.dumps(optimizer.describe_config())
+    variable = keras.Variable(WEIGHTS[0])
+    optimizer.apply([gradients()[0][0]], [variable])
+    assert (variable.numpy() != WEIGHTS[0]).any()
+
+
+def test_an_unwrapped_optimizer_is_as_it_was_passed():
+    inner = ByDict({"body": 0.5, "head": 0.0}, momentum=0.9, clipnorm=1.0)
+    again = tf_dgc.DGCOptimizer(inner).unwrap()
+    assert again.get_config() == inner.get_config()
+    assert again.rates == inner.rates and again.rates is not inner.rates
+
+
+# --- on a server --------------------------------------------------------------------
 
 
 @register

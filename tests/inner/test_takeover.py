@@ -145,7 +145,9 @@ REPLACED = {
     "update_step": lambda stock, g, v, rate: stock(tf.sign(g), v, rate),
     "apply": lambda stock, grads, variables=None: stock([-g for g in grads], variables),
     "_clip_gradients": lambda stock, grads: [tf.clip_by_value(g, -1, 0) for g in grads],
-    "_apply_weight_decay": lambda stock, variables: [v.assign(0.5 * v) for v in variables],
+    "_apply_weight_decay": lambda stock, variables: [
+        v.assign(0.5 * v) for v in variables
+    ],
 }
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 

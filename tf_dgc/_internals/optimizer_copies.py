@@ -32,8 +32,10 @@ _OF_TENSORFLOW = "_self_"  # how TensorFlow's bookkeeping begins
 _OURS = "_tf_dgc_"
 _NAMES, _METHODS = "_tf_dgc_name_references", "_tf_dgc_replaced_methods"
 # Neither is searched for references to an optimizer: a model may well hold one.
-_NOT_SEARCHED = (type, types.ModuleType, tf.Module, tf.distribute.Strategy)
-_NOT_SEARCHED += (KerasSaveable, tf.Tensor, tf.Variable, keras.Variable)
+_NOT_SEARCHED = (
+    *(type, types.ModuleType, KerasSaveable, keras.Variable),
+    *(tf.Module, tf.Tensor, tf.Variable, tf.distribute.Strategy),
+)
 
 _CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
 
@@ -49,7 +51,7 @@ class NameReference(NamedTuple):
     """
 
     attribute: str
-    function: types.FunctionType
+    function: Any
     name: str
     optimizer: keras.optimizers.Optimizer
 
@@ -125,7 +127,11 @@ def name_references(optimizer: keras.optimizers.Optimizer) -> tuple[NameReferenc
 
 
 def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the attributes of an unbuilt optimizer, without Keras's bookkeeping."""
+    """Return the attributes of an unbuilt optimizer, without Keras's bookkeeping.
+
+    And without the methods that this package replaced on a copy.
+    """
+    of_package = methods_of_instance(optimizer) - replaced_methods(optimizer)
     slots = [
         name
         for kind in type(optimizer).__mro__
@@ -136,11 +142,14 @@ def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
-        if name not in _BOOKKEEPING and not name.startswith((_OF_TENSORFLOW, _OURS))
+        if name not in _BOOKKEEPING | of_package
+        and not name.startswith((_OF_TENSORFLOW, _OURS))
     }
 
 
-def constructor_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def constructor_variables(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.Variable]:
     """Return the variables that the constructor created, but for rate and count."""
     usual = {id(optimizer._iterations), id(optimizer._learning_rate)}
     return [v for v in optimizer._variables if id(v) not in usual]
@@ -170,12 +179,10 @@ def differences(
 
 def _compared(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Return what is compared of an optimizer, by name."""
-    of_package = methods_of_instance(optimizer) - replaced_methods(optimizer)
     own = {
         name: value
         for name, value in attributes(optimizer).items()
-        if name not in of_package
-        and name not in ("_lock", "name")
+        if name not in ("_lock", "name")
         and not name.startswith("_exclude_from_weight_decay")
     }
     return {**own, **{v.name: _value(v) for v in constructor_variables(optimizer)}}
@@ -198,31 +205,30 @@ class _Comparison:
         """Whether two values are alike."""
         if one is other or (one is self._pair[0] and other is self._pair[1]):
             return True
+        kinds = type(one), type(other)
         if isinstance(one, dict) and isinstance(other, dict):
-            return one.keys() == other.keys() and all(
-                self.are_same(one[key], other[key]) for key in one
-            )
-        if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-            return len(one) == len(other) and all(map(self.are_same, one, other))
-        if type(one) is not type(other):
+            alike = one.keys() == other.keys()
+            held = list(one.values()), [other.get(key) for key in one]
+        elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+            alike, held = len(one) == len(other), (list(one), list(other))
+        elif kinds[0] is kinds[1] and _is_compared_by_parts(one):
+            alike = _code_of(one) is _code_of(other)
+            held = list(_held(one)), list(_held(other))
+        else:
             return _are_equal(one, other)
-        if isinstance(one, keras.Variable | tf.Variable):
-            return _are_equal(one.numpy(), other.numpy())
-        if isinstance(one, types.FunctionType) and one.__code__ is not other.__code__:
-            return False
-        if type(one).__eq__ is not object.__eq__ and not _is_code(one):
-            return _are_equal(one, other)
-        held = list(_held(one)), list(_held(other))
-        code = one.__func__ is other.__func__ if _is_method(one) else True
-        return code and self.are_same(*held)
+        return alike and all(map(self.are_same, *held))
 
 
-def _is_method(value: Any) -> bool:
-    return isinstance(value, types.MethodType)
+def _is_compared_by_parts(value: Any) -> bool:
+    """Whether a value is code, or an object whose class does not say what is equal."""
+    code = types.FunctionType, types.MethodType, functools.partial
+    return isinstance(value, code) or type(value).__eq__ is object.__eq__
 
 
-def _is_code(value: Any) -> bool:
-    return isinstance(value, types.FunctionType | types.MethodType | functools.partial)
+def _code_of(value: Any) -> Any:
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    return value.__func__ if isinstance(value, types.MethodType) else None
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -296,7 +302,9 @@ class _Translation:
         if id(value) in self._known:
             return self._known[id(value)]
         if _is_container(value):
-            return _rebuild(value, functools.partial(self.translate, attribute=attribute))
+            return _rebuild(
+                value, functools.partial(self.translate, attribute=attribute)
+            )
         if isinstance(value, types.FunctionType):
             self._note_names(value, attribute)
         if not self._refers(value):
@@ -315,7 +323,8 @@ class _Translation:
             f"to the original. Its attribute `{attribute}` holds such a "
             f"`{type(value).__name__}`. Let a method or a function of the optimizer "
             "refer to it instead, or set the attribute on `inner_optimizer` of what "
-            f"this constructor returns. Received: inner={type(self._optimizer).__name__}"
+            "this constructor returns. Received: "
+            f"inner={type(self._optimizer).__name__}(...)"
         )
 
     def _refer(self, value: Any, attribute: str) -> Any:
@@ -383,20 +392,17 @@ def _is_container(value: Any) -> bool:
 
 def _rebuild(value: Any, translate: Callable[[Any], Any]) -> Any:
     """Return a container of the same kind that holds what its entries become."""
-    if isinstance(value, dict):
-        entries = {key: translate(held) for key, held in value.items()}
-        if isinstance(value, collections.OrderedDict):
-            return collections.OrderedDict(entries)
-        if isinstance(value, collections.defaultdict):
-            return collections.defaultdict(value.default_factory, entries)
-        return entries
-    if isinstance(value, list):
-        return list(map(translate, value))
-    if isinstance(value, set):
-        return set(map(translate, value))
-    if hasattr(value, "_fields"):
-        return type(value)(*map(translate, value))
-    return tuple(map(translate, value))
+    if not isinstance(value, dict):
+        held = map(translate, value)
+        if hasattr(value, "_fields"):
+            return type(value)(*held)
+        kind = next(kind for kind in (list, set, tuple) if isinstance(value, kind))
+        return kind(held)
+    entries = {key: translate(held) for key, held in value.items()}
+    if isinstance(value, collections.defaultdict):
+        return collections.defaultdict(value.default_factory, entries)
+    ordered = isinstance(value, collections.OrderedDict)
+    return collections.OrderedDict(entries) if ordered else entries
 
 
 def _held(value: Any) -> Iterator[Any]:

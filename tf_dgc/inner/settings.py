@@ -3,7 +3,6 @@
 import inspect
 import math
 import numbers
-import re
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -11,6 +10,7 @@ import keras
 import numpy as np
 
 from tf_dgc._internals.optimizer_copies import NameReference
+from tf_dgc.arguments import show
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 NAMES = (
@@ -204,14 +204,9 @@ def _equal(value: Any, default: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = repr(value)
-    schedule = isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
-    if schedule or _ADDRESS.search(text):
-        return getattr(value, "__name__", f"{type(value).__name__}(...)")
-    return text
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of which a reader learns nothing
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return f"{type(value).__name__}(...)"
+    return show(value)
 
 
 def shared(name: str) -> Any:

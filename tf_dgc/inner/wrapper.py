@@ -19,7 +19,8 @@ from tf_dgc.checkpoint import keras_saving, parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
-from tf_dgc.inner import loading, settings
+from tf_dgc.inner import descriptions, loading, settings
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.taken import TakeOver
 
 
@@ -305,9 +306,46 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         """
         copies.scatter(values, "mean")
 
-    def inner_config(self) -> dict[str, Any]:
-        """Return the config of what the user passed as `inner`."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate.
+
+        Raises:
+            NotImplementedError, TypeError: as Keras, for a learning-rate schedule or
+                another object that has no config.
+        """
+        return self.collect_config(keras.saving.serialize_keras_object)
+
+    def describe_config(self) -> dict[str, Any]:
+        """Return `get_config`, in which what has no config is described instead."""
+        return self.collect_config(descriptions.describe)
+
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments.
+
+        Args:
+            serialize: function that turns an argument into JSON values.
+        """
+        raise NotImplementedError
+
+    def unwrap(self) -> keras.optimizers.Optimizer:
+        """Return an optimizer like the one that the user passed as `inner`, unbuilt.
+
+        Of a wrapper that is built it is made of the config.
+        """
+        if self.built:
+            return keras.optimizers.get(self.get_config()["inner"])
+        again = optimizer_copies.copy_optimizer(self.inner_optimizer)
+        for name, value in self._took.taken.items():
+            setattr(again, name, value)
+        return again
+
+    def inner_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the config of what the user passed as `inner`.
+
+        Args:
+            serialize: function as of `collect_config`.
+        """
+        inner = serialize(self.inner_optimizer)
         stated = inner["config"].keys()
         inner["config"].update(
             {name: value for name, value in self._took.taken.items() if name in stated}

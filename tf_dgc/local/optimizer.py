@@ -17,6 +17,7 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
 from tf_dgc.inner import settings
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.local import moving, neighbours, rules, turns
 from tf_dgc.local.averaging import Averaging
@@ -288,7 +289,11 @@ class LocalOptimizer(DifferingOptimizer):
             ValueError: as `save_own_variables`, if a file of HDF5 is being written.
         """
         self.in_hdf5()
-        return collect_local(self, self.inner_config())
+        return super().get_config()
+
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return collect_local(self, serialize)
 
     @classmethod
     def from_config(

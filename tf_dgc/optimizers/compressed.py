@@ -18,6 +18,7 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.inner import takeover
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
@@ -285,9 +286,9 @@ class CompressedOptimizer(OptimizerWrapper):
             made = self.kept
             return made.memory.staleness() if made else Staleness(0.0, 0.0, 0.0)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
-        return collect(self, self.inner_config(), self._exclusions)
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return collect(self, serialize, self._exclusions)
 
     @classmethod
     def from_config(

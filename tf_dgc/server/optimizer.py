@@ -12,6 +12,7 @@ from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.inner import takeover
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import matching
@@ -269,9 +270,9 @@ class ServerOptimizer(OptimizerWrapper):
         """Bytes of weights of a step, of rows of the last; 0 before it is built."""
         return self._worker.bytes_per_pull if self._worker else 0
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
-        return configs.config_of(self)
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return configs.config_of(self, serialize)
 
     @classmethod
     def from_config(
