@@ -268,6 +268,21 @@ def known_variables(
     return [known[optimizer._var_key(v)] for v in variables]
 
 
+def distinct_variables(
+    optimizer: keras.optimizers.Optimizer, variables: Any
+) -> list[keras.Variable]:
+    """Return the variables, each of them once, as `keras.Variable`s.
+
+    Args:
+        optimizer: any Keras optimizer.
+        variables: variables of Keras or TensorFlow.
+    """
+    by_key: dict[Any, keras.Variable] = {}
+    for variable in map(as_keras_variable, variables):
+        by_key.setdefault(optimizer._var_key(variable), variable)
+    return list(by_key.values())
+
+
 def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     """Return the position of `variable` among those the optimizer was built with."""
     return optimizer._get_variable_index(variable)

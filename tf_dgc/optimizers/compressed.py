@@ -199,7 +199,7 @@ class CompressedOptimizer(OptimizerWrapper):
         """
         if self.built or self.is_loaded_without(variables):
             return
-        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        variables = keras_optimizers.distinct_variables(self, variables)
         validation.check_variables(self._strategy, variables)
         validation.check_strategy(self._strategy, "build")
         self.check_copies()

@@ -174,7 +174,7 @@ class ServerOptimizer(OptimizerWrapper):
         """
         if self.built or self.is_loaded_without(variables):
             return
-        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        variables = keras_optimizers.distinct_variables(self, variables)
         common.check_variables(self._strategy, variables)
         validation.check_variables(variables)
         validation.check_number(self._task, variables)
@@ -222,7 +222,8 @@ class ServerOptimizer(OptimizerWrapper):
                 within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
         """
         validation.check_not_compiled()
-        grads, variables = matching.match(self, grads, trainable_variables)
+        found = matching.match(self, grads, trainable_variables)
+        grads, variables = matching.add_repeated(*found)
         worker = self._built_worker("apply")
         validation.check_gradients(len(grads), worker.variables)
         with tf.init_scope():
