@@ -297,6 +297,12 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self._trains_nothing = not variables and trainer.is_made_of_a_config()
         return self._trains_nothing
 
+    def build_without_variables(self) -> None:
+        """Build the optimizer for a model of which all is frozen, as Keras does."""
+        for optimizer in self.wrapped_optimizers:
+            optimizer.build([])
+        keras_optimizers.remember_variables(self, [])
+
     def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
         """Restore what each worker has of one of `differing_variables`.
 

@@ -180,6 +180,9 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_strategy(self._strategy, "build")
         self.check_copies()
         natively = kept.meet(self, variables, self._strategy)
+        if not variables:
+            self.build_without_variables()
+            return
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
 

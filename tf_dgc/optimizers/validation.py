@@ -223,11 +223,12 @@ def check_variables(
     strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]
 ) -> None:
     """Raise `ValueError` for variables that cannot be trained under the strategy."""
-    if all(map(keras_optimizers.overwrites_with_gradient, variables)):
+    if variables and all(map(keras_optimizers.overwrites_with_gradient, variables)):
         raise ValueError(
-            "The model has no trainable variables, so there is nothing to optimize. "
-            "Set `trainable=True` on some layers, or build the model before the "
-            "optimizer."
+            "The model has no trainable variables but those that gradients overwrite, "
+            "so there is nothing to optimize. Set `trainable=True` on some layers, or "
+            "build the model before the optimizer. Received: "
+            f"{[v.path for v in variables]}"
         )
     for v in variables:
         if not strategy.extended.variable_created_in_scope(v.value):

@@ -175,6 +175,9 @@ class ServerOptimizer(OptimizerWrapper):
         if self.built or self.is_loaded_without(variables):
             return
         variables = keras_optimizers.distinct_variables(self, variables)
+        if not variables:
+            self.build_without_variables()
+            return
         common.check_variables(self._strategy, variables)
         validation.check_variables(variables)
         validation.check_number(self._task, variables)
@@ -224,6 +227,8 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_not_compiled()
         found = matching.match(self, grads, trainable_variables)
         grads, variables = matching.add_repeated(*found)
+        if not grads:
+            return
         worker = self._built_worker("apply")
         validation.check_gradients(len(grads), worker.variables)
         with tf.init_scope():
