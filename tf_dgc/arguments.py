@@ -7,12 +7,19 @@ from typing import Any
 
 LAST_PORT = 65535
 
+_DEFAULT_REPR = re.compile(r"<[^<>]* at 0x[0-9a-f]+>")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def show(value: Any) -> str:
-    """Return what an error says of a value: its `repr` without addresses in memory."""
-    return _ADDRESS.sub("", repr(value))
+    """Return the `repr` for an error message, without addresses in memory.
+
+    An object whose class has no `__repr__` is shown by its own or its class's name.
+    """
+    text = repr(value)
+    if _DEFAULT_REPR.fullmatch(text):
+        return getattr(value, "__name__", f"{type(value).__name__}(...)")
+    return _ADDRESS.sub("", text)
 
 
 def check_whole(

@@ -120,10 +120,13 @@ def test_steps_per_execution_with_a_schedule(run, tmp_path, last):
 
 
 def test_stock_sgd_trains_and_equals_sparsity_0(run, tmp_path):
+    """Also where it accumulates, and overwrites weights by their averages."""
     finished = run("stock", 2, tmp_path)
     assert finished.codes == [0, 0]
     for found in finished.findings:
-        np.testing.assert_allclose(found["wrapped"], found["stock"], rtol=1e-5)
+        for kind in ("", " with conditions"):
+            ours, theirs = found[f"wrapped{kind}"], found[f"stock{kind}"]
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scenario", ["nan", slow("mixed_bfloat16")])

@@ -1,5 +1,7 @@
 """What an inner optimizer does in a step is done, whatever part of it is its own."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -127,11 +129,47 @@ def test_clipping_of_its_own_is_left_to_the_subclass():
     assert optimizer.get_config()["inner"]["config"]["clipnorm"] == 1.0
 
 
-def test_a_method_replaced_on_the_object_is_refused():
-    inner = O.SGD(0.1)
-    inner.update_step = lambda *arguments: None
-    with pytest.raises(ValueError, match="update_step was replaced"):
-        tf_dgc.DGCOptimizer(inner, 0)
+def replaced(name, method):
+    """Return a function that makes an SGD of which one method is another one."""
+
+    def make(rate, **settings):
+        inner = O.SGD(rate, **settings)
+        stock = getattr(inner, name)
+        setattr(inner, name, functools.partial(method, stock))
+        return inner
+
+    return make
+
+
+REPLACED = {
+    "update_step": lambda stock, g, v, rate: stock(tf.sign(g), v, rate),
+    "apply": lambda stock, grads, variables=None: stock([-g for g in grads], variables),
+    "_clip_gradients": lambda stock, grads: [tf.clip_by_value(g, -1, 0) for g in grads],
+    "_apply_weight_decay": lambda stock, variables: [
+        v.assign(0.5 * v) for v in variables
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_method_replaced_on_the_object_is_copied(name):
+    make = replaced(name, REPLACED[name])
+    expected = weights_after(lambda: make(0.1))
+    wrappers = {
+        "dense": lambda: tf_dgc.DGCOptimizer(make(0.1), 0),
+        "local": lambda: tf_dgc.LocalOptimizer(make(0.1), 1),
+    }
+    for wrap in wrappers.values():
+        for a, b in zip(weights_after(wrap), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    optimizer = tf_dgc.DGCOptimizer(make(0.1, momentum=0.9))
+    assert optimizer.inner_optimizer.momentum == 0.9
+
+
+def test_a_replaced_update_across_replicas_steps_on_no_worker_alone():
+    make = replaced("_backend_update_step", lambda stock, *arguments: stock(*arguments))
+    with pytest.raises(ValueError, match="_backend_update_step"):
+        tf_dgc.LocalOptimizer(make(0.1), 2)
 
 
 class Fixed(O.SGD):

@@ -134,14 +134,36 @@ def test_seed(make, seed):
     assert make(np.int32(7)).seed == 7
 
 
-def test_model_without_trainable_variables(strategies):
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable:UserWarning")
+def test_model_without_trainable_variables(strategies, tmp_path):
+    """Nothing is trained, as in Keras, and a variable that comes later is refused."""
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.ReLU()])
         model.compile(tf_dgc.DGCOptimizer(O.SGD(0.1)), "mse")
-    with pytest.raises(ValueError, match="no trainable variables"):
-        model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
-    with pytest.raises(ValueError, match="no trainable variables"):
-        tf_dgc.DGCOptimizer(O.SGD(0.1)).build([])
+    history = model.fit(np.ones((8, 4)), np.zeros((8, 4)), verbose=0).history
+    assert history["loss"] == [1.0]
+    assert model.optimizer.built and model.optimizer.stats.steps == 0
+    model.save(tmp_path / "m.keras")
+
+
+WRAPPERS = {
+    "dgc": lambda: tf_dgc.DGCOptimizer(O.Nadam(0.1)),
+    "local": lambda: tf_dgc.LocalOptimizer(O.Adam(0.1), 2),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_an_optimizer_is_built_without_variables_as_in_keras(wrapper):
+    optimizer, plain = WRAPPERS[wrapper](), O.Nadam(0.1)
+    variable = keras.Variable(np.ones((3, 3)))
+    for made in (optimizer, plain):
+        made.build([])
+        assert made.built
+        made.apply([])
+        with pytest.raises(ValueError, match="Unknown variable"):
+            made.apply([np.ones((3, 3))], [variable])
+    assert optimizer.stats.steps == 0
+    optimizer.finalize_variable_values([])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "complex64"])

@@ -84,6 +84,37 @@ def test_a_checkpoint_with_variables_of_tensorflow(tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+# --- one tensor of several replicas ---------------------------------------------------
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradient_of_each_replica_counts_though_it_is_one_tensor(strategies, traced):
+    """The sum is over replicas, as Keras has it where each computes its own gradient.
+
+    TensorFlow's reduction takes a tensor that all replicas share for one value, and
+    Keras's optimizer then counts it once.
+    """
+    ones = tf.ones(SHAPE)
+
+    def weights_after(make, gradient):
+        with strategies[2].scope():
+            variable, optimizer = keras.Variable(np.full(SHAPE, 3.0)), make()
+            optimizer.build([variable])
+
+        def step():
+            optimizer.apply_gradients([(gradient(), variable)])
+
+        strategies[2].run(tf.function(step) if traced else step)
+        return float(variable.numpy()[0, 0])
+
+    stock, ours = lambda: O.SGD(1.0), lambda: tf_dgc.DGCOptimizer(O.SGD(1.0), 0)
+    shared, own = lambda: ones, lambda: ones + 0.0
+    assert weights_after(stock, own) == 1.0
+    assert weights_after(ours, own) == 1.0
+    assert weights_after(ours, shared) == 1.0
+    assert weights_after(stock, shared) == 2.0
+
+
 # --- names and configs ----------------------------------------------------------------
 
 

@@ -201,6 +201,15 @@ def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
         loaded.fit(np.zeros([4, 3]), np.zeros([4, 2]), verbose=0)
 
 
+def test_built_without_variables_as_in_keras():
+    optimizer = tf_dgc.ServerOptimizer(sgd())
+    optimizer.build([])
+    assert optimizer.built
+    optimizer.apply([])
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.apply([np.ones((3, 3))], [keras.Variable(np.ones((3, 3)))])
+
+
 def test_a_model_of_which_all_is_frozen_is_loaded(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(tf_dgc.ServerOptimizer(sgd()), "mse")

@@ -200,7 +200,16 @@ def scenario_stock(directory):
     tf_dgc.prepare(STRATEGY)
     _, stock = fit(lambda: SGD(0.05, momentum=0.9, nesterov=True))
     _, wrapped = fit(lambda: dgc(0.0, nesterov=True))
-    return {"stock": stock["values"], "wrapped": wrapped["values"]}
+    calls = {"gradient_accumulation_steps": 2, "use_ema": True}
+    calls.update(ema_momentum=0.5, ema_overwrite_frequency=2)
+    _, stock_calls = fit(lambda: SGD(0.05, momentum=0.9, **calls))
+    _, wrapped_calls = fit(lambda: dgc(0.0, **calls))
+    return {
+        "stock": stock["values"],
+        "wrapped": wrapped["values"],
+        "stock with conditions": stock_calls["values"],
+        "wrapped with conditions": wrapped_calls["values"],
+    }
 
 
 def scenario_nan(directory):

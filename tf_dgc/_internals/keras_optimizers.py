@@ -1,10 +1,8 @@
 """Private names of Keras's optimizers and their variables."""
 
 import contextlib
-import copy
 import inspect
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,45 +12,30 @@ from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
 
-from tf_dgc._internals import keras_files
+from tf_dgc._internals import keras_files, optimizer_copies
 from tf_dgc.arguments import show
 
 
-def settings_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the optimizer's config, a learning-rate schedule or callable as it is.
+def arguments_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the arguments of the constructor that are attributes, by name.
 
-    Keras warns when it serializes a lambda; nothing is serialized here.
+    They are not serialized: not everything that trains has a config.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        with tf.init_scope():  # it reads the learning rate, also while a step is traced
-            config = optimizer.get_config()
-    if not isinstance(optimizer._learning_rate, keras.Variable):
-        config["learning_rate"] = optimizer._learning_rate
-    return config
+    values = {
+        name: getattr(optimizer, name)
+        for name in inspect.signature(type(optimizer)).parameters
+        if name != "learning_rate" and hasattr(optimizer, name)
+    }
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        with tf.init_scope():  # also while a step is traced
+            rate = float(rate.numpy())
+    return {"learning_rate": rate, **values}
 
 
-def copy_optimizer(
-    optimizer: keras.optimizers.Optimizer, settings: dict[str, Any]
-) -> keras.optimizers.Optimizer:
-    """Return a new, unbuilt optimizer of the same type.
-
-    `_exclude_from_weight_decay*` are not in Keras's config and are copied by name, and
-    so are settings that a class leaves out of it.
-    """
-    twin = type(optimizer).from_config(settings)
-    for name, value in vars(optimizer).items():
-        plain = isinstance(value, bool | int | float | str | None)
-        setting = plain and not name.startswith("_") and name not in settings
-        if setting or name.startswith("_exclude_from_weight_decay"):
-            setattr(twin, name, copy.copy(value))
-    return twin
-
-
-def methods_of_instance(optimizer: keras.optimizers.Optimizer) -> set[str]:
-    """Return the methods that were replaced on the object, not in its class."""
-    kind = type(optimizer)
-    return {n for n in vars(optimizer) if callable(getattr(kind, n, None))}
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return the variable of the learning rate, a schedule or a callable."""
+    return optimizer._learning_rate
 
 
 def rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
@@ -78,18 +61,20 @@ def overridden(
 ) -> list[str]:
     """Return the names of what is replaced of its `kind`, as `behaves_as` has it."""
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
-    of_object = methods_of_instance(optimizer) - _REPLACED_HERE
+    of_user = optimizer_copies.replaced_methods(optimizer)
+    of_object = optimizer_copies.methods_of_instance(optimizer)
+    of_object -= _REPLACED_HERE - of_user
     replaced = of_object.union(*map(vars, subclasses))
     consists_of = {*dir(kind), *inspect.signature(kind).parameters}
     return sorted(replaced & consists_of - _MAY_DIFFER)
 
 
 def clips_by_itself(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the class overrides `_clip_gradients` or `_clip_by_norm`."""
+    """Whether class or object replace `_clip_gradients` or `_clip_by_norm`."""
     kind, stock = type(optimizer), keras.optimizers.Optimizer
-    return (
-        kind._clip_gradients is not stock._clip_gradients
-        or kind._clip_by_norm is not stock._clip_by_norm
+    names = {"_clip_gradients", "_clip_by_norm"}
+    return any(getattr(kind, n) is not getattr(stock, n) for n in names) or bool(
+        names & optimizer_copies.replaced_methods(optimizer)
     )
 
 
@@ -187,22 +172,32 @@ def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
 
     Keras updates across replicas, which is refused within a condition of a replica. All
     that it updates must be of no aggregation: then that is the replica's own copy. So
-    iterations are counted anew, in a variable of that kind.
+    are the iterations (`count_alone`).
 
     Raises:
         ValueError: for a class with an update of its own across replicas.
     """
     kind, stock = type(optimizer), base_optimizer.BaseOptimizer
     update = "_backend_update_step"
-    if getattr(kind, update) is not getattr(keras.optimizers.Optimizer, update):
+    of_user = optimizer_copies.replaced_methods(optimizer)
+    own = [
+        name
+        for name in _ACROSS_REPLICAS
+        if name in of_user
+        or getattr(kind, name) is not getattr(keras.optimizers.Optimizer, name)
+    ]
+    if update in own:
         raise ValueError(
             "The inner optimizer must be one that can step on one worker alone, and "
             f"`{kind.__name__}` overrides `{update}`, which meets the others. Pass "
             f"another, such as `Adam`. Received: {show(optimizer)}"
         )
-    for name in _ACROSS_REPLICAS:
-        if getattr(kind, name) is getattr(keras.optimizers.Optimizer, name):
-            setattr(optimizer, name, types.MethodType(getattr(stock, name), optimizer))
+    for name in set(_ACROSS_REPLICAS) - set(own):
+        setattr(optimizer, name, types.MethodType(getattr(stock, name), optimizer))
+
+
+def count_alone(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let this instance count its iterations in a variable of no aggregation."""
     optimizer._unused_iterations = optimizer._iterations
     optimizer._iterations = keras.Variable(
         0, dtype=optimizer._iterations.dtype, trainable=False, name="iteration"
@@ -272,6 +267,21 @@ def known_variables(
     """
     known = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
     return [known[optimizer._var_key(v)] for v in variables]
+
+
+def distinct_variables(
+    optimizer: keras.optimizers.Optimizer, variables: Any
+) -> list[keras.Variable]:
+    """Return the variables, each of them once, as `keras.Variable`s.
+
+    Args:
+        optimizer: any Keras optimizer.
+        variables: variables of Keras or TensorFlow.
+    """
+    by_key: dict[Any, keras.Variable] = {}
+    for variable in map(as_keras_variable, variables):
+        by_key.setdefault(optimizer._var_key(variable), variable)
+    return list(by_key.values())
 
 
 def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:

@@ -238,11 +238,12 @@ def _inner(model: keras.Model) -> keras.optimizers.Optimizer:
     if isinstance(found, keras.optimizers.LossScaleOptimizer):
         found = found.inner_optimizer
     if isinstance(found, OptimizerWrapper):
-        found = keras.optimizers.get(found.get_config()["inner"])
+        found = found.unwrap()
     if found is None:
         return keras.optimizers.SGD(0.01, momentum=0.9)
-    config = {**found.get_config(), "gradient_accumulation_steps": None}
-    return type(found).from_config(config)
+    again = candidates.copy_of(found)
+    again.gradient_accumulation_steps = None
+    return again
 
 
 def _code(prediction: Prediction) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import keras
 
 from tf_dgc import compressors
+from tf_dgc._internals.optimizer_copies import copy_optimizer
 from tf_dgc.arguments import show
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
@@ -50,8 +51,10 @@ def find(names: Sequence[str] | str) -> list[Candidate]:
 
 
 def copy_of(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return another optimizer of the same config."""
-    return type(inner).from_config(inner.get_config())
+    """Return another optimizer of the same settings; of a built one, of its config."""
+    if inner.built:
+        return type(inner).from_config(inner.get_config())
+    return copy_optimizer(inner)
 
 
 def check(wanted: Sequence[Candidate], inner: keras.optimizers.Optimizer) -> None:

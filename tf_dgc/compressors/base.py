@@ -11,6 +11,7 @@ A method of one round, whose payloads are gathered and summed, is a `OneRound`
 """
 
 import abc
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -249,5 +250,10 @@ class Compressor(abc.ABC):
         return cls(**config)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{k}={show(v)}" for k, v in self.get_config().items())
+        try:
+            values = self.get_config()
+        except Exception:  # of a schedule that has no config, which Keras trains with
+            names = inspect.signature(type(self)).parameters
+            values = {n: getattr(self, n) for n in names if hasattr(self, n)}
+        settings = ", ".join(f"{k}={show(v)}" for k, v in values.items())
         return f"{type(self).__name__}({settings})"

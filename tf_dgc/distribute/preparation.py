@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from tf_dgc._internals import mirrored
 from tf_dgc.arguments import show
 from tf_dgc.checkpoint import one_path
 from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
@@ -75,6 +76,7 @@ def prepare(strategy: Strategy) -> Strategy:
             saving = functools.partial(one_path.mend_saving, strategy)
             loops.call_with_models(saving)
         loss_scale.mend(strategy)
+        mirrored.allow_conditions(strategy)
     return strategy
 
 

@@ -7,6 +7,7 @@ __all__ = [
     "adam_kinds",
     "conditions",
     "delayed_nesterov",
+    "descriptions",
     "loading",
     "native_rules",
     "novograd",

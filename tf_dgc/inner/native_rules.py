@@ -71,6 +71,7 @@ def _is_alone(optimizer: Any, name: str, variables: Sequence[keras.Variable]) ->
     settings = keras_rules.rule_settings(optimizer, name)
     return (
         not any(getattr(optimizer, setting) for setting in _AROUND)
+        and len(set(map(id, variables))) == len(variables)
         and all(map(_is_number, [optimizer.weight_decay or 0.0, *settings]))
         and all(v.constraint is None for v in variables)
     )

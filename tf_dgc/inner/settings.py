@@ -7,7 +7,9 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 import keras
+import numpy as np
 
+from tf_dgc._internals.optimizer_copies import NameReference
 from tf_dgc.arguments import show
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -126,6 +128,26 @@ def check_attribute(optimizer: Any, name: str, value: Any, fixed: Set[str]) -> N
         )
 
 
+def check_reference(optimizer: Any, reference: NameReference) -> None:
+    """Raise `ValueError` if a function reads an optimizer that takes no steps.
+
+    Args:
+        optimizer: wrapper.
+        reference: reference of a function of its inner optimizer.
+    """
+    if reference.holds:
+        raise ValueError(
+            f"The function `{reference.attribute}` of the inner optimizer reads the "
+            f"global name {reference.name!r}, which stands for the optimizer that was "
+            f"passed to {type(optimizer).__name__}. That is copied, and only the copy "
+            "takes steps. Read `optimizer.iterations` and the like of the "
+            f"{type(optimizer).__name__}, give it that name, or pass a "
+            "`keras.optimizers.schedules.LearningRateSchedule`, which is called with "
+            f"the iterations. Received: {reference.function.__qualname__!r} of "
+            f"{reference.function.__module__}"
+        )
+
+
 def _check_clipping(settings: Mapping[str, Any]) -> None:
     given = {n: settings[n] for n in CLIPPING if settings[n] is not None}
     received = ", ".join(f"{name}={show(value)}" for name, value in given.items())
@@ -176,13 +198,15 @@ def describe(kind: type, values: Mapping[str, Any], *first: str) -> str:
 
 
 def _equal(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and value == default
+    return type(value) is type(default) and bool(np.all(value == default))
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return f"{type(value).__name__}(...)"
-    return f"{value:.6g}" if isinstance(value, float) else show(value)
+    return show(value)
 
 
 def shared(name: str) -> Any:

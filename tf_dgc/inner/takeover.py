@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc._internals.optimizer_copies import copy_optimizer
 from tf_dgc.arguments import show
 from tf_dgc.compressors import Compressor
 from tf_dgc.inner import adam_kinds, rates, settings, waiting
@@ -114,21 +115,17 @@ def take_over(
         The copy, which applies the update, and what was taken.
 
     Raises:
-        ValueError: for methods replaced on the object, which a copy would not have.
+        ValueError: for an attribute that a copy cannot have.
     """
-    config = keras_optimizers.settings_of(inner)
     changes: dict[str, Any] = dict.fromkeys(_OF_EVERY_CALL)
     if not keras_optimizers.clips_by_itself(inner):
         changes.update(dict.fromkeys(CLIPPING))
     if momentum_correction and _applies_as_sgd(inner) and inner.momentum:
         changes.update(momentum=0.0, nesterov=False)
-    # A class may leave settings out of its config.
-    taken = {name: config.get(name, getattr(inner, name)) for name in changes}
-    stated = {name: value for name, value in changes.items() if name in config}
-    rule = keras_optimizers.copy_optimizer(inner, {**config, **stated})
-    for name in changes.keys() - stated:
-        setattr(rule, name, changes[name])
-    _check_nothing_lost(inner, rule)
+    taken = {name: getattr(inner, name) for name in changes}
+    rule = copy_optimizer(inner)
+    for name, value in changes.items():
+        setattr(rule, name, value)
     kind = adam_kinds.find(inner) if adam_correction else None
     momentum = float(inner.beta_1) if kind else 0.0
     if kind and not kind.ahead and compressor:
@@ -140,30 +137,6 @@ def take_over(
     if took.weighs:
         rates.apply_sums_as_they_are(rule)
     return rule, took
-
-
-def copy_whole(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return a copy of `inner` that keeps all settings.
-
-    Raises:
-        ValueError: for methods replaced on the object, which a copy would not have.
-    """
-    rule = keras_optimizers.copy_optimizer(inner, keras_optimizers.settings_of(inner))
-    _check_nothing_lost(inner, rule)
-    return rule
-
-
-def _check_nothing_lost(inner: Any, rule: Any) -> None:
-    """Raise `ValueError` for methods of the object `inner` that its copy lacks."""
-    replaced = keras_optimizers.methods_of_instance
-    lost = replaced(inner) - replaced(rule)
-    if lost:
-        raise ValueError(
-            "`inner` is copied by its config, and the copy would not have the methods "
-            "that were replaced on the object. Override them in a subclass instead. "
-            f"Received: inner={show(inner)}, in which {', '.join(sorted(lost))} was "
-            "replaced"
-        )
 
 
 def _applies_as_sgd(optimizer: keras.optimizers.Optimizer) -> bool:

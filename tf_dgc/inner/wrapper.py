@@ -8,12 +8,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import checkpoints, keras_files, keras_optimizers, trainer
+from tf_dgc._internals import (
+    checkpoints,
+    keras_files,
+    keras_optimizers,
+    optimizer_copies,
+    trainer,
+)
 from tf_dgc.checkpoint import keras_saving, parts
 from tf_dgc.cluster import meeting
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.distribute.worker_variables import SAME_CHECKPOINT, PerWorkerVariable
-from tf_dgc.inner import loading, settings
+from tf_dgc.inner import descriptions, loading, settings
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.taken import TakeOver
 
 
@@ -137,9 +144,18 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
 
     def _wrapped(self) -> list[str]:
         """Return what the wrapped optimizers are, as they are to be shown."""
-        inner = keras_optimizers.settings_of(self.inner_optimizer)
+        inner = keras_optimizers.arguments_of(self.inner_optimizer)
         inner.update(self._took.taken)
         return [settings.describe(type(self.inner_optimizer), inner)]
+
+    def check_copies(self) -> None:
+        """Raise `ValueError` if a function would read the optimizer that was copied.
+
+        Call it before the first step: by now a name may stand for this optimizer.
+        """
+        for optimizer in self.wrapped_optimizers:
+            for reference in optimizer_copies.name_references(optimizer):
+                settings.check_reference(self, reference)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the inner optimizer set final values (moving averages)."""
@@ -281,6 +297,12 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         self._trains_nothing = not variables and trainer.is_made_of_a_config()
         return self._trains_nothing
 
+    def build_without_variables(self) -> None:
+        """Build the optimizer for a model of which all is frozen, as Keras does."""
+        for optimizer in self.wrapped_optimizers:
+            optimizer.build([])
+        keras_optimizers.remember_variables(self, [])
+
     def restore_copies(self, copies: Copies, values: np.ndarray) -> None:
         """Restore what each worker has of one of `differing_variables`.
 
@@ -290,9 +312,46 @@ class OptimizerWrapper(checkpoints.CheckpointSeam):
         """
         copies.scatter(values, "mean")
 
-    def inner_config(self) -> dict[str, Any]:
-        """Return the config of what the user passed as `inner`."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the current learning rate.
+
+        Raises:
+            NotImplementedError, TypeError: as Keras, for a learning-rate schedule or
+                another object that has no config.
+        """
+        return self.collect_config(keras.saving.serialize_keras_object)
+
+    def describe_config(self) -> dict[str, Any]:
+        """Return `get_config`, in which what has no config is described instead."""
+        return self.collect_config(descriptions.describe)
+
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments.
+
+        Args:
+            serialize: function that turns an argument into JSON values.
+        """
+        raise NotImplementedError
+
+    def unwrap(self) -> keras.optimizers.Optimizer:
+        """Return an optimizer like the one that the user passed as `inner`, unbuilt.
+
+        Of a wrapper that is built it is made of the config.
+        """
+        if self.built:
+            return keras.optimizers.get(self.get_config()["inner"])
+        again = optimizer_copies.copy_optimizer(self.inner_optimizer)
+        for name, value in self._took.taken.items():
+            setattr(again, name, value)
+        return again
+
+    def inner_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the config of what the user passed as `inner`.
+
+        Args:
+            serialize: function as of `collect_config`.
+        """
+        inner = serialize(self.inner_optimizer)
         stated = inner["config"].keys()
         inner["config"].update(
             {name: value for name, value in self._took.taken.items() if name in stated}

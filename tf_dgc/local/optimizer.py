@@ -17,6 +17,7 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
 from tf_dgc.exchanges import Exchange, Gossip
 from tf_dgc.inner import settings
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.local import moving, neighbours, rules, turns
 from tf_dgc.local.averaging import Averaging
@@ -173,11 +174,15 @@ class LocalOptimizer(DifferingOptimizer):
         """
         if self.built or self.is_loaded_without(variables):
             return
-        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        variables = keras_optimizers.distinct_variables(self, variables)
         validation.check_scope(self, self._strategy, variables, "build")
         validation.check_variables(variables)
         validation.check_own_copies(variables)
+        self.check_copies()
         natively = kept.meet(self, variables, self._strategy)
+        if not variables:
+            self.build_without_variables()
+            return
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
 
@@ -277,7 +282,7 @@ class LocalOptimizer(DifferingOptimizer):
         if isinstance(self.exchange, Gossip):
             return super()._wrapped()
         rule = self.outer_optimizer
-        text = settings.describe(type(rule), keras_optimizers.settings_of(rule))
+        text = settings.describe(type(rule), keras_optimizers.arguments_of(rule))
         return [*super()._wrapped(), f"outer={text}"]
 
     def get_config(self) -> dict[str, Any]:
@@ -287,7 +292,11 @@ class LocalOptimizer(DifferingOptimizer):
             ValueError: as `save_own_variables`, if a file of HDF5 is being written.
         """
         self.in_hdf5()
-        return collect_local(self, self.inner_config())
+        return super().get_config()
+
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return collect_local(self, serialize)
 
     @classmethod
     def from_config(

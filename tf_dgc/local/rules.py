@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tf_dgc._internals import ages, keras_files, keras_optimizers
+from tf_dgc._internals.optimizer_copies import copy_optimizer
 from tf_dgc.adaptive import unsuited
 from tf_dgc.compressors import Compressor, NoCompression
 from tf_dgc.inner import takeover
@@ -23,7 +24,7 @@ def make_inner(inner: Any) -> keras.optimizers.Optimizer:
     """
     inner = takeover.get_inner(inner, steps_alone=True)
     unsuited.check_numbers(inner, NoCompression())
-    rule = takeover.copy_whole(inner)
+    rule = copy_optimizer(inner, keras_optimizers.count_alone)
     keras_optimizers.step_alone(rule)
     ages.count_age(rule)
     keras_files.leave_out_of_files(rule)
@@ -57,7 +58,7 @@ def make_outer(
     validation.check_one_momentum(compressor, outer, "outer")
     turns.check_outer(outer, parts)
     unsuited.check_outer(outer, compressor, feedback)
-    rule = takeover.copy_whole(outer)
+    rule = copy_optimizer(outer)
     keras_optimizers.make_scalars_readable(rule)
     keras_optimizers.replace_all_reduce(rule, list)
     return rule

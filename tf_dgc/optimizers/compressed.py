@@ -18,6 +18,7 @@ from tf_dgc.distribute.preparation import prepare, zeros_expected
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.exchanges import Exchange
 from tf_dgc.inner import takeover
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.metrics.staleness import Staleness
@@ -198,10 +199,14 @@ class CompressedOptimizer(OptimizerWrapper):
         """
         if self.built or self.is_loaded_without(variables):
             return
-        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        variables = keras_optimizers.distinct_variables(self, variables)
         validation.check_scope(self, self._strategy, variables, "build")
         validation.check_variables(variables)
+        self.check_copies()
         natively = kept.meet(self, variables, self._strategy)
+        if not variables:
+            self.build_without_variables()
+            return
         with zeros_expected(self._strategy), keras_optimizers.tracked():
             self._create(variables, natively)
 
@@ -284,9 +289,9 @@ class CompressedOptimizer(OptimizerWrapper):
             made = self.kept
             return made.memory.staleness() if made else Staleness(0.0, 0.0, 0.0)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
-        return collect(self, self.inner_config(), self._exclusions)
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return collect(self, serialize, self._exclusions)
 
     @classmethod
     def from_config(

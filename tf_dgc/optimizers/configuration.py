@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tf_dgc.exchanges import Gossip
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.optimizers.exclusions import Exclusions
 
 SETTINGS = (
@@ -40,41 +41,36 @@ _EXCLUDED = "excluded_from_compression"  # not by the constructor
 
 
 def collect(
-    optimizer: keras.optimizers.Optimizer,
-    inner: Mapping[str, Any],
-    exclusions: Exclusions,
+    optimizer: Any, serialize: Serialize, exclusions: Exclusions
 ) -> dict[str, Any]:
     """Return the arguments that an optimizer was made with.
 
     Args:
         optimizer: `CompressedOptimizer`, whose attributes they are.
-        inner: config of the inner optimizer.
+        serialize: function that turns an argument into JSON values.
         exclusions: variables that are sent whole.
     """
-    values = {name: getattr(optimizer, name) for name in SETTINGS}
     return {
         "name": optimizer.name,
-        "inner": inner,
-        **keras.saving.serialize_keras_object(values),
+        "inner": optimizer.inner_config(serialize),
+        **{name: serialize(getattr(optimizer, name)) for name in SETTINGS},
         _EXCLUDED: exclusions.get_config(),
     }
 
 
-def collect_local(optimizer: Any, inner: Mapping[str, Any]) -> dict[str, Any]:
+def collect_local(optimizer: Any, serialize: Serialize) -> dict[str, Any]:
     """Return the arguments that a `LocalOptimizer` was made with.
 
     Args:
         optimizer: optimizer, whose attributes they are.
-        inner: config of the inner optimizer.
+        serialize: function that turns an argument into JSON values.
     """
-    values = {name: getattr(optimizer, name) for name in LOCAL_SETTINGS}
-    outer = keras.saving.serialize_keras_object(optimizer.outer_optimizer)
     near = isinstance(optimizer.exchange, Gossip)
     return {
         "name": optimizer.name,
-        "inner": inner,
-        "outer": None if near else outer,
-        **keras.saving.serialize_keras_object(values),
+        "inner": optimizer.inner_config(serialize),
+        "outer": None if near else serialize(optimizer.outer_optimizer),
+        **{name: serialize(getattr(optimizer, name)) for name in LOCAL_SETTINGS},
     }
 
 

@@ -9,6 +9,7 @@ from tf_dgc import exchanges
 from tf_dgc.codecs import value_types
 from tf_dgc.compressors import NoCompression, TopK
 from tf_dgc.exchanges import Exchange
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.ops import loader
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
@@ -148,11 +149,10 @@ class DGCOptimizer(CompressedOptimizer):
         self.__dict__.update(exempt_dtype=exempt_dtype, momentum_correction=asked)
         loader.warn_if_missing()
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
-        config = super().get_config()
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        config = super().collect_config(serialize)
         for settled in ("compressor", "error_feedback"):
             del config[settled]
-        sparsity = asking.config_of(self.sparsity)
-        own = {"value_dtype": self.value_dtype, "exempt_dtype": self.exempt_dtype}
-        return {**config, "sparsity": sparsity, **own}
+        own = ("sparsity", "value_dtype", "exempt_dtype")
+        return {**config, **{name: serialize(getattr(self, name)) for name in own}}

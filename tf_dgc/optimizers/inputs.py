@@ -217,7 +217,8 @@ def collect_parts(
     """Return what goes into the parts of a step, one for each bucket that is in it.
 
     Arguments are those of `collect`. It is all in one part where the gradient is
-    clipped by the norm of all, and within XLA, which exchanges nothing.
+    clipped by the norm of all, where a variable is passed several times, and within
+    XLA, which exchanges nothing.
     """
     indices = [keras_optimizers.variable_index(optimizer, v) for v in variables]
     place_of = {index: place for place, index in enumerate(indices)}
@@ -226,6 +227,7 @@ def collect_parts(
     ]
     buckets = [bucket for bucket in buckets if bucket]
     whole = took.clipping["global_clipnorm"] or tracing.in_xla_context()
+    whole = whole or len(place_of) < len(variables)
     if whole or len(buckets) < 2:
         own = collect(optimizer, grads, variables, took, kept)
         return [Part(range(len(variables)), own)]

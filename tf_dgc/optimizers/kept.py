@@ -46,6 +46,11 @@ class Kept:
     accumulation: Accumulation | None = None
 
     @property
+    def remembers(self) -> bool:
+        """Whether a step depends on the gradients of earlier calls."""
+        return self.accumulation is not None or not self.memory.is_empty
+
+    @property
     def of_calls(self) -> list[keras.Variable]:
         """Variables of the gradients of several calls."""
         return self.accumulation.variables if self.accumulation else []

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.steps import accumulation
 
 
 def match(
@@ -45,6 +46,45 @@ def match(
     found = keras_optimizers.drop_missing_gradients(optimizer, grads, variables)
     _check_shapes(*found)
     return found
+
+
+def add_repeated(
+    gradients: Sequence, variables: Sequence[keras.Variable]
+) -> tuple[list, list[keras.Variable]]:
+    """Add up the gradients of each variable that is passed several times.
+
+    Variables that take their gradient as their new value are left as they are.
+
+    Args:
+        gradients: gradients as `match` returns them.
+        variables: variable of each, as `match` returns them.
+
+    Returns:
+        Gradients, and their variables, each once.
+    """
+    places: dict[Any, list[int]] = {}
+    for place, variable in enumerate(variables):
+        alone = keras_optimizers.overwrites_with_gradient(variable)
+        places.setdefault(place if alone else f"{id(variable)}", []).append(place)
+    firsts = [some[0] for some in places.values()]
+    sums = [
+        _add_up([gradients[place] for place in some], variables[some[0]])
+        for some in places.values()
+    ]
+    return sums, [variables[place] for place in firsts]
+
+
+def _add_up(gradients: list, variable: keras.Variable) -> Any:
+    """Return the sum of gradients of a variable; sparse if all of them are."""
+    if len(gradients) == 1:
+        return gradients[0]
+    if not all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return tf.add_n([accumulation.to_dense(g, variable) for g in gradients])
+    indices = [tf.cast(tf.convert_to_tensor(g.indices), tf.int64) for g in gradients]
+    values = [tf.cast(g.values, variable.dtype) for g in gradients]
+    return tf.IndexedSlices(
+        tf.concat(values, axis=0), tf.concat(indices, axis=0), variable.shape
+    )
 
 
 def _check_number(gradients: Sequence, variables: Sequence) -> None:

@@ -10,7 +10,7 @@ from tf_dgc.distribute import divergence
 from tf_dgc.inner.taken import TakeOver
 from tf_dgc.inner.updating import update
 from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, overlapping, overwriting
+from tf_dgc.optimizers import inputs, matching, overlapping, overwriting
 from tf_dgc.optimizers.kept import Kept
 
 
@@ -23,6 +23,8 @@ def take_call(
     strategy: tf.distribute.Strategy,
 ) -> None:
     """Take a step, or the part of one that a call is; arguments are those of `take`."""
+    if made.remembers:
+        grads, variables = matching.add_repeated(grads, variables)
 
     def step(given: list) -> None:
         take(optimizer, given, variables, took, made, strategy)

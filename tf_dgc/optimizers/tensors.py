@@ -63,9 +63,10 @@ def agreement(
         variables: variables of the model, in order.
         lane: number of its exchanges in the background, if it has any.
     """
-    config = {**optimizer.get_config(), "lane": lane, **_schedules(optimizer)}
+    config = {**optimizer.describe_config(), "lane": lane, **_schedules(optimizer)}
     config = without_identities(config)
-    config["inner"]["config"].pop("name", None)  # a class may leave it out
+    for wrapped in (config["inner"], config.get("outer") or {"config": {}}):
+        wrapped["config"].pop("name", None)  # a class may leave it out
     config.pop("name")
     shapes = {
         f"{i}": {"shape": str(tuple(v.shape)), "dtype": v.dtype}

@@ -281,11 +281,12 @@ def check_in_replica(num_workers: int) -> None:
 
 def check_variables(variables: Sequence[keras.Variable]) -> None:
     """Raise `ValueError` for variables that cannot be trained."""
-    if all(map(keras_optimizers.overwrites_with_gradient, variables)):
+    if variables and all(map(keras_optimizers.overwrites_with_gradient, variables)):
         raise ValueError(
-            "The model has no trainable variables, so there is nothing to optimize. "
-            "Set `trainable=True` on some layers, or build the model before the "
-            "optimizer."
+            "The model has no trainable variables but those that gradients overwrite, "
+            "so there is nothing to optimize. Set `trainable=True` on some layers, or "
+            "build the model before the optimizer. Received: "
+            f"{[v.path for v in variables]}"
         )
     for v in variables:
         if v.dtype not in _DTYPES:

@@ -141,7 +141,7 @@ def _run(model: keras.Model, optimizers: Mapping[str, Any], epochs: list[Epoch])
 
 
 def _method(optimizer: CompressedOptimizer | LocalOptimizer) -> dict[str, Any]:
-    settings = tensors.without_identities(optimizer.get_config())
+    settings = tensors.without_identities(optimizer.describe_config())
     name = f"{type(optimizer).__name__}, {optimizer.compressor.name}"
     if isinstance(optimizer, LocalOptimizer):
         name += f", every {optimizer.period} steps"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import keras
+from tf_dgc.inner.descriptions import Serialize
 
 SETTINGS = (
     "mode",
@@ -22,11 +22,10 @@ SETTINGS = (
 )
 
 
-def config_of(optimizer: Any) -> dict[str, Any]:
+def config_of(optimizer: Any, serialize: Serialize) -> dict[str, Any]:
     """Return the arguments of a `ServerOptimizer`, with the current learning rate."""
-    values = {name: getattr(optimizer, name) for name in SETTINGS}
     return {
         "name": optimizer.name,
-        "inner": optimizer.inner_config(),
-        **keras.saving.serialize_keras_object(values),
+        "inner": optimizer.inner_config(serialize),
+        **{name: serialize(getattr(optimizer, name)) for name in SETTINGS},
     }

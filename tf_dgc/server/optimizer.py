@@ -12,6 +12,7 @@ from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
 from tf_dgc.distribute.worker_variables import PerWorkerVariable
 from tf_dgc.inner import takeover
+from tf_dgc.inner.descriptions import Serialize
 from tf_dgc.inner.wrapper import OptimizerWrapper
 from tf_dgc.metrics import counting
 from tf_dgc.optimizers import matching
@@ -173,10 +174,14 @@ class ServerOptimizer(OptimizerWrapper):
         """
         if self.built or self.is_loaded_without(variables):
             return
-        variables = list(map(keras_optimizers.as_keras_variable, variables))
+        variables = keras_optimizers.distinct_variables(self, variables)
+        if not variables:
+            self.build_without_variables()
+            return
         common.check_variables(variables)
         validation.check_variables(variables)
         validation.check_number(self._task, variables)
+        self.check_copies()
         with keras_optimizers.tracked():
             tables = tabular.find(self.rows, variables, self.inner_optimizer)
             plain = [v for v, t in zip(variables, tables, strict=True) if not t]
@@ -220,7 +225,10 @@ class ServerOptimizer(OptimizerWrapper):
                 within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
         """
         validation.check_not_compiled()
-        grads, variables = matching.match(self, grads, trainable_variables)
+        found = matching.match(self, grads, trainable_variables)
+        grads, variables = matching.add_repeated(*found)
+        if not grads:
+            return
         worker = self._built_worker("apply")
         validation.check_gradients(len(grads), worker.variables)
         with tf.init_scope():
@@ -268,9 +276,9 @@ class ServerOptimizer(OptimizerWrapper):
         """Bytes of weights of a step, of rows of the last; 0 before it is built."""
         return self._worker.bytes_per_pull if self._worker else 0
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, with the current learning rate."""
-        return configs.config_of(self)
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return configs.config_of(self, serialize)
 
     @classmethod
     def from_config(

@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import arguments
-from tf_dgc._internals import keras_optimizers, tracing
+from tf_dgc._internals import keras_optimizers, optimizer_copies, tracing
 from tf_dgc.adaptive import unsuited
 from tf_dgc.arguments import check_whole, show
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.server import handing
 from tf_dgc.server.tasks import Task
 
 MODES = ("sync", "async", "ssp", "backup")
@@ -195,13 +196,44 @@ def check_inner(inner: keras.optimizers.Optimizer, compressor: Compressor) -> No
             "step of several. Use a larger batch, or stronger compression. Received: "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
         )
-    rate = keras_optimizers.settings_of(inner)["learning_rate"]
-    scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    if callable(rate) and not scheduled:
+    rate = keras_optimizers.learning_rate_of(inner)
+    kinds = keras.Variable, keras.optimizers.schedules.LearningRateSchedule
+    if not isinstance(rate, kinds):
         raise ValueError(
             "The server evaluates the learning rate, and is not sent code. Pass a "
             "number, which callbacks may change, or one of "
             f"`keras.optimizers.schedules`. Received: learning_rate={show(rate)}"
+        )
+    if calls := int(inner.iterations):
+        raise ValueError(
+            "The server counts the iterations, from 0. Pass a new optimizer; to go on "
+            "with an earlier run use `tf_dgc.callbacks.BackupAndRestore`. Received: "
+            f"inner={inner!r}, whose `iterations` is {calls}"
+        )
+    check_config(inner)
+
+
+def check_config(inner: keras.optimizers.Optimizer) -> None:
+    """Raise `ValueError` unless the config states all of an optimizer.
+
+    Args:
+        inner: inner optimizer, unbuilt.
+    """
+    needed = (
+        "The server builds the inner optimizer from its config, so `get_config` must "
+        "return all that it consists of, and the constructor must take it"
+    )
+    try:
+        again = handing.deserialize(keras.saving.serialize_keras_object(inner))
+    except Exception as error:  # whatever a user's class raises
+        raise ValueError(
+            f"{needed}. `{type(inner).__name__}` cannot be built from its config: "
+            f"{type(error).__name__}: {error}. Received: inner={inner!r}"
+        ) from error
+    if lost := optimizer_copies.differences(inner, again):
+        raise ValueError(
+            f"{needed}. Or use an optimizer without a server, which copies the object. "
+            f"Received: inner={inner!r}, whose config lacks that {', '.join(lost)}"
         )
 
 

@@ -109,12 +109,14 @@ class Worker:
 
         Raises:
             RuntimeError: outside of a cluster; if it has left; and as `Connection`.
+            ValueError: if the config of the inner optimizer does not state all of it.
         """
         if self._joined:
             if self._links[0].connection.heartbeat.is_over:
                 raise RuntimeError(f"{turns.LEFT} Received: {self._optimizer!r}")
             return
         task = validation.check_task(self._task, self._optimizer)
+        validation.check_config(self._optimizer.inner_optimizer)
         run = turns.next_run(task)
         for link in self._links:
             link.connect(task, run)

@@ -49,6 +49,12 @@ class Memory:
     counters: keras.Variable
     last_sent: LastSent | None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of any tensor is remembered from step to step."""
+        kept = (*self.velocity, *self.residual, *self.second_moment, *self.common)
+        return not kept and not any(self.states)
+
     def of(self, indices: Sequence[int]) -> "Memory":
         """Return what is remembered of some of the tensors, in this order."""
 

@@ -1,0 +1,141 @@
+"""Stock optimizers that update within a condition of their own, under a strategy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+from selection import slow
+
+import tf_dgc
+
+O = keras.optimizers  # noqa: E741
+SHAPES = [(8, 5), (5,)]
+AVERAGES = {"use_ema": True, "ema_momentum": 0.5}
+INNER = {
+    "accumulates": lambda: O.SGD(
+        0.1, momentum=0.9, gradient_accumulation_steps=2, weight_decay=0.1
+    ),
+    "averages": lambda: O.Adam(0.1, ema_overwrite_frequency=3, **AVERAGES),
+    "both": lambda: O.SGD(
+        0.1, gradient_accumulation_steps=2, ema_overwrite_frequency=2, **AVERAGES
+    ),
+}
+WRAPPERS = {
+    "stock": lambda inner: inner,
+    "dgc": lambda inner: tf_dgc.DGCOptimizer(inner, 0.0),
+    "compressed": lambda inner: tf_dgc.CompressedOptimizer(inner, "none"),
+}
+
+
+def weights_after(strategy, make, traced, number, steps=7):
+    """Return the weights after steps with the same gradients on all workers."""
+    trainer = Trainer(strategy, make, initial_weights("float32", SHAPES), traced)
+    for (gradients,) in make_gradients(1, steps, "float32", SHAPES):
+        trainer.step([[g / number for g in gradients]] * number)
+    return trainer.weights()
+
+
+@pytest.fixture(scope="module")
+def one_replica():
+    class Strategy(tf.distribute.MirroredStrategy):
+        _collective_key_base = 500  # as in conftest.py
+
+    return tf_dgc.prepare(Strategy(["CPU:0"]))
+
+
+def assert_equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_two_workers_equal_keras_alone(strategies, wrapper, inner):
+    tf_dgc.prepare(strategies[2])
+    make = INNER[inner]
+    expected = weights_after(strategies[1], make, False, 1)
+    wrap = WRAPPERS[wrapper]
+    found = weights_after(strategies[2], lambda: wrap(make()), True, 2)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_strategy_of_one_worker_equals_keras_alone(one_replica, wrapper):
+    make, wrap = INNER["both"], WRAPPERS[wrapper]
+    found = weights_after(one_replica, lambda: wrap(make()), True, 1)
+    assert_equal(found, weights_after(tf.distribute.get_strategy(), make, False, 1))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_outer_optimizer_overwrites_by_its_averages(strategies, num_workers):
+    """With rounds of one step, in which the mean of all is what Keras averages."""
+    outer = lambda: O.SGD(  # noqa: E731
+        1.0, ema_overwrite_frequency=3, **AVERAGES
+    )
+    plain = lambda: O.SGD(0.1, ema_overwrite_frequency=3, **AVERAGES)  # noqa: E731
+    found = weights_after(
+        strategies[num_workers],
+        lambda: tf_dgc.LocalOptimizer(O.SGD(0.1), 1, outer=outer()),
+        True,
+        num_workers,
+    )
+    assert_equal(found, weights_after(strategies[1], plain, False, 1))
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_clipping_is_that_of_eager_keras(strategies, inner):
+    """Where each replica clips its own gradients, an eager step of Keras does so."""
+
+    def make():
+        optimizer = INNER[inner]()
+        optimizer.clipnorm = 0.5
+        return optimizer
+
+    tf_dgc.prepare(strategies[2])
+    runs = [weights_after(strategies[2], make, traced, 2) for traced in (True, False)]
+    assert_equal(*runs)
+
+
+@pytest.mark.parametrize("steps", [1, slow(2)])
+def test_fit_with_a_stock_optimizer_that_accumulates(strategies, one_replica, steps):
+    """Also in the loop of `steps_per_execution`."""
+    x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+
+    def fitted(strategy):
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((6,)), keras.layers.Dense(1, kernel_initializer="ones")]
+            )
+            model.compile(INNER["both"](), "mse", steps_per_execution=steps)
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    tf_dgc.prepare(strategies[2])
+    expected = fitted(strategies[1])
+    for strategy in (strategies[2], one_replica):
+        assert_equal(fitted(strategy), expected)
+
+
+def test_a_loss_scale_around_an_optimizer_that_accumulates(strategies):
+    tf_dgc.prepare(strategies[2])
+    make = lambda: O.LossScaleOptimizer(  # noqa: E731
+        INNER["accumulates"](), initial_scale=4.0
+    )
+    found = weights_after(strategies[2], make, True, 2)
+    assert_equal(found, weights_after(strategies[1], make, False, 1))
+
+
+def test_a_function_within_a_step_is_refused_by_tensorflow_as_before(strategies):
+    strategy = tf_dgc.prepare(strategies[2])
+    with strategy.scope():
+        variable, sgd = keras.Variable(np.ones((3,))), O.SGD(0.1)
+        sgd.build([variable])
+
+    @tf.function
+    def within():
+        sgd.apply([tf.ones((3,))], [variable])
+
+    with pytest.raises(RuntimeError, match="nested"):
+        strategy.run(tf.function(lambda: within()))

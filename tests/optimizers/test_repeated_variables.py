@@ -1,0 +1,156 @@
+"""A variable that is passed several times, as by two models that share a layer."""
+
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from serving import Served
+
+import tf_dgc
+from tf_dgc.steps import native, native_update
+
+O = keras.optimizers  # noqa: E741
+SHAPE = (40, 50)
+STEPS = 3
+
+
+def plain_steps(make, num_workers=1, strategy=None, sparse=False):
+    """Return the weights after steps of which each has two gradients of `a`."""
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        a, b = (keras.Variable(np.ones(SHAPE, "float32"), name=n) for n in "ab")
+        optimizer = make()
+    variables = [a, b, a]
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(STEPS, 3, *SHAPE)).astype("float32") / num_workers
+
+    def step(i):
+        grads = list(tf.unstack(tf.constant(values[i])))
+        if sparse:
+            rows = [tf.constant([3, 5]), tf.constant([5, 7])]
+            grads[0], grads[2] = (
+                tf.IndexedSlices(tf.gather(g, r), r, SHAPE)
+                for g, r in zip((grads[0], grads[2]), rows, strict=True)
+            )
+        optimizer.apply(grads, variables)
+
+    for i in range(STEPS):
+        strategy.run(lambda i=i: step(i))
+    return a.numpy(), b.numpy()
+
+
+def assert_equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(params=["native", "tensorflow"])
+def path(request):
+    if request.param == "native":
+        yield
+        return
+    never = lambda variables: False  # noqa: E731
+    with (
+        mock.patch.object(native, "is_live", never),
+        mock.patch.object(native_update, "is_live", never),
+    ):
+        yield
+
+
+INNER = {
+    "sgd": lambda: O.SGD(0.1),
+    "momentum": lambda: O.SGD(0.1, momentum=0.9, weight_decay=0.1),
+    "adam": lambda: O.Adam(0.1, clipnorm=1.0),
+}
+DENSE = {
+    "dgc": lambda inner: tf_dgc.DGCOptimizer(inner, 0.0),
+    "float16": lambda inner: tf_dgc.CompressedOptimizer(inner, "none", overlap=True),
+    "local": lambda inner: tf_dgc.LocalOptimizer(inner, 1),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("wrapper", DENSE)
+@pytest.mark.usefixtures("path")
+def test_without_compression_it_is_updated_several_times_as_in_keras(wrapper, inner):
+    make = INNER[inner]
+    assert_equal(plain_steps(lambda: DENSE[wrapper](make())), plain_steps(make))
+
+
+@pytest.mark.parametrize("wrapper", DENSE)
+def test_two_workers_update_it_as_keras_does(strategies, wrapper):
+    found = plain_steps(lambda: DENSE[wrapper](INNER["momentum"]()), 2, strategies[2])
+    assert_equal(found, plain_steps(INNER["momentum"]))
+
+
+def everything(iteration):
+    """A schedule that leaves nothing out, with all that sparsity takes."""
+    return tf.zeros([], tf.float64)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.usefixtures("path")
+def test_its_gradients_are_added_up_where_something_is_kept_back(sparse):
+    """By plain SGD that is what Keras does."""
+    sgd = INNER["sgd"]
+    wrappers = {
+        "dgc": lambda: tf_dgc.DGCOptimizer(sgd(), everything, min_compress_size=0),
+        "accumulating": lambda: tf_dgc.CompressedOptimizer(sgd(), "ef_sign_sgd"),
+    }
+    expected = plain_steps(sgd, sparse=sparse)
+    assert_equal(plain_steps(wrappers["dgc"], sparse=sparse), expected)
+    a, b = plain_steps(wrappers["accumulating"], sparse=sparse)
+    assert np.isfinite(a).all() and np.isfinite(b).all()
+
+
+def test_a_residual_has_each_entry_once():
+    a = keras.Variable(np.zeros(SHAPE, "float32"))
+    optimizer = tf_dgc.DGCOptimizer(
+        O.SGD(1.0), 0.9, min_compress_size=0, rate_correction=False
+    )
+    ones = tf.ones(SHAPE)
+    optimizer.apply([ones, 2.0 * ones], [a, a])
+    assert len(optimizer.residual) == 1
+    total = optimizer.residual[0].numpy() - a.numpy()
+    np.testing.assert_array_equal(total, np.full(SHAPE, 3.0))
+
+
+def test_a_server_adds_its_gradients_up(monkeypatch):
+    sgd = INNER["sgd"]
+    with Served(1) as server:
+        found = plain_steps(
+            lambda: server.optimizer(monkeypatch, 0, sgd(), compressor="none")
+        )
+    assert_equal(found, plain_steps(sgd))
+
+
+def test_two_models_that_share_a_layer_train_together():
+    def trained(make):
+        shared = keras.layers.Dense(40, kernel_initializer="ones")
+        models = [
+            keras.Sequential(
+                [
+                    keras.Input((50,)),
+                    shared,
+                    keras.layers.Dense(1, "tanh", kernel_initializer="ones"),
+                ]
+            )
+            for _ in range(2)
+        ]
+        variables = [v for model in models for v in model.trainable_variables]
+        optimizer = make()
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_mean(model(x) ** 2) for model in models])
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        for _ in range(STEPS):
+            step(tf.ones((4, 50)) / 100)
+        return [v.numpy() for v in variables]
+
+    make = lambda: O.Adam(0.01)  # noqa: E731
+    assert_equal(trained(lambda: tf_dgc.DGCOptimizer(make(), 0.0)), trained(make))
