@@ -79,6 +79,19 @@ SOURCES = {
 }
 
 
+class Order(keras.callbacks.Callback):
+    """Records which batch each step of `fit` was given, by the weight that moved."""
+
+    def on_train_begin(self, logs=None):
+        self.steps = []
+        self.before = np.zeros(NUMBER)
+
+    def on_train_batch_end(self, batch, logs=None):
+        weights = self.model.get_weights()[0][:, 0]
+        self.steps.append(float(np.argmax(weights - self.before)))
+        self.before = weights
+
+
 class Counter:
     """Models, not built yet, that tell which batches they were given.
 
@@ -108,13 +121,14 @@ class Counter:
         model.fit(**arguments, verbose=0, shuffle=False)
         return (model.get_weights()[0][:, 0] - before).tolist()
 
-    def find(self, sources=tuple(SOURCES)):
+    def find(self, sources):
         """Return what every loop draws, by its name and its data."""
         found = {}
         for name in sources:
-            data = SOURCES[name]
+            data, order = SOURCES[name], Order()
             model = self.make("zeros", 1.0)
-            found["fit", name] = self.trained(model, **data())
+            found["fit", name] = self.trained(model, callbacks=[order], **data())
+            found["order", name] = order.steps
             found["fit again", name] = self.trained(model, **data())
             if "gen" in name:
                 found["steps per execution", name] = self.trained(
@@ -124,6 +138,11 @@ class Counter:
             data = data()
             data.pop("y", None)
             found["predict", name] = self.with_powers().predict(**data, verbose=0)
+        return {"/".join(key): np.ravel(value).tolist() for key, value in found.items()}
+
+    def find_more(self):
+        """Return what several epochs, validation and several `fit`s draw."""
+        found = {}
         for name in ("PyDataset of 2 workers", "arrays"):
             valid = SOURCES[name]()
             pair = valid["x"], valid.get("y")
@@ -134,15 +153,15 @@ class Counter:
                 shuffle=False,
                 verbose=0,
             )
-            found["validation", name] = -history.history["val_loss"][0]
+            found[f"validation by {name}"] = -history.history["val_loss"][0]
         model = self.make("zeros", 1.0)
         parts = {"steps_per_epoch": 2, "epochs": NUMBER // 2}
-        found["fit", "parts"] = self.trained(model, x=generator(), **parts)
-        found["fit", "3 epochs"] = self.trained(model, x=Batches(workers=2), epochs=3)
+        found["parts"] = self.trained(model, x=generator(), **parts)
+        found["3 epochs"] = self.trained(model, x=Batches(workers=2), epochs=3)
         shared = endless()
         counts = [self.trained(model, x=shared, steps_per_epoch=8) for _ in range(3)]
-        found["fit", "shared"] = [sum(count) for count in counts]
-        return {"/".join(key): np.ravel(value).tolist() for key, value in found.items()}
+        found["steps of one generator"] = sum(map(sum, counts))
+        return found
 
     def with_powers(self):
         """Return a model whose prediction of a batch is 2 to the batch's number."""
@@ -153,25 +172,35 @@ class Counter:
         return self.make(powers, 0.0)
 
 
-def expected(sources=tuple(SOURCES)):
+def expected(sources):
     """Return what `Counter.find` does where every batch is drawn once."""
     once = [1.0] * NUMBER
-    mean = [float(POWERS.mean())]
     found = {}
     for name in sources:
         found[f"fit/{name}"] = found[f"fit again/{name}"] = once
+        found[f"order/{name}"] = list(map(float, range(NUMBER)))
         if "gen" in name:
             found[f"steps per execution/{name}"] = once
-        found[f"evaluate/{name}"] = mean
+        found[f"evaluate/{name}"] = [float(POWERS.mean())]
         found[f"predict/{name}"] = np.repeat(POWERS, ROWS).tolist()
-    found["validation/PyDataset of 2 workers"] = found["validation/arrays"] = mean
-    found["fit/parts"], found["fit/3 epochs"] = once, [3.0] * NUMBER
-    found["fit/shared"] = [8.0] * 3
     return found
+
+
+EXPECTED_MORE = {
+    "validation by PyDataset of 2 workers": float(POWERS.mean()),
+    "validation by arrays": float(POWERS.mean()),
+    "parts": [1.0] * NUMBER,
+    "3 epochs": [3.0] * NUMBER,
+    "steps of one generator": 24.0,
+}
 
 
 def scenario_find(strategy):
     return Counter(strategy).find(sys.argv[3:])
+
+
+def scenario_find_more(strategy):
+    return Counter(strategy).find_more()
 
 
 def scenario_stress(strategy):

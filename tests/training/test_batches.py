@@ -19,8 +19,7 @@ from tf_dgc.training import iterators, loops
 SCRIPT = pathlib.Path(batch_worker.__file__)
 
 
-def check(found, *sources):
-    wanted = batch_worker.expected(*sources)
+def check(found, wanted):
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
@@ -40,7 +39,8 @@ def test_no_batch_is_lost_by_one_worker(strategies, replicas, sources):
     """Also by replicas of one process, which get halves of every batch."""
     alone = tf.distribute.MirroredStrategy(["CPU:0"])
     strategy = tf_dgc.prepare({1: alone, 2: strategies[2]}[replicas])
-    check(batch_worker.Counter(strategy).find(sources), sources)
+    found = batch_worker.Counter(strategy).find(sources)
+    check(found, batch_worker.expected(sources))
 
 
 @pytest.mark.slow
@@ -48,7 +48,9 @@ def test_no_batch_is_lost_by_one_worker(strategies, replicas, sources):
 def test_plain_keras_loses_no_batch():
     """What the other tests expect is what Keras does without a strategy."""
     sources = [s for s in batch_worker.SOURCES if s != "from_generator once"]
-    check(batch_worker.Counter(None).find(sources), sources)
+    plain = batch_worker.Counter(None)
+    check(plain.find(sources), batch_worker.expected(sources))
+    check(plain.find_more(), batch_worker.EXPECTED_MORE)
 
 
 @pytest.mark.workers
@@ -63,7 +65,17 @@ def test_no_batch_is_lost_by_two_workers(starter, tmp_path, sources):
     finished = starter.run([SCRIPT, "find", tmp_path, *sources], 2, tmp_path)
     assert finished.codes == [0, 0]
     for found in finished.findings:
-        check(found, sources)
+        check(found, batch_worker.expected(sources))
+
+
+@pytest.mark.workers
+@pytest.mark.slow
+def test_no_batch_is_lost_between_epochs(starter, tmp_path):
+    """Nor in validation, nor by several `fit`s on one generator."""
+    finished = starter.run([SCRIPT, "find_more", tmp_path], 2, tmp_path)
+    assert finished.codes == [0, 0]
+    for found in finished.findings:
+        check(found, batch_worker.EXPECTED_MORE)
 
 
 @pytest.mark.workers

@@ -275,6 +275,9 @@ class _Builder:
     def _like_a_batch(self, dataset: Any) -> Any:
         model = self._model
         built = all(layer.built for layer in model._flatten_layers())
+        others = [model._compile_metrics, model._compile_loss]
+        if built and all(other is None or other.built for other in others):
+            return ()  # nobody looks at it
         spec = tf.nest.map_structure(_of_one_replica, dataset.element_spec)
         if all(_is_enough(s, built) for s in tf.nest.flatten(spec)):
             return tf.nest.map_structure(_keras_tensor, spec)
