@@ -42,6 +42,37 @@ def check_whole(
     return int(value)
 
 
+def check_steps(
+    what: str, value: Any, smallest: int = 1, unit: str = " of training"
+) -> int:
+    """Return a number of steps; raise `ValueError` unless it is a whole number.
+
+    Args:
+        what: name of the argument.
+        value: number that was passed, perhaps computed from a data set's cardinality.
+        smallest: least number that is allowed.
+        unit: words for the message, of what is counted.
+    """
+    return check_whole(what, value, smallest, unit, unknown_length(value))
+
+
+def unknown_length(value: Any) -> str:
+    """Return words for a message about a number of steps, if it is negative; or "".
+
+    What `dataset.cardinality()` returns for an unknown or infinite length is.
+    """
+    if not is_whole(value) or value >= 0:
+        return ""
+    return (
+        ". A negative number comes of a data set whose length is unknown: "
+        "`int(dataset.cardinality())` is -2 for data from a generator and after "
+        "`filter`, and -1 for endless data. Pass the number itself, `epochs * "
+        "steps_per_epoch`, with the `steps_per_epoch` that `fit` is given; or tell the "
+        "data set its length: `dataset.apply("
+        "tf.data.experimental.assert_cardinality(length))`"
+    )
+
+
 def check_number(what: str, value: Any, interval: str, means: str = "") -> float:
     """Return an argument as a float; raise `ValueError` unless it is in an interval.
 

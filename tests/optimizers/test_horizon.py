@@ -1,5 +1,7 @@
 """`dgc_for_steps` is `DGCOptimizer` with settings for the length of a run."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,12 @@ from contract import round_trip
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.schedules import PiecewiseConstantSparsity, for_steps
+from tf_dgc.schedules import (
+    PiecewiseConstantPeriod,
+    PiecewiseConstantSparsity,
+    WarmupSparsity,
+    for_steps,
+)
 
 SHAPES = [(60, 50), (50,)]
 STEPS = 12  # 10 of 200 are early
@@ -58,6 +65,30 @@ def test_settings_are_those_that_are_given():
 def test_bad_steps(steps):
     with pytest.raises(ValueError, match="`steps` must be a whole number of training"):
         tf_dgc.dgc_for_steps("sgd", steps)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda steps: tf_dgc.dgc_for_steps("sgd", steps),
+        for_steps,
+        WarmupSparsity,
+        lambda steps: PiecewiseConstantSparsity([steps], [0.5, 0.9]),
+        lambda steps: PiecewiseConstantPeriod([10, steps], [1, 2, 4]),
+        lambda steps: tf_dgc.post_local_sgd("sgd", steps),
+        lambda steps: tf_dgc.local_sgd("sgd", steps),
+        lambda steps: tf_dgc.compressors.LGC(learning_steps=steps),
+    ],
+)
+def test_steps_of_data_of_unknown_length(make):
+    """The number itself does not tell where it comes from."""
+    unknown = tf.data.Dataset.range(8).filter(lambda _: True)
+    for data, epochs in ((unknown, 4), (tf.data.Dataset.range(8).repeat(), 3)):
+        steps = epochs * int(data.cardinality())
+        with pytest.raises(ValueError, match="whose length is unknown") as error:
+            make(steps)
+        assert "Pass the number itself, `epochs * steps_per_epoch`" in str(error.value)
+        assert re.search(rf"Received: \w+=.*{steps}", str(error.value))
 
 
 def sparsities(optimizer, steps):

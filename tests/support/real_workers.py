@@ -38,7 +38,15 @@ class Starter:
     def __exit__(self, *_):
         self._stack.close()
 
-    def run(self, command, num_workers, directory, last=None, **environment):
+    def run(
+        self,
+        command,
+        num_workers,
+        directory,
+        last=None,
+        timeout=_TIMEOUT,
+        **environment,
+    ):
         """Run a script on workers, each of which has to end by itself.
 
         Args:
@@ -46,6 +54,7 @@ class Starter:
             num_workers: how many.
             directory: for their logs; and for what they found, `RANK.json`.
             last: environment variables of the last worker alone.
+            timeout: seconds in which all have to end.
             **environment: of all.
         """
         environments = [
@@ -57,7 +66,7 @@ class Starter:
         logs = [directory / f"{rank}.log" for rank in range(num_workers)]
         workers = self._start(command, environments, logs)
         try:
-            deadline = time.monotonic() + _TIMEOUT
+            deadline = time.monotonic() + timeout
             codes = [w.wait(max(1, deadline - time.monotonic())) for w in workers]
         finally:
             worker_processes.end(workers)

@@ -9,9 +9,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
+
+from tf_dgc._internals import trainer
 
 # Where Keras saves, and what it closes last there.
 _CLOSED_LAST = {
@@ -164,16 +165,12 @@ def call_when_fit_begins(
 
     def make_train_function(force: bool = False) -> Any:
         function = stock(force)
-        frame = inspect.currentframe()
-        caller = frame and frame.f_back
-        if caller and caller.f_code is _FIT:
-            call(caller.f_locals["callbacks"])
+        callbacks = trainer.callbacks_of_calling_fit()
+        if callbacks is not None:
+            call(callbacks)
         return function
 
     model.make_train_function = make_train_function
-
-
-_FIT = inspect.unwrap(TensorFlowTrainer.fit).__code__
 
 
 def _caller(codes: Container[CodeType]) -> FrameType | None:

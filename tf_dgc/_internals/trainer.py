@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -15,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.trainers import data_adapters
-from tensorflow.python.distribute import input_lib
+from tensorflow.python.distribute import input_lib, values
 from tensorflow.python.ops import resource_variable_ops
 
 _Trainer = trainer.TensorFlowTrainer
@@ -56,25 +57,53 @@ def caller_of_reduce() -> tuple[str | None, Any]:
     """
     frame = sys._getframe(2)
     caller = _CALLERS.get(frame.f_code)
-    return caller, frame.f_locals["self"] if caller == BUILD else None
+    return caller, _local(frame, "self") if caller == BUILD else None
+
+
+def _local(frame: FrameType, name: str) -> Any:
+    """Return a local variable of a function that is being executed.
+
+    Before Python 3.13 the frame keeps what `f_locals` returned, and so references to
+    all that the function drops later.
+    """
+    variables = frame.f_locals
+    value = variables[name]
+    if sys.version_info < (3, 13):
+        variables.clear()
+    return value
 
 
 class Loop:
-    """A loop of Keras over batches, by the local variables of its function.
+    """A call of `fit` or `evaluate`.
 
     Args:
-        name: name of the loop: "fit", "evaluate" or "predict".
-        found: local variables of its function, by name.
+        name: "fit" or "evaluate".
+        epoch_iterator: Keras's `EpochIterator` of this call. It is not kept alive.
+        is_validation: whether it is the `evaluate` of a `fit`.
+        callbacks: callbacks of a `fit`.
+        epochs: number of the epoch before which a `fit` ends.
+
+    Attributes:
+        epoch: number of the current epoch, from 0.
+        last_callback: callback that a `fit` calls after all others, or None.
     """
 
-    def __init__(self, name: str, found: dict[str, Any]):
+    def __init__(
+        self,
+        name: str,
+        epoch_iterator: Any,
+        is_validation: bool = False,
+        callbacks: keras.callbacks.CallbackList | None = None,
+        epochs: int = 1,
+    ):
         self.name = name
-        self._found = found
-
-    @property
-    def is_validation(self) -> bool:
-        """Whether it is the `evaluate` of a `fit`."""
-        return bool(self._found.get("use_cached_eval_dataset"))
+        self.is_validation = is_validation
+        self.epoch = 0
+        self.last_callback: keras.callbacks.Callback | None = None
+        self._epochs = epochs
+        self._callbacks = callbacks
+        # It refers to the data set, and that to this loop.
+        self._epoch_iterator = weakref.ref(epoch_iterator)
 
     @property
     def limit(self) -> str:
@@ -93,19 +122,19 @@ class Loop:
         At the beginning of an epoch: in all epochs, for `fit` goes on in a data set
         where the last epoch ended (`EpochIterator.steps_per_epoch`).
         """
-        iterator = self._found["epoch_iterator"]
+        iterator: Any = self._epoch_iterator()
         if iterator.steps_per_epoch is None:
             return math.inf
         at_once = iterator.steps_per_execution
         each = math.ceil(iterator.steps_per_epoch / at_once) * at_once
-        if self.name != "fit":
-            return each
-        return each * (self._found["epochs"] - self._found["epoch"])
+        return each * (self._epochs - self.epoch)
 
-    @property
-    def callbacks(self) -> list[keras.callbacks.Callback]:
-        """Its callbacks, in the order in which they are called."""
-        return self._found["callbacks"].callbacks
+    def move_last_callback(self) -> None:
+        """Let a `fit` call `last_callback` last, and no other one of its class."""
+        last = self.last_callback
+        if last is not None and self._callbacks is not None:
+            others = self._callbacks.callbacks
+            others[:] = [c for c in others if type(c) is not type(last)] + [last]
 
     @property
     def num_batches(self) -> int | None:
@@ -114,7 +143,7 @@ class Loop:
         A worker gets a part of every batch, an empty one if need be, or all data; but
         if they are shared out by files, it gets as many as its files hold.
         """
-        adapter = self._found["epoch_iterator"].data_adapter
+        adapter = self._epoch_iterator().data_adapter  # type: ignore[union-attr]
         if not isinstance(adapter, _COUNTED):
             return None
         dataset = getattr(adapter, "_dataset", None)
@@ -133,13 +162,25 @@ _COUNTED = (
 )
 
 
-def calling_loop() -> Loop | None:
-    """Return the loop of Keras that calls this package, if one does so directly."""
+def name_of_calling_loop() -> str | None:
+    """Return which loop of Keras calls this package, if one does so directly."""
+    frame = _calling_loop()
+    return None if frame is None else _LOOPS[frame.f_code]
+
+
+def callbacks_of_calling_fit() -> keras.callbacks.CallbackList | None:
+    """Return the callbacks of the `fit` that calls this package directly, or None."""
+    frame = _calling_loop()
+    if frame is None or _LOOPS[frame.f_code] != "fit":
+        return None
+    return _local(frame, "callbacks")
+
+
+def _calling_loop() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    name = _LOOPS.get(frame.f_code) if frame is not None else None
-    return None if frame is None or name is None else Loop(name, frame.f_locals)
+    return frame if frame is not None and frame.f_code in _LOOPS else None
 
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -147,10 +188,20 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 def calling_trainer() -> Any | None:
     """Return the model whose `fit`, `evaluate` or `predict` is among our callers."""
+    frame = _loop_among_callers()
+    return None if frame is None else _local(frame, "self")
+
+
+def is_within_a_loop() -> bool:
+    """Whether a `fit`, `evaluate` or `predict` of Keras is among our callers."""
+    return _loop_among_callers() is not None
+
+
+def _loop_among_callers() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in _LOOPS:
         frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
+    return frame
 
 
 def models_within(model: keras.Model) -> list[keras.Model]:
@@ -166,7 +217,8 @@ def is_wrapped(model: keras.Model) -> bool:
 def wrap_trainer(
     model: keras.Model,
     wrap_function: Callable[[str, Callable], Callable],
-    before_loop: Callable[[str, Loop | None], None],
+    wrap_dataset: Callable[[Any], Any],
+    before_loop: Callable[[Loop], None],
     wrap_results: Callable[[Callable], Callable],
 ) -> None:
     """Wrap what this model instance calls in its loops.
@@ -175,8 +227,10 @@ def wrap_trainer(
         model: Keras model, whose instance is changed.
         wrap_function: function of "train", "test" or "predict", and the function that
             is called for every execution of that loop; returns what is called instead.
-        before_loop: function of one of these names and, if it is one, the loop that is
-            about to use the function.
+        wrap_dataset: function of the distributed data set of a loop; returns what the
+            loop iterates over instead, with attributes `element_spec` and `loop`, and
+            a method `peek` that returns the first batch.
+        before_loop: function of a loop that is about to begin.
         wrap_results: function of the function that turns the last step's logs into
             those of an epoch (`Trainer._get_metrics_result_or_logs`); returns another
             one.
@@ -184,8 +238,10 @@ def wrap_trainer(
     model._tf_dgc_wrapped = True
     # Made before, as by `train_on_batch`: then they are not wrapped.
     model.train_function = model.test_function = model.predict_function = None
+    builder = _Builder(model, wrap_dataset)
+    model._maybe_symbolic_build = builder.build
     for kind in ("train", "test", "predict"):
-        _wrap_maker(model, kind, wrap_function, before_loop)
+        _wrap_maker(model, kind, wrap_function, before_loop, builder)
     results = "_get_metrics_result_or_logs"
     setattr(model, results, wrap_results(getattr(model, results)))
 
@@ -209,6 +265,97 @@ def first_of_inputs(data: Any) -> Any | None:
         if shape is not None and shape != ():
             return leaf
     return None
+
+
+class _Builder:
+    """Builds what is left to build before a loop (`Trainer._maybe_symbolic_build`).
+
+    Keras takes a batch from the data set and throws it away, with those that
+    TensorFlow prefetches meanwhile. Here the shapes come from the data set's
+    `element_spec`. Where that does not say enough to build a model, the batch is drawn
+    from the iterator that the loop is going to use.
+
+    Args:
+        model: Keras model.
+        wrap_dataset: function, as for `wrap_trainer`.
+    """
+
+    def __init__(self, model: keras.Model, wrap_dataset: Callable[[Any], Any]):
+        self._model = model
+        self._stock = model._maybe_symbolic_build
+        self._wrap_dataset = wrap_dataset
+        self._begins: Any = None  # the data set of a loop that is about to begin
+
+    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Do what the stock method does."""
+        model = self._model
+        self._begins = None
+        if iterator is not None:
+            iterator._distributed_dataset = self._wrap_dataset(
+                iterator._distributed_dataset
+            )
+            self._begins = iterator._distributed_dataset, weakref.ref(iterator)
+            if model._distribute_strategy is not None:
+                data_batch = self._like_a_batch(iterator._distributed_dataset)
+        if data_batch is not None:
+            self._stock(data_batch=data_batch)
+
+    def _like_a_batch(self, dataset: Any) -> Any:
+        model = self._model
+        built = all(layer.built for layer in model._flatten_layers())
+        others = [model._compile_metrics, model._compile_loss]
+        if built and all(other is None or other.built for other in others):
+            return ()  # nobody looks at it
+        spec = tf.nest.map_structure(_of_one_replica, dataset.element_spec)
+        if all(_is_enough(s, built) for s in tf.nest.flatten(spec)):
+            return tf.nest.map_structure(_keras_tensor, spec)
+        local = model.distribute_strategy.experimental_local_results
+        return tf.nest.map_structure(lambda v: local(v)[0], dataset.peek())
+
+    def loop(self, kind: str) -> Loop | None:
+        """Return the loop that is about to use the function of this kind, if any."""
+        begins, self._begins = self._begins, None
+        if begins is None or kind == "predict":
+            return None
+        dataset, reference = begins
+        iterator = reference()
+        if kind == "test":
+            cached = getattr(self._model, "_eval_epoch_iterator", None)
+            loop = Loop("evaluate", iterator, is_validation=cached is iterator)
+        else:
+            frame = _calling_loop()
+            if frame is None:
+                return None
+            callbacks = _local(frame, "callbacks")
+            epochs = _local(frame, "epochs")
+            loop = Loop("fit", iterator, callbacks=callbacks, epochs=epochs)
+        dataset.loop = loop
+        return loop
+
+
+def _of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
+    """Return the spec of the first replica's part of a batch."""
+    return spec._value_specs[0] if isinstance(spec, values.PerReplicaSpec) else spec
+
+
+def _is_enough(spec: tf.TypeSpec, built: bool) -> bool:
+    """Whether a model, and its metrics, can be built for batches of this spec.
+
+    Args:
+        spec: spec of a tensor of a batch.
+        built: whether the model has been built: metrics need the rank alone.
+    """
+    shape = getattr(spec, "shape", None)
+    if not isinstance(shape, tf.TensorShape):
+        return True  # there is no tensor
+    return shape.rank is not None and (built or shape[1:].is_fully_defined())
+
+
+def _keras_tensor(spec: tf.TypeSpec) -> keras.KerasTensor | None:
+    shape = getattr(spec, "shape", None)
+    if not isinstance(shape, tf.TensorShape):
+        return None  # `tf.OptionalSpec`: a target or weight that is None
+    return keras.KerasTensor(shape, keras.backend.standardize_dtype(spec.dtype))
 
 
 def wrap_calls(
@@ -236,8 +383,35 @@ def wrap_calls(
         setattr(model, name, wrap(getattr(model, name)))
 
 
+def call_before(
+    model: keras.Model, names: Sequence[str], call: Callable[..., None]
+) -> None:
+    """Call a function before methods of this model instance, with their arguments.
+
+    Args:
+        model: Keras model, whose instance is changed.
+        names: names of the methods.
+        call: function that is called.
+    """
+
+    def wrap(stock: Callable) -> Callable:
+        @functools.wraps(stock)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            call(*args, **kwargs)
+            return stock(*args, **kwargs)
+
+        return method
+
+    for name in names:
+        setattr(model, name, wrap(getattr(model, name)))
+
+
 def _wrap_maker(
-    model: keras.Model, kind: str, wrap: Callable, before_loop: Callable
+    model: keras.Model,
+    kind: str,
+    wrap: Callable,
+    before_loop: Callable[[Loop], None],
+    builder: _Builder,
 ) -> None:
     stock, name = getattr(model, f"make_{kind}_function"), f"{kind}_function"
 
@@ -246,15 +420,12 @@ def _wrap_maker(
         stock(force)
         if getattr(model, name) is not before:
             setattr(model, name, wrap(kind, getattr(model, name)))
-        before_loop(kind, calling_loop())
+        loop = builder.loop(kind)
+        if loop is not None:
+            before_loop(loop)
         return getattr(model, name)
 
     setattr(model, f"make_{kind}_function", make)
-
-
-def is_infinite(iterator: Any) -> bool:
-    """Whether TensorFlow never asks if there is another batch (`_cardinality`)."""
-    return iterator._cardinality == tf.data.INFINITE_CARDINALITY
 
 
 def make_flag() -> Any:

@@ -15,6 +15,8 @@ __all__ = [
     "slurm",
     "tf_config",
     "watch",
+    "watchdog",
+    "watchdog_process",
     "worker_interrupts",
     "workers",
 ]

@@ -21,7 +21,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dgc._internals import threads, tracing
-from tf_dgc.cluster import coordination, failures, frames, positions, workers
+from tf_dgc.cluster import (
+    coordination,
+    failures,
+    frames,
+    positions,
+    watchdog,
+    workers,
+)
 from tf_dgc.cluster.positions import Counts, Group, Position
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
@@ -63,11 +70,20 @@ class Watch:
         # One may have to wait long for a slow network, which the other is to notice.
         self._threads = [
             threading.Thread(target=target, name="tf_dgc", daemon=True)
-            for target in (self._publish_often, self._blame_often)
+            for target in (self._publish_often, self._blame_often, self._tell_often)
         ]
+        self._watchdog: watchdog.Watchdog | None = None
+        self._place: Any = None  # of the main thread, when it was last looked at
 
     def start(self) -> None:
         """Start the threads; they end before the interpreter does."""
+        peers = workers.peers(self._strategy)
+        addresses = workers.addresses(self._strategy.cluster_resolver.cluster_spec())
+        self._watchdog = watchdog.start(
+            self._name(workers.me(self._strategy)),
+            [addresses[peer] for peer in peers],
+            self._limit,
+        )
         for thread in self._threads:
             thread.start()
         atexit.register(self._end)
@@ -83,6 +99,8 @@ class Watch:
 
     def _end(self) -> None:
         self._stop.set()
+        if self._watchdog is not None:
+            self._watchdog.end()
         for thread in self._threads:
             thread.join(1.0)  # it may wait for who coordinates, in vain
         if failures.told.is_set():
@@ -97,6 +115,21 @@ class Watch:
         reason = self._often(self._blame_or_get_to_know)
         if reason is not None:
             self._give_up(reason)
+
+    def _tell_often(self) -> None:
+        self._often(self._tell_watchdog)
+
+    def _tell_watchdog(self) -> None:
+        """Tell the watchdog whether the main thread makes progress.
+
+        One that waits in a collective does: the watch looks after it.
+        """
+        position, before = self._look(), self._place
+        frame = frames.of_main_thread()
+        self._place = position.counts, id(frame), frame and frame.f_lasti
+        if self._watchdog is not None:
+            progress = bool(position.waits_in) or self._place != before
+            self._watchdog.tell(progress)
 
     def _often(self, look: Callable[[], str | None]) -> str | None:
         """Look again and again until there is a reason to give up, or all ends.

@@ -6,7 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_number, check_sparsity, check_whole
+from tf_dgc.arguments import (
+    check_number,
+    check_sparsity,
+    check_steps,
+    check_whole,
+)
 from tf_dgc.codecs import elias_fano
 from tf_dgc.codecs.checks import gate
 from tf_dgc.collectives.requests import (
@@ -104,8 +109,8 @@ class LGC(Compressor):
         keep_loss: bool = True,
     ):
         self.sparsity = check_sparsity(sparsity)
-        self.dense_steps = check_whole("dense_steps", dense_steps, 0)
-        self.learning_steps = check_whole("learning_steps", learning_steps)
+        self.dense_steps = check_steps("dense_steps", dense_steps, 0)
+        self.learning_steps = check_steps("learning_steps", learning_steps)
         self.channels = check_whole("channels", channels)
         self.min_values = check_whole("min_values", min_values)
         self.learning_rate = check_number("learning_rate", learning_rate, "(0, inf)")

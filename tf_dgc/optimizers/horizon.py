@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from tf_dgc import schedules
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_steps
 from tf_dgc.inner import takeover
 from tf_dgc.optimizers.dgc import DGCOptimizer
 
@@ -37,9 +37,10 @@ def dgc_for_steps(inner: Any, steps: int, **settings: Any) -> DGCOptimizer:
         **settings: arguments of `DGCOptimizer`, also in place of these.
 
     Raises:
-        ValueError: if `steps` is not whole or below 1, and as `DGCOptimizer`.
+        ValueError: if `steps` is not whole or below 1, as of a data set whose length is
+            unknown, and as `DGCOptimizer`.
     """
-    steps = check_whole("steps", steps, 1, " of training")
+    steps = check_steps("steps", steps)
     inner = takeover.get_inner(inner)
     calls = inner.gradient_accumulation_steps or 1
     usual = {

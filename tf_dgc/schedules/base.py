@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.arguments import is_whole, show
+from tf_dgc.arguments import is_whole, show, unknown_length
 
 
 class Schedule(abc.ABC):
@@ -31,10 +31,11 @@ def check_boundaries(boundaries: Sequence[int], values: Sequence) -> list[int]:
     """Return boundaries as ints; raise `ValueError` unless they fit the values."""
     given = as_list(boundaries)
     fit = len(as_list(values)) == len(given) + 1 and all(map(is_whole, given))
-    if not fit or given != sorted(given):
+    if not fit or given != sorted(given) or min(given, default=0) < 0:
+        negative = unknown_length(min(given, default=0)) if fit else ""
         raise ValueError(
-            "`boundaries` must be whole, ascending, and one fewer than `values`, a "
-            "sequence too. "
+            "`boundaries` must be whole, 0 or more, ascending, and one fewer than "
+            f"`values`, a sequence too{negative}. "
             f"Received: boundaries={show(boundaries)}, values={show(values)}"
         )
     return [int(b) for b in given]

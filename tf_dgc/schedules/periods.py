@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_whole
+from tf_dgc.arguments import check_steps
 from tf_dgc.schedules.base import Schedule, check_boundaries, stage
 
 
@@ -41,7 +41,7 @@ class PiecewiseConstantPeriod(Schedule):
 def check_period(value: Any, what: str = "period") -> int:
     """Return `value` as an int, or raise `ValueError` unless it is whole, 1 or more."""
     unit = " of local steps from one exchange to the next (1: in every step)"
-    return check_whole(what, value, 1, unit)
+    return check_steps(what, value, 1, unit)
 
 
 def get_period(period: Any) -> int | Callable[[tf.Tensor], tf.Tensor]:

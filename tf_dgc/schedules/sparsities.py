@@ -8,7 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.arguments import check_sparsity, check_whole, is_whole, show
+from tf_dgc.arguments import (
+    check_sparsity,
+    check_steps,
+    is_whole,
+    show,
+    unknown_length,
+)
 from tf_dgc.schedules.base import Schedule, as_list, check_boundaries, stage
 
 
@@ -110,7 +116,8 @@ class WarmupSparsity(SparsitySchedule):
             raise ValueError(
                 "`warmup_steps` must be a whole number of iterations, 1 or more, and "
                 "`stages` at least one sparsity. Without warm-up, pass the sparsity "
-                f"itself, for example `DGCOptimizer(inner, {final_sparsity})`. "
+                f"itself, for example `DGCOptimizer(inner, {final_sparsity})`"
+                f"{unknown_length(warmup_steps)}. "
                 f"Received: warmup_steps={show(warmup_steps)}, stages={show(stages)}"
             )
         self.warmup_steps = int(warmup_steps)
@@ -157,5 +164,5 @@ def for_steps(steps: int) -> float:
         steps: number of steps of the optimizer in which a model is trained, 1 or more;
             with `gradient_accumulation_steps` those are fewer than those of `fit`.
     """
-    density = 15 / check_whole("steps", steps, 1, " of training")
+    density = 15 / check_steps("steps", steps)
     return 1 - min(0.25, max(0.001, density))

@@ -5,6 +5,7 @@ Logs, the question for batches, stopping, moving statistics. May import `cluster
 
 __all__ = [
     "agreed",
+    "iterators",
     "lengths",
     "loops",
     "statistics",

@@ -88,7 +88,7 @@ def show_to_all(model: keras.Model) -> None:
 
 def _use(what: str) -> str:
     """Return what a use is of the model: callbacks of all workers get weights alike."""
-    if what == "get" and trainer.calling_trainer() is not None:
+    if what == "get" and trainer.is_within_a_loop():
         return "keep"
     return what
 

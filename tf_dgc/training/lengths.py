@@ -2,21 +2,21 @@
 
 import math
 import warnings
-from typing import Any
 
 from tf_dgc._internals import trainer
+from tf_dgc.training.iterators import DistributedBatches
 
 _UNKNOWN, _INFINITE = -2, -1  # numbers of batches
 
 
-def number_of_batches(loop: trainer.Loop, iterator: Any) -> int:
+def number_of_batches(loop: trainer.Loop, batches: DistributedBatches) -> int:
     """Return how many batches this worker has, or a negative number.
 
     Args:
         loop: loop of Keras that is about to begin an epoch.
-        iterator: iterator of its distributed data set.
+        batches: its distributed data set.
     """
-    number = _INFINITE if trainer.is_infinite(iterator) else loop.num_batches
+    number = _INFINITE if batches.is_infinite else loop.num_batches
     return _UNKNOWN if number is None else number
 
 

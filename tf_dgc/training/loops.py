@@ -11,15 +11,20 @@ instance, and what a model instance calls within its `fit`, `evaluate` and `pred
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dgc._internals import mirrored, trainer
-from tf_dgc.cluster import failures, meeting
+from tf_dgc.cluster import failures, meeting, watchdog
 from tf_dgc.training import agreed, lengths
+from tf_dgc.training.iterators import (
+    BatchIterator,
+    DistributedBatches,
+    wait_for_released,
+)
 from tf_dgc.training.statistics import (
     average_now,
     average_statistics,
@@ -78,10 +83,12 @@ class TrainingLoops:
             return self._stock_reduce(reduce_op, value, axis)
 
     def _distribute_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        dataset = self._distribute(*args, **kwargs)
         model = trainer.calling_trainer()
-        if model is not None:
-            self._adopt(model)
-        return self._distribute(*args, **kwargs)
+        if model is None:
+            return dataset
+        self._adopt(model)
+        return DistributedBatches(dataset)
 
     def _adopt(self, model: keras.Model) -> None:
         """Wrap a model and its submodels, which may be evaluated or saved as well."""
@@ -114,17 +121,23 @@ class ModelLoops:
         self._stopping: Stopping | None = None
         self._last: tuple[Any, Any] = None, None  # the last step's logs; unreduced
         count_examples(model)
-        trainer.wrap_trainer(model, self._wrap, self._before_loop, self._wrap_results)
+        trainer.wrap_trainer(
+            model, self._wrap, _wrap_dataset, self._before_loop, self._wrap_results
+        )
+        loops_of_keras = ["fit", "evaluate", "predict"]
+        trainer.call_before(model, loops_of_keras, _wait_for_generators)
         agreed.show_to_all(model)
 
     # --- a step -------------------------------------------------------------------
 
     def _wrap(self, kind: str, function: Callable) -> Callable:
         def call(data: Any) -> Any:
-            loop = trainer.calling_loop()
             with self._named(), agreed.weights(self._model, kind):
-                if loop is None or kind == "predict" or not self._loops.several:
+                if not isinstance(data, BatchIterator):
                     return function(data)
+                loop = data.batches.loop
+                if loop is None or not self._loops.several:
+                    return data.run(function)
                 return self._step(kind, function, loop, data)
 
         return call
@@ -135,14 +148,19 @@ class ModelLoops:
         return contextlib.nullcontext()
 
     def _step(
-        self, kind: str, function: Callable, loop: trainer.Loop, data: Any
+        self, kind: str, function: Callable, loop: trainer.Loop, data: BatchIterator
     ) -> Any:
         last = self._iterators.get(kind)
         if last is None or last() is not data:
             self._begin(kind, loop, data)
         self._loops.running, self._kind = self, kind
         try:
-            unreduced = function(data)
+            unreduced = data.run(function)
+        except StopIteration:
+            raise
+        except BaseException:
+            watchdog.expect_others(False)  # what the program does now is its own
+            raise
         finally:
             self._loops.running = None
         logs = tf.nest.map_structure(_finish_mean, unreduced)
@@ -151,17 +169,17 @@ class ModelLoops:
             self._model.stop_training = True
         return logs
 
-    def _begin(self, kind: str, loop: trainer.Loop, iterator: Any) -> None:
+    def _begin(self, kind: str, loop: trainer.Loop, data: BatchIterator) -> None:
         """Find out how many batches the others have, at the beginning of an epoch."""
-        self._iterators[kind] = weakref.ref(iterator)
-        number = lengths.number_of_batches(loop, iterator)
+        self._iterators[kind] = weakref.ref(data)
+        number = lengths.number_of_batches(loop, data.batches)
         numbers = set(self._gather(number))
         lengths.check(numbers, number, loop)
         alike = lengths.are_alike(numbers)
         self._alike[kind].assign(alike)
         if kind == "train" and not alike and agreed.steps_alone(self._model):
             lengths.warn_of_questions(numbers)
-        self._stop_together(loop)
+        loop.move_last_callback()  # others may have been added since
 
     def _gather(self, number: int) -> list[int]:
         """Return the numbers of all workers, in one collective."""
@@ -214,9 +232,9 @@ class ModelLoops:
 
     def _wrap_results(self, stock: Callable) -> Callable:
         def results(logs: Any) -> Any:
-            loop = trainer.calling_loop()
+            name = trainer.name_of_calling_loop()
             with self._named():
-                if loop is not None and loop.name == "fit":
+                if name == "fit":
                     average_now(self._model)
                 found = stock(logs)
                 if found is logs and logs is self._last[0] and logs is not None:
@@ -243,27 +261,34 @@ class ModelLoops:
 
     # --- before a loop ------------------------------------------------------------
 
-    def _before_loop(self, kind: str, loop: trainer.Loop | None) -> None:
-        if loop is None:
-            return
-        self._iterators.pop(kind, None)
+    def _before_loop(self, loop: trainer.Loop) -> None:
         if loop.name == "evaluate" and not loop.is_validation:
             average_statistics(self._model)
         if loop.name == "fit" and self._loops.several:
-            self._new_fit()
+            self._new_fit(loop)
 
-    def _new_fit(self) -> None:
+    def _new_fit(self, loop: trainer.Loop) -> None:
         if self._stopping:
             self._stopping.end()
         self._stopping = Stopping(self._strategy)
+        loop.last_callback = StopTogether(self._stopping, self._ask, loop)
+        loop.last_callback.set_model(self._model)
+        loop.move_last_callback()
 
-    def _stop_together(self, loop: trainer.Loop) -> None:
-        if loop.name != "fit" or self._stopping is None:
-            return
-        if not any(isinstance(c, StopTogether) for c in loop.callbacks):
-            last = StopTogether(self._stopping, self._ask)
-            last.set_model(self._model)
-            loop.callbacks.append(last)
+
+def _wrap_dataset(dataset: Any) -> DistributedBatches:
+    if isinstance(dataset, DistributedBatches):
+        return dataset
+    return DistributedBatches(dataset)  # one that the user distributed
+
+
+def _wait_for_generators(*args: Any, **kwargs: Any) -> None:
+    """Let no loop before draw from a Python generator that this one is given.
+
+    Two threads cannot be in a generator at once.
+    """
+    if any(isinstance(value, Iterator) for value in (*args, *kwargs.values())):
+        wait_for_released()
 
 
 def _sum_and_count(replicas: tuple[tf.Tensor, ...]) -> tf.Tensor:

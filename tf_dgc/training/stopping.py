@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.cluster import coordination, workers
+from tf_dgc._internals import trainer
+from tf_dgc.cluster import coordination, watchdog, workers
 
 _ANSWER_SECONDS = 1.0  # for the others to say that they want to stop as well
 _STOP = "stop"
@@ -159,11 +160,22 @@ class StopTogether(keras.callbacks.Callback):
     Args:
         stopping: agreement of the workers of this `fit`.
         gather: function of an integer that returns those of all workers.
+        loop: loop of this `fit`, which is told the number of its epoch.
     """
 
-    def __init__(self, stopping: Stopping, gather: Callable[[int], list[int]]):
+    def __init__(
+        self,
+        stopping: Stopping,
+        gather: Callable[[int], list[int]],
+        loop: trainer.Loop,
+    ):
         super().__init__()
-        self._stopping, self._gather = stopping, gather
+        self._stopping, self._gather, self._loop = stopping, gather, loop
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """From now on the workers need each other, until the epoch has ended."""
+        self._loop.epoch = epoch
+        watchdog.expect_others(True)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -176,6 +188,7 @@ class StopTogether(keras.callbacks.Callback):
         """Let all stop if one wants to, since within the epoch or since its end."""
         wanted = self.model.stop_training or self._stopping.wanted
         self.model.stop_training = any(self._gather(int(wanted)))
+        watchdog.expect_others(False)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """End."""
