@@ -10,6 +10,7 @@ from test_failures import STRATEGY
 
 from tf_dgc.cluster import watch as watch_module
 from tf_dgc.cluster import workers
+from tf_dgc.cluster.positions import Position
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.distribute import cross_device
 
@@ -86,6 +87,37 @@ def test_a_collective_that_begins_meanwhile_is_not_lost():
     watch = Watch(STRATEGY, lambda: next(counts))
     watch._look()
     assert not watch._lost
+
+
+def test_positions_are_published_when_they_matter(monkeypatch):
+    """At once if it waits or traces; at half of the limit if it goes on."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "40")
+    published, now = [], [1000.0]
+    service = watch_module.coordination
+    monkeypatch.setattr(service, "publish", lambda key, text, _: published.append(text))
+    monkeypatch.setattr(service, "unpublish", lambda *_: None)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = Watch(STRATEGY, dict)
+
+    def look(at, *position):
+        now[0] = 1000.0 + at
+        published.clear()
+        watch._publish(Position(*position))
+        return [Position.from_json(text) for text in published] == [Position(*position)]
+
+    done, waits, later = {None: (5, 5)}, {None: (6, 5)}, {None: (6, 6)}
+    assert look(0, done, False, "a.py:1")
+    assert not look(2, done, False, "a.py:1")
+    assert not look(4, done, False, "a.py:2")
+    assert look(6, waits, False, "a.py:3")
+    assert not look(8, waits, False, "a.py:3")
+    assert not look(10, later, False, "a.py:3")
+    assert look(12, later, True, "a.py:3")
+    assert look(14, later, False, "a.py:3")
+    assert not look(33, later, False, "a.py:4")
+    assert look(34, later, False, "a.py:4")
+    assert not look(90, later, False, "a.py:4")
+    assert look(92, later, False, "a.py:5")
 
 
 def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):

@@ -1,14 +1,16 @@
 """What the workers of test_packets.py do; started once per worker, by `tf-dgc run`.
 
-    tf-dgc run --workers 2 packet_worker.py DIRECTORY
+    tf-dgc run --workers 2 packet_worker.py DIRECTORY [many]
 
-Writes the packets of each step, of all workers together, to DIRECTORY/RANK.json.
+Writes the packets of each step, of all workers together, to DIRECTORY/RANK.json; with
+`many` the times at which a thousand local steps end instead.
 """
 
 import json
 import os
 import pathlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -21,6 +23,8 @@ STRATEGY = tf_dgc.multi_worker_strategy()
 PACKETS = pathlib.Path("/sys/class/net/lo/statistics/tx_packets")
 PERIOD, ROUNDS = 20, 4
 BATCH = 12
+MANY_STEPS, EPOCHS, LONG_PERIOD = 1000, 2, 250
+PAUSE = 0.01  # seconds after each of many steps
 
 
 class Counted(keras.callbacks.Callback):
@@ -32,6 +36,39 @@ class Counted(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.packets.append(int(PACKETS.read_text()))
+
+
+class Timed(keras.callbacks.Callback):
+    """Notes when each step ends, and pauses, as steps of a larger model take longer."""
+
+    def __init__(self):
+        super().__init__()
+        self.ends = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ends.append(time.time())
+        time.sleep(PAUSE)
+
+
+def take_many_steps():
+    """Return when each of many local steps ended."""
+    x = np.random.default_rng(0).normal(size=(BATCH * MANY_STEPS // EPOCHS, 5))
+    y = x.mean(axis=1, keepdims=True)
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        optimizer = tf_dgc.LocalOptimizer(keras.optimizers.SGD(0.1), LONG_PERIOD)
+        model.compile(optimizer, "mse", metrics=["mae"])
+    timed = Timed()
+    model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[timed],
+    )
+    return timed.ends
 
 
 def train(make_optimizer, of_data_set=False):
@@ -69,4 +106,8 @@ def main(directory):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    if "many" in sys.argv:
+        found = {"ends": take_many_steps()}
+        (pathlib.Path(sys.argv[1]) / f"{RANK}.json").write_text(json.dumps(found))
+    else:
+        main(pathlib.Path(sys.argv[1]))

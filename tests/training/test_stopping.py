@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tf_dgc.cluster import coordination, workers
+from tf_dgc.cluster import coordination, failures, workers
 from tf_dgc.training import stopping
 
 NAMES = "a", "b", "c"
 
 
 class Service:
-    """The keys of a coordination service, and how often one was asked for in vain."""
+    """The keys of a coordination service, and how often one was asked for."""
 
     def __init__(self):
         self.keys = {}
-        self.in_vain = 0
+        self.asked = self.in_vain = 0
         self._changed = threading.Condition()
 
     def publish(self, key, value, seconds):
@@ -36,6 +36,7 @@ class Service:
 
     def lookup(self, key, seconds):
         with self._changed:
+            self.asked += 1
             if not self._changed.wait_for(lambda: key in self.keys, seconds):
                 self.in_vain += 1
                 raise tf.errors.DeadlineExceededError(None, None, key)
@@ -50,7 +51,6 @@ def service(monkeypatch):
     monkeypatch.setattr(workers, "me", lambda strategy: strategy.me)
     monkeypatch.setattr(workers, "peers", lambda strategy: strategy.peers)
     monkeypatch.setattr(stopping, "_numbers", itertools.repeat(0))
-    monkeypatch.setattr(stopping, "_LISTEN_SECONDS", 0.01)
     monkeypatch.setattr(stopping, "_ANSWER_SECONDS", 0.05)
     return made
 
@@ -68,11 +68,30 @@ def all_of_them(service):
         one._exit()
 
 
-def test_while_nobody_stops_the_service_keeps_nothing(service, all_of_them):
-    """It keeps 20 kB of each question that is not answered, and a `fit` takes days."""
+def test_while_nobody_stops_each_worker_asks_once(service, all_of_them):
+    """Questions are packets, and the service keeps 20 kB of each without an answer."""
     time.sleep(0.5)
+    assert service.asked == len(NAMES)
     assert service.in_vain == 0
-    assert set(service.keys) == {"tf_dgc/stopping/0/bell"}
+    assert not service.keys
+
+
+def test_the_end_of_a_fit_leaves_nothing_behind(service, all_of_them):
+    for one in all_of_them:
+        one.end()
+        one._listener.join(10)
+        assert not one._listener.is_alive()
+    assert not service.keys
+
+
+def test_who_ends_first_does_not_end_the_others(service, all_of_them):
+    first, *others = all_of_them
+    first.end()
+    first._listener.join(10)
+    others[0]._ring(others[1]._me, 0, "9", 1)
+    wait_until(lambda: others[1]._verdicts)
+    assert others[1]._verdicts == ["9"]
+    assert all(one._listener.is_alive() for one in others)
 
 
 def test_all_stop_after_the_same_step(service, all_of_them):
@@ -100,14 +119,30 @@ def test_all_stop_after_the_same_step(service, all_of_them):
     assert len(set(ended)) == 1
 
 
-def test_what_rings_at_once(service, all_of_them):
-    """The later verdict rings first: the bell has the number of the earlier one."""
+def test_verdicts_are_heard_in_their_order(service, all_of_them):
+    """Also if the bell of a later attempt rings first."""
     one = all_of_them[0]
-    for number in (0, 1):
-        service.publish(f"tf_dgc/stopping/0/{number}/verdict", "9", 1)
-    one._attempt = 0
-    one._ring()
+    for number in (1, 0):
+        one._ring(one._me, number, str(number), 1)
+    wait_until(lambda: len(one._verdicts) == 2)
+    assert one._verdicts == ["0", "1"]
+
+
+def test_after_a_failure_the_time_for_the_exit_is_limited(service, all_of_them):
+    """The service may not answer; if it does, nothing is left waiting for it."""
+    limited = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failures, "told", threading.Event())
+        patch.setattr(failures, "limit_teardown", lambda: limited.append(True))
+        all_of_them[0]._exit()
+        assert not limited
+        failures.told.set()
+        all_of_them[1]._exit()
+    assert limited
+    assert not any(one._listener.is_alive() for one in all_of_them[:2])
+
+
+def wait_until(holds):
     deadline = time.monotonic() + 10
-    while len(one._verdicts) < 2 and time.monotonic() < deadline:
+    while not holds() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert one._verdicts == ["9", "9"]

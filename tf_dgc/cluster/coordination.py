@@ -76,8 +76,14 @@ def unpublish(key: str, seconds: float) -> None:
     _call_within(seconds, "TFE_DeleteConfigKeyValue", key.encode())
 
 
-def lookup(key: str, seconds: float) -> str:
+def lookup(key: str, seconds: float | None) -> str:
     """Return the value of a key, waiting until some worker publishes it.
+
+    While it waits no packet is sent.
+
+    Args:
+        key: name of the key.
+        seconds: time to wait; None to wait for as long as it takes.
 
     Raises:
         tf.errors.DeadlineExceededError: if that takes more than so many seconds.
@@ -97,7 +103,8 @@ def lookup(key: str, seconds: float) -> str:
         finally:
             library.TF_DeleteBuffer(buffer)
 
-    return _within(seconds + _GRACE_SECONDS, get, "TFE_GetConfigKeyValue")
+    limit = None if seconds is None else seconds + _GRACE_SECONDS
+    return _within(limit, get, "TFE_GetConfigKeyValue")
 
 
 def wait_at_barrier(name: str, seconds: float) -> None:
@@ -142,7 +149,7 @@ def _call_within(
     _within(seconds, lambda: _call(function, *given), function)
 
 
-def _within(seconds: float, do: Callable[[], T], function: str) -> T:
+def _within(seconds: float | None, do: Callable[[], T], function: str) -> T:
     """Return what something comes to, in a thread that is left behind if it is slow."""
     answer: futures.Future[T] = futures.Future()
 
@@ -183,8 +190,9 @@ def _new_status(code: int, message: str) -> ctypes.c_void_p:
     return status
 
 
-def _milliseconds(seconds: float) -> ctypes.c_int64:
-    return ctypes.c_int64(max(1, int(1000 * seconds)))  # 0 is for ever
+def _milliseconds(seconds: float | None) -> ctypes.c_int64:
+    # To TensorFlow, 0 means no limit.
+    return ctypes.c_int64(0 if seconds is None else max(1, int(1000 * seconds)))
 
 
 def _context() -> ctypes.c_void_p:

@@ -9,6 +9,7 @@ how many collectives it has started, and who waits too long looks who is behind.
 import atexit
 import contextlib
 import itertools
+import math
 import os
 import sys
 import threading
@@ -61,6 +62,7 @@ class Watch:
         self._started = self._finished = 0  # waits outside of collectives, for all
         self._lost: dict[Group, int] = {}  # which an error ended: they count no finish
         self._published: Position | None = None
+        self._published_at = -math.inf
         self._seen: dict[Group, tuple[int, int]] = {}
         self._since = self._excused = self._moved = time.monotonic()
         self._progress: Any = None  # of everyone, as last heard
@@ -184,13 +186,29 @@ class Watch:
         return [f for i, f in sys._current_frames().items() if i not in mine]
 
     def _publish(self, position: Position) -> None:
-        if position == self._published:
+        if not self._is_news(position):
             return
         key = f"{self._key}/{workers.me(self._strategy)}"
         with contextlib.suppress(tf.errors.NotFoundError):
             coordination.unpublish(key, self._limit)
         coordination.publish(key, position.to_json(), self._limit)
-        self._published = position
+        self._published, self._published_at = position, time.monotonic()
+
+    def _is_news(self, position: Position) -> bool:
+        """Whether to publish a position now.
+
+        At once if it waits in a collective, or begins or ends to trace. A worker that
+        waits for this one reads its position after `_limit / 2`, and acts on it after
+        `_limit`: so one that goes on without waiting, as in local steps, need not
+        publish more often than that. It would at each look otherwise, as its place in
+        the program changes.
+        """
+        if self._published is None:
+            return True
+        if position.waits_in or position.tracing != self._published.tracing:
+            return position != self._published
+        is_old = time.monotonic() - self._published_at >= self._limit / 2
+        return is_old and position != self._published
 
     def _blame(self, position: Position) -> str | None:
         """Return why to give up, if this worker has waited for too long."""

@@ -3,7 +3,8 @@
 Every worker's callbacks see logs of its own, so one may set `model.stop_training` where
 the others do not, and leave them waiting in the next step. Here a worker that wants to
 stop says so through the coordination service, and all do after the same step. While
-nobody wants to, nothing is exchanged within an epoch; at its end all ask each other.
+nobody wants to, not a single packet is sent within an epoch; at its end all ask each
+other.
 """
 
 import atexit
@@ -18,12 +19,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc._internals import trainer
-from tf_dgc.cluster import coordination, watchdog, workers
+from tf_dgc.cluster import coordination, failures, watchdog, workers
 
 _ANSWER_SECONDS = 1.0  # for the others to say that they want to stop as well
 _STOP = "stop"
-_SILENT = "-1 nobody"  # has rung yet
-_LISTEN_SECONDS = 0.5  # between looks for a verdict
 _numbers = itertools.count()  # equal on all workers, as all call `fit` alike
 
 
@@ -58,10 +57,16 @@ class Stopping:
         atexit.register(self._exit)
 
     def end(self) -> None:
-        """Hear no more of the others."""
+        """Stop listening to the other workers."""
+        if self._ended.is_set():
+            return
         self._ended.set()
+        with contextlib.suppress(tf.errors.OpError):
+            self._ring(self._me, len(self._verdicts), "over", _ANSWER_SECONDS)
 
     def _exit(self) -> None:
+        if failures.told.is_set():  # the service may not answer any more
+            failures.limit_teardown()
         self.end()
         self._listener.join(2 * _ANSWER_SECONDS)
 
@@ -104,7 +109,8 @@ class Stopping:
             proposal = _STOP
         with contextlib.suppress(tf.errors.AlreadyExistsError):
             coordination.publish(f"{key}/verdict", proposal, limit)
-            self._ring()
+            for worker in [*self._peers, self._me]:
+                self._ring(worker, self._attempt, proposal, limit)
         return coordination.lookup(f"{key}/verdict", limit)
 
     def _noted(self, key: str) -> list[int]:
@@ -117,41 +123,28 @@ class Stopping:
                 noted.append(int(coordination.lookup(f"{key}/{peer}", left)))
         return noted
 
-    # Each time a verdict is asked for that is not there, the service keeps something of
-    # that. So what is asked for again and again is a bell, which always has a value:
-    # another one since the last verdict. Of two that ring at once one may not be heard,
-    # but then the other's value came after both verdicts.
+    # Each worker waits for a key of its own, the bell of the next attempt, in one call
+    # that the service answers when the key is set. To look for the verdict again and
+    # again would take packets all the time, and the service would keep something of
+    # each look. As the bell is this worker's own, it can also end the call.
 
-    def _ring(self) -> None:
-        with contextlib.suppress(tf.errors.NotFoundError):
-            coordination.unpublish(f"{self._key}/bell", workers.timeout_seconds())
-        self._hang_up_bell(f"{self._attempt} {self._me}")
+    def _bell(self, worker: str, attempt: int) -> str:
+        return f"{self._key}/{attempt}/bell/{worker}"
 
-    def _hang_up_bell(self, value: str) -> None:
-        limit = workers.timeout_seconds()
+    def _ring(self, worker: str, attempt: int, verdict: str, seconds: float) -> None:
         with contextlib.suppress(tf.errors.AlreadyExistsError):
-            coordination.publish(f"{self._key}/bell", value, limit)
+            coordination.publish(self._bell(worker, attempt), verdict, seconds)
 
     def _listen(self) -> None:
-        heard = _SILENT
         with contextlib.suppress(tf.errors.OpError):  # the cluster has failed
-            self._hang_up_bell(_SILENT)
-            while not self._ended.wait(_LISTEN_SECONDS):
-                value = self._ask("bell")
-                if value not in (None, heard) and self._hear_verdicts(value):
-                    heard = value
+            while not self._ended.is_set():
+                bell = self._bell(self._me, len(self._verdicts))
+                verdict = coordination.lookup(bell, None)
+                if self._ended.is_set():
+                    coordination.unpublish(bell, _ANSWER_SECONDS)
+                else:
+                    self._verdicts.append(verdict)
         atexit.unregister(self._exit)
-
-    def _hear_verdicts(self, value: str) -> bool:
-        """Hear all there are; return whether that which the bell rang for is heard."""
-        while verdict := self._ask(f"{len(self._verdicts)}/verdict"):
-            self._verdicts.append(verdict)
-        return len(self._verdicts) > int(value.split(maxsplit=1)[0])
-
-    def _ask(self, key: str) -> str | None:
-        with contextlib.suppress(tf.errors.DeadlineExceededError):
-            return coordination.lookup(f"{self._key}/{key}", _ANSWER_SECONDS)
-        return None
 
 
 class StopTogether(keras.callbacks.Callback):
