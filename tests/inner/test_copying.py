@@ -165,6 +165,18 @@ class BySlot(Scaled):
         return self.rate_of_head if index else 1.0
 
 
+class ByVariables(Scaled):
+    """Leaves given variables of the model as they are."""
+
+    def __init__(self, frozen, **settings):
+        super().__init__(**settings)
+        self.frozen = frozen
+
+    def update_step(self, gradient, variable, learning_rate):
+        if all(variable is not v.value for v in self.frozen):
+            super(Scaled, self).update_step(gradient, variable, learning_rate)
+
+
 def with_attributes(optimizer, **attributes):
     for name, value in attributes.items():
         setattr(optimizer, name, value)
@@ -273,6 +285,17 @@ def test_tensorflow_variables_of_the_user_stay_his_own():
     optimizer.inner_optimizer.rate_of = lambda index: rate
     held = WRAPPERS["dgc"](with_attributes(ByTuple(), rates=(rate, rate)))
     assert held.inner_optimizer.rates[0] is rate
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_variables_of_the_model_are_the_same_ones(wrapper):
+    body, head = map(keras.Variable, [WEIGHTS[0], np.arange(30.0)])
+    optimizer = WRAPPERS[wrapper](ByVariables([head]))
+    assert optimizer.inner_optimizer.frozen[0] is head
+    optimizer.build([body, head])
+    optimizer.apply([np.ones_like(w) for w in WEIGHTS], [body, head])
+    np.testing.assert_array_equal(head.numpy(), np.arange(30.0))
+    assert (body.numpy() != WEIGHTS[0]).all()
 
 
 # --- what a copy cannot preserve ----------------------------------------------------

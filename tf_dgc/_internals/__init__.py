@@ -19,6 +19,7 @@ __all__ = [
     "launching",
     "learning_rates",
     "mirrored",
+    "optimizer_copies",
     "row_rules",
     "rpc",
     "service",

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
+from tensorflow.python.distribute import values
 
 from tf_dgc._internals import keras_files, optimizer_copies
 from tf_dgc.arguments import show
@@ -192,8 +193,36 @@ def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
             f"`{kind.__name__}` overrides `{update}`, which meets the others. Pass "
             f"another, such as `Adam`. Received: {show(optimizer)}"
         )
+    alone = {
+        "_apply_weight_decay": _decay_alone,
+        "_backend_update_step": _update_alone,
+        _ACCUMULATE: getattr(stock, _ACCUMULATE),
+    }
     for name in set(_ACROSS_REPLICAS) - set(own):
-        setattr(optimizer, name, types.MethodType(getattr(stock, name), optimizer))
+        setattr(optimizer, name, types.MethodType(alone[name], optimizer))
+
+
+def _decay_alone(self: Any, variables: Any) -> None:
+    """Do what `TFOptimizer._apply_weight_decay` does, on this replica alone."""
+    if self.weight_decay is None:
+        return
+    for variable in map(_local_copy, variables):
+        if self._use_weight_decay(variable):
+            rate = tf.cast(self.learning_rate, variable.dtype)
+            decay = tf.cast(self.weight_decay, variable.dtype)
+            variable.assign_sub(variable * decay * rate)
+
+
+def _update_alone(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+    """Do what `TFOptimizer._backend_update_step` does, on this replica alone."""
+    for gradient, variable in zip(grads, variables, strict=True):
+        self.update_step(gradient, _local_copy(variable), learning_rate)
+
+
+def _local_copy(variable: Any) -> tf.Variable:
+    """Return this replica's own copy of a variable, a `tf.Variable`."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return value._get() if isinstance(value, values.DistributedVariable) else value
 
 
 def count_alone(optimizer: keras.optimizers.Optimizer) -> None:
@@ -204,11 +233,8 @@ def count_alone(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
-_ACROSS_REPLICAS = (
-    "_apply_weight_decay",
-    "_backend_update_step",
-    "_backend_increment_gradient_accumulators",
-)
+_ACCUMULATE = "_backend_increment_gradient_accumulators"
+_ACROSS_REPLICAS = ("_apply_weight_decay", "_backend_update_step", _ACCUMULATE)
 
 
 _REPLACED_HERE = {*_ACROSS_REPLICAS, *keras_files.METHODS, "_get_current_learning_rate"}

@@ -31,7 +31,7 @@ _BOOKKEEPING = {
 _OF_TENSORFLOW = "_self_"  # how TensorFlow's bookkeeping begins
 _OURS = "_tf_dgc_"
 _NAMES, _METHODS = "_tf_dgc_name_references", "_tf_dgc_replaced_methods"
-# Neither is searched for references to an optimizer: a model may well hold one.
+# Not searched for references to an optimizer: a model may well hold one.
 _NOT_SEARCHED = (
     *(type, types.ModuleType, KerasSaveable, keras.Variable),
     *(tf.Module, tf.Tensor, tf.Variable, tf.distribute.Strategy),
@@ -68,10 +68,10 @@ def copy_optimizer(
     """Return an unbuilt copy, with variables of its own in the current strategy.
 
     Every attribute is copied, whatever the config says. Lists, dictionaries, sets and
-    tuples are copied with all that they hold; variables that the optimizer tracks are
-    created anew with the same value; any other value is the same object in both. What
-    refers to the optimizer refers to the copy instead: methods, `functools.partial`,
-    and functions that close over it.
+    tuples are copied with all that they hold; variables that the constructor added are
+    created anew with the same value; any other value is the same object in both, also
+    variables of a model. What refers to the optimizer refers to the copy instead:
+    methods, `functools.partial`, and functions that close over it.
 
     Args:
         optimizer: optimizer to be copied, unbuilt; it is not changed.
@@ -86,7 +86,7 @@ def copy_optimizer(
     rate = optimizer._learning_rate
     is_variable = isinstance(rate, keras.Variable)
     _Optimizer.__init__(
-        twin, _value(rate) if is_variable else lambda: 0.0, name=optimizer.name
+        twin, float(_value(rate)) if is_variable else lambda: 0.0, name=optimizer.name
     )
     prepare(twin)
     if calls := _value(optimizer._iterations):
@@ -97,8 +97,10 @@ def copy_optimizer(
     for variable in constructor_variables(optimizer):
         translation.know(variable, _create_again(twin, variable))
     if not is_variable:
+        translation.note_names(rate, "learning_rate")
         twin._learning_rate = translation.translate(rate, "learning_rate")
     for name, value in attributes(optimizer).items():
+        translation.note_names(value, name)
         _Optimizer.__setattr__(twin, name, translation.translate(value, name))
     remarks = vars(twin)  # neither Keras nor TensorFlow is to look inside
     remarks[_NAMES] = translation.name_references
@@ -150,9 +152,21 @@ def attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 def constructor_variables(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
-    """Return the variables that the constructor created, but for rate and count."""
+    """Return the variables that the constructor added, but for rate and count."""
     usual = {id(optimizer._iterations), id(optimizer._learning_rate)}
-    return [v for v in optimizer._variables if id(v) not in usual]
+    tracked = [v for v in optimizer._variables if id(v) not in usual]
+    return [v for v in tracked if was_added_by(optimizer, v)]
+
+
+def was_added_by(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable
+) -> bool:
+    """Whether a variable that an optimizer tracks was added by `add_variable`.
+
+    Keras tracks whatever variables an optimizer has as attributes, those of a model
+    too; what `add_variable` creates has the optimizer's name in its path.
+    """
+    return optimizer.name in variable.path.split("/")[:-1]
 
 
 def differences(
@@ -305,8 +319,6 @@ class _Translation:
             return _rebuild(
                 value, functools.partial(self.translate, attribute=attribute)
             )
-        if isinstance(value, types.FunctionType):
-            self._note_names(value, attribute)
         if not self._refers(value):
             return value
         refer = functools.partial(self._refer, attribute=attribute)
@@ -359,23 +371,22 @@ class _Translation:
 
     def _refers(self, value: Any) -> bool:
         """Whether a value holds the optimizer, or one of its variables."""
-        seen: set[int] = set()
-        waiting = [value]
-        while waiting:
-            held = waiting.pop()
-            if id(held) in self._known:
-                return True
-            if id(held) not in seen:
-                seen.add(id(held))
-                waiting.extend(_held(held))
-        return False
+        return any(id(held) in self._known for held in _reached(value))
 
-    def _note_names(self, function: types.FunctionType, attribute: str) -> None:
-        for name in _global_names(function.__code__):
-            if function.__globals__.get(name) is self._optimizer:
-                self.name_references.append(
-                    NameReference(attribute, function, name, self._optimizer)
-                )
+    def note_names(self, value: Any, attribute: str) -> None:
+        """Note functions that read the optimizer by a name of their module.
+
+        Args:
+            value: value of the optimizer's attribute.
+            attribute: name of the attribute.
+        """
+        functions = [f for f in _reached(value) if isinstance(f, types.FunctionType)]
+        self.name_references += [
+            NameReference(attribute, function, name, self._optimizer)
+            for function in functions
+            for name in _global_names(function.__code__)
+            if function.__globals__.get(name) is self._optimizer
+        ]
 
 
 def _is_container(value: Any) -> bool:
@@ -405,6 +416,18 @@ def _rebuild(value: Any, translate: Callable[[Any], Any]) -> Any:
     return collections.OrderedDict(entries) if ordered else entries
 
 
+def _reached(value: Any) -> Iterator[Any]:
+    """Return a value and all that it holds, directly or not."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        held = waiting.pop()
+        if id(held) not in seen:
+            seen.add(id(held))
+            yield held
+            waiting.extend(_held(held))
+
+
 def _held(value: Any) -> Iterator[Any]:
     """Return what a value holds directly."""
     if isinstance(value, dict):
@@ -422,6 +445,9 @@ def _held(value: Any) -> Iterator[Any]:
         yield from (value.__kwdefaults__ or {}).values()
     elif not isinstance(value, _NOT_SEARCHED):
         yield from getattr(value, "__dict__", {}).values()
+        call = vars(type(value)).get("__call__")
+        if isinstance(call, types.FunctionType):
+            yield call
 
 
 def _contents(cell: types.CellType) -> list[Any]:

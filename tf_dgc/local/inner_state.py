@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import ages
+from tf_dgc._internals import ages, optimizer_copies
 from tf_dgc.distribute.copies import Copies
 from tf_dgc.transforms import clipping
 
@@ -39,7 +39,9 @@ class InnerState:
         slots = [
             v
             for v in optimizer.variables
-            if id(v) not in apart and tf.as_dtype(v.dtype).is_floating
+            if id(v) not in apart
+            and tf.as_dtype(v.dtype).is_floating
+            and optimizer_copies.was_added_by(optimizer, v)
         ]
         self._slots = slots
         self._copies = self._find_copies(variables)
