@@ -208,8 +208,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Return the error for a backup that does not fit the model.
 
         Args:
-            who: what made the backup.
-            differences: what differs, a line each.
+            who: name of what made the backup.
+            differences: lines that say what differs.
         """
         directory = str(self._file.parent)
         listed = "".join(f"\n  {line}" for line in differences)

@@ -23,7 +23,7 @@ class Collective:
     Attributes:
         key: number that all workers of a collective have in common, and that differs
             between kinds, dtypes and shapes; 0 if it is not known.
-        name: what it is, as errors say it.
+        name: name of it, as errors say it.
     """
 
     key: int

@@ -90,7 +90,7 @@ class Watch:
         """Count what is done within as a collective.
 
         Args:
-            purpose: what it is done for, the same text on all workers.
+            purpose: purpose of that, the same text on all workers.
         """
         self._started, self._purpose = self._started + 1, purpose
         try:

@@ -107,7 +107,7 @@ def agree_while_tracing(
         strategy: strategy whose workers are compared.
         describe: function that returns what must be alike, as `meeting.agree`.
         otherwise: text of the error before the differences.
-        purpose: what it is done for, the same text on all workers.
+        purpose: purpose of that, the same text on all workers.
 
     Raises:
         ValueError: on every worker, if two descriptions differ.

@@ -196,7 +196,7 @@ def _reason(name: str, code: int, last_error: str) -> str:
     Args:
         name: name of the process.
         code: exit code, or -n after signal n.
-        last_error: last error that it printed, or "".
+        last_error: error that it printed last, or "".
     """
     if code == -signal.SIGKILL:
         return (
