@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import re
 import shutil
 
 import h5py
@@ -346,6 +347,129 @@ def test_a_backup_of_another_model(strategies, tmp_path):
     back_up(model, tmp_path)
     with pytest.raises(ValueError, match=r"other random streams or metrics"):
         restore(make_model(strategies[1], more=[keras.layers.Dropout(0.1)]), tmp_path)
+
+
+def widened(layers=1, units=8, **settings):
+    keras.utils.set_random_seed(0)
+    hidden = [keras.layers.Dense(units, **settings) for _ in range(layers)]
+    model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
+    model.compile(make_dgc(), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"units": 9},
+            ["dense_\\d+/kernel: float32 (6, 8) in the backup, float32 (6, 9) in this",
+             "dense_\\d+/kernel: float32 (8, 1) in the backup, float32 (9, 1) in this"],
+        ),
+        (
+            {"layers": 2},
+            ["4 weights in the backup, 6 in this model"],
+        ),
+        (
+            {"use_bias": False},
+            ["4 weights in the backup, 3 in this model", "/bias: float32 (8,) in the"],
+        ),
+        (
+            {"dtype": "float16"},
+            ["/kernel: float32 (6, 8) in the backup, float16 (6, 8) in this model"],
+        ),
+    ],
+)  # fmt: skip
+def test_weights_of_another_model_are_named(tmp_path, change, said):
+    """Before anything is loaded; also where Keras would load it, or only warn."""
+    model = widened()
+    fit(model, 1)
+    back_up(model, tmp_path)
+    other = widened(**change)
+    before = other.get_weights()
+    with pytest.raises(ValueError) as caught:
+        restore(other, tmp_path)
+    text = str(caught.value)
+    assert f"The backup {str(tmp_path / OF_THE_FIRST[1])!r} was made by another" in text
+    assert f"delete the files `backup-*` in {str(tmp_path)!r}" in text
+    for line in said:
+        line = re.escape(line).replace(r"\\d\+", r"\d+")
+        assert re.search(line, text), text
+    assert len(text.splitlines()) < 12
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    for weight, value in zip(other.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    for name in OF_THE_FIRST:
+        (tmp_path / name).unlink()
+    restore(other, tmp_path)  # afresh
+
+
+def test_names_of_layers_do_not_count(tmp_path):
+    """Keras numbers those without one, in each process from the first."""
+    model = widened(name="one")
+    fit(model, 1)
+    back_up(model, tmp_path)
+    other = widened(name="other")
+    restore(other, tmp_path)
+    assert_same(other, copies(model))
+
+
+def test_another_optimizer_is_named(strategies, tmp_path):
+    model = make_model(strategies[1])
+    fit(model, 1)
+    back_up(model, tmp_path)
+
+    def make():
+        return tf_dgc.DGCOptimizer("adam", 0.9, min_compress_size=1)
+
+    with pytest.raises(ValueError) as caught:
+        restore(make_model(strategies[1], make), tmp_path)
+    text = str(caught.value)
+    assert "The saved DGCOptimizer has" in text
+    assert re.search(r"optimizer of the backup: DGCOptimizer\(SGD\(", text)
+    assert re.search(r"optimizer of this model: DGCOptimizer\(Adam\(", text)
+    assert f"delete the files `backup-*` in {str(tmp_path)!r}" in text
+    assert "load_weights(path" not in text
+    assert len(text.splitlines()) < 12
+
+
+@pytest.mark.parametrize(
+    ("position", "epochs", "said"),
+    [
+        (Position(1, 0, []), 4, "epoch 2 of 4, from"),
+        (Position(1, 3, []), 4, "epoch 2 of 4, after 3 batches, from"),
+        (Position(4, 0, []), 4, "all 4 epochs are done, from"),
+        (Position(1, 0, []), None, "epoch 2, from"),
+    ],
+)
+def test_a_line_says_where_training_goes_on(
+    strategies, tmp_path, capsys, position, epochs, said
+):
+    model = make_model(strategies[1])
+    fit(model, 1)
+    backups, _ = open_backups(model, tmp_path)
+    backups.write(model, position, 1)
+    callback = tf_dgc.callbacks.BackupAndRestore(tmp_path)
+    callback.set_model(model)
+    if epochs is not None:  # else, without `fit`, there are no parameters
+        callback.set_params({"epochs": epochs})
+    capsys.readouterr()
+    callback.on_train_begin()
+    trainer.start_fit_at(model, None)
+    line = f"tf_dgc: resumed at {said} backup 1 in {str(tmp_path)!r}\n"
+    assert capsys.readouterr().out == line
+
+
+def test_other_numbers_of_workers_are_told(strategies, tmp_path, capsys):
+    back_up(make_fitted(strategies[2]), tmp_path)
+    restore(make_model(strategies[1]), tmp_path)
+    assert "written by 2 replicas\n" in capsys.readouterr().out
+
+
+def make_fitted(strategy):
+    model = make_model(strategy)
+    fit(model, 1)
+    return model
 
 
 class TwoOptimizers(keras.Model):

@@ -67,6 +67,71 @@ def test_it_answers_without_tensorflow(
     assert seconds < LIMIT
 
 
+LOG = "0000 00:00:1795899164.881442   10353 port.cc:153] "
+FAKE = f"""import os
+level = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\\n")
+os.write(2, b"I{LOG}oneDNN\\nTo enable the following instructions: AVX2\\n")
+os.write(2, b"a warning of Python\\nE{LOG}failed call to cuInit\\n")
+os.write(2, b"F{LOG}built for other processors\\n") if END != "raise" else None
+os.abort() if END == "abort" else None
+raise ImportError(f"no AVX, level {{level}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "level", "code", "said"),
+    [
+        ("raise", None, 1, "a warning of Python\ntf-dgc: no AVX, level 3\n"),
+        ("abort", None, -6, f"a warning of Python\nF{LOG}built for other processors\n"),
+        ("raise", "0", 1, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["doctor", "methods"])
+def test_commands_show_no_log_of_tensorflow(
+    command, tmp_path, monkeypatch, name, end, level, code, said
+):
+    """But what ends them, and all of it to those who set its level."""
+    for module in ("keras", "tensorflow"):
+        (tmp_path / f"{module}.py").write_text(f"END = {end!r}\n{FAKE}")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if level:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    path = os.pathsep.join([str(tmp_path), os.path.dirname(tf_dgc.__path__[0])])
+    found = subprocess.run(
+        [sys.executable, *command, name],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == code
+    if said is None:
+        assert f"I{LOG}oneDNN" in found.stderr
+        assert f"no AVX, level {level}" in found.stderr
+    else:
+        assert found.stderr == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["doctor", "exchanges", "methods"])
+def test_commands_print_nothing_else(command, tmp_path, monkeypatch, name):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    found = subprocess.run(
+        [sys.executable, *command, name],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(tf_dgc.__path__[0])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert found.returncode == 0
+    assert found.stdout
+    assert found.stderr == ""
+
+
 @pytest.mark.parametrize(
     "arguments", [["script.py", "--workers", "2"], ["script.py", "-v", "--workers=2"]]
 )

@@ -1,6 +1,8 @@
 """What workers say of each other's failures."""
 
+import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,12 +12,13 @@ import time
 import types
 
 import h5py
+import keras
 import pytest
 import tensorflow as tf
 
 from tf_dgc._internals import mirrored
 from tf_dgc.cluster import arriving, coordination, failures, meeting, workers
-from tf_dgc.cluster.positions import Position
+from tf_dgc.cluster.positions import Collective, Position
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.launch import loopback
 
@@ -241,8 +244,108 @@ def test_who_is_waited_for_in_a_group(monkeypatch, mine, others, waited, said):
 
 
 def test_a_position_as_text():
-    for there in (position(9), position(9, 8, True, _0_2=(3, 2), _1_2=(4, 4))):
+    for there in (
+        position(9),
+        position(9, 8, True, _0_2=(3, 2), _1_2=(4, 4)),
+        pending(position(9, 8, _0_2=(3, 2)), {None: 7, (0, 2): 8}),
+    ):
         assert Position.from_json(there.to_json()) == there
+
+
+def pending(position, keys, line=""):
+    """Return a position with what is known of the collectives that are waited in."""
+    collectives = {group: Collective(key, f"sum {key}") for group, key in keys.items()}
+    return dataclasses.replace(position, line=line, collectives=collectives)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "waited", "places"),
+    [
+        # In their 9th collectives, which are not the same one.
+        (
+            pending(position(9, 8), {None: 1}, "predict(x)"),
+            [pending(position(9, 8), {None: 1}), pending(position(9, 8), {None: 2})],
+            5,
+            ["1 (b:2) at f.py:3: predict(x) [sum 1]", "2 (c:3) at f.py:3 [sum 2]"],
+        ),
+        (
+            pending(position(9, 8), {None: 1}),
+            [None, pending(position(9, 8), {None: 2})],
+            5,
+            ["1 (b:2) at f.py:3 [sum 1]", "2 (c:3) at f.py:3 [sum 2]"],
+        ),
+        (
+            pending(position(9, _1_2=(3, 2)), {(1, 2): 1}),
+            [position(9), pending(position(9, _1_2=(3, 2)), {(1, 2): 2})],
+            5,
+            ["1 (b:2) at f.py:3 [sum 1]", "2 (c:3) at f.py:3 [sum 2]"],
+        ),
+        # It is not yet known what the other one waits in, or it is as far as that.
+        (
+            pending(position(9, 8), {None: 1}),
+            [position(9, 8), position(9, 8)],
+            19,
+            None,
+        ),
+        (
+            pending(position(9, 8), {None: 1}),
+            [pending(position(n, n - 1), {None: 2}) for n in (10, 8)],
+            19,
+            None,
+        ),
+        (position(9, 8), [pending(position(9, 8), {None: 2})] * 2, 19, None),
+        # Each waits in a group to which the other one does not come.
+        (
+            position(9, 8, _1_2=(3, 3)),
+            [position(9, 8), position(8, _1_2=(4, 3))],
+            19,
+            None,
+        ),
+        (
+            position(9, 8, _1_2=(3, 3)),
+            [position(9, 8), position(8, _1_2=(4, 3))],
+            21,
+            ["1 (b:2) at f.py:3 [collective 9]", "2 (c:3) at f.py:3 [collective 4 of"],
+        ),
+    ],
+)
+def test_workers_in_different_collectives(monkeypatch, mine, others, waited, places):
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
+    watch._heard = {"worker 0", "worker 2"}
+    published = dict(zip(["worker 0", "worker 2"], others, strict=True))
+    monkeypatch.setattr(watch, "_lookup", published.get)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert watch._blame(mine) is None
+    now += waited
+    reason = watch._blame(mine)
+    if places is None:
+        assert reason is None
+        return
+    assert "\n" not in reason  # or TensorFlow's log has it on several lines
+    head, *lines = failures.error_text(STRATEGY, reason).splitlines()
+    assert head.startswith("tf_dgc: worker 1 (b:2) cannot go on: the workers are in di")
+    for place, line in zip(places, lines, strict=False):
+        assert line.startswith(f"  worker {place}")
+    assert len(lines) == len(places) + 1
+    assert lines[-1] == failures.ALL_ALIKE
+
+
+def test_who_waits_in_the_background_may_come_all_the_same(monkeypatch):
+    """By another thread: the network is too slow for it, as far as is known."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
+    mine = dataclasses.replace(
+        position(9, 8), counts={None: (9, 8), (-1, 1, 2): (3, 3)}
+    )
+    other = dataclasses.replace(mine, counts={None: (8, 8), (-1, 1, 2): (4, 3)})
+    monkeypatch.setattr(watch, "_lookup", lambda peer: other)
+    now = time.monotonic()
+    for later, said in [(0, None), (19, None), (21, "the network is too slow")]:
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        reason = watch._blame(mine)
+        assert (said in reason) if said else (reason is None)
 
 
 def test_progress_of_anyone_counts(monkeypatch):
@@ -422,6 +525,84 @@ def test_a_worker_that_others_waited_for_says_where_it_was(
     assert text.startswith("tf_dgc: worker 1 (b:2) cannot go on") == (not here)
     if here:
         assert "waited for the others to read `residual`, and meanwhile work" in text
+
+
+TOLD_ERROR = "tf_dgc: worker 1 (b:2) cannot go on: worker 2 (c:3) failed\n  so it is"
+WHILE_TRACING = (
+    "in user code:\n\n    File 'x.py', line 3, in step  *\n        apply()\n\n"
+    "    RuntimeError: "
+) + TOLD_ERROR.replace("\n", "\n    ")
+
+
+@pytest.fixture
+def show_end(monkeypatch, capsys):
+    """Return what raises an error, and returns what it shows at the end and tells."""
+    told = []
+    monkeypatch.setattr(failures, "tell", told.append)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    failures.show_own_errors_plainly()
+    failures.tell_what_ends_this_worker(STRATEGY)
+
+    def show(error):
+        try:
+            raise error
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        return capsys.readouterr().err, told
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (RuntimeError(TOLD_ERROR), f"RuntimeError: {TOLD_ERROR}"),
+        (RuntimeError(WHILE_TRACING), f"RuntimeError: {TOLD_ERROR}"),
+        (
+            tf.errors.UnavailableError(None, None, f"{TOLD}\n\t [[{{node x}}]]"),
+            "RuntimeError: tf_dgc: worker 1 (b:2) cannot go on: worker 0 (a:1) ended "
+            f"with ValueError: no. {failures.ADVICE}",
+        ),
+    ],
+)
+def test_an_error_about_other_workers_is_shown_without_a_traceback(
+    show_end, error, last
+):
+    shown, told = show_end(error)
+    where, _, text = shown.partition("\n")
+    assert re.fullmatch(rf"At {re.escape(__file__)}:\d+ in show: raise error", where)
+    assert text == f"{last}\n"
+    assert not any("ended with RuntimeError" in reason for reason in told)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(TOLD_ERROR),
+        RuntimeError("no"),
+        tf.errors.InvalidArgumentError(None, None, "Incompatible shapes"),
+    ],
+)
+def test_an_error_of_the_program_is_shown_with_a_traceback(show_end, error):
+    shown, told = show_end(error)
+    assert shown.startswith("Traceback (most recent call last):")
+    assert told[0].startswith(f"worker 1 (b:2) ended with {type(error).__name__}: ")
+
+
+def test_tracebacks_are_shown_to_those_who_want_them(show_end, monkeypatch):
+    monkeypatch.setattr(keras.config, "is_traceback_filtering_enabled", lambda: False)
+    shown, _ = show_end(RuntimeError(TOLD_ERROR))
+    assert shown.startswith("Traceback (most recent call last):")
+
+
+def test_an_interrupt_does_not_hide_the_reason(show_end):
+    """`tf-dgc run` interrupts a worker while that finds out why it ends."""
+    interrupt = KeyboardInterrupt()
+    interrupt.__context__ = tf.errors.UnavailableError(None, None, TOLD)
+    shown, _ = show_end(interrupt)
+    assert "RuntimeError: tf_dgc: worker 1 (b:2) cannot go on: worker 0 (a:1)" in shown
+    assert "KeyboardInterrupt" not in shown
+    assert "KeyboardInterrupt" in show_end(KeyboardInterrupt())[0]
 
 
 def test_two_workers_that_write_one_hdf5_file(monkeypatch, tmp_path, capsys):

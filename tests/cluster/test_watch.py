@@ -1,16 +1,20 @@
 """What the watch takes for waiting."""
 
+import contextlib
 import sys
 import threading
 import time
+from unittest import mock
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from test_failures import STRATEGY
 
+from tf_dgc._internals import launching
+from tf_dgc.cluster import frames, workers
 from tf_dgc.cluster import watch as watch_module
-from tf_dgc.cluster import workers
-from tf_dgc.cluster.positions import Position
+from tf_dgc.cluster.positions import Collective, Position
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.distribute import cross_device
 
@@ -22,7 +26,7 @@ def waits(position):
 def test_an_error_ends_waiting():
     """As when a variable that cannot be created is made in another way."""
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})
-    with pytest.raises(MemoryError), watch.waiting():
+    with pytest.raises(MemoryError), watch.waiting("create"):
         assert waits(watch._look())
         raise MemoryError
     assert not waits(watch._look())
@@ -65,20 +69,32 @@ def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypat
     assert not waits(watch._look())
 
 
-def test_what_tensorflow_executes_is_waited_for():
+@contextlib.contextmanager
+def in_tensorflow():
+    """Let a thread wait in TensorFlow, until the end or a call of what this yields."""
     queue = tf.queue.FIFOQueue(1, tf.int32)
     dequeue = tf.function(queue.dequeue)
     queue.enqueue(1)
     dequeue()
     thread = threading.Thread(target=dequeue)
     thread.start()
+
+    def end():
+        if thread.is_alive():
+            queue.enqueue(1)
+            thread.join()
+
     try:
         while "execute" not in sys._current_frames()[thread.ident].f_code.co_name:
             time.sleep(0.01)
-        assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
+        yield end
     finally:
-        queue.enqueue(1)
-        thread.join()
+        end()
+
+
+def test_what_tensorflow_executes_is_waited_for():
+    with in_tensorflow():
+        assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
     assert not waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
 
 
@@ -118,6 +134,78 @@ def test_positions_are_published_when_they_matter(monkeypatch):
     assert look(34, later, False, "a.py:4")
     assert not look(90, later, False, "a.py:4")
     assert look(92, later, False, "a.py:5")
+
+
+def test_the_collective_that_is_waited_in_is_known():
+    """By its key, of which those that an error ended before are no part."""
+    launches = {5: launching.Launch("sum", "float32", "(3,)", ())}
+    keys = iter([{None: 1}, {None: 1 + 5}, {None: 1 + 7}])
+    counts = {None: [9, 8]}
+    watch = Watch(STRATEGY, lambda: counts, lambda: next(keys))
+    with mock.patch.object(launching, "_launches", launches):
+        assert watch._look().collectives == {}  # nothing runs: an error has ended it
+        counts = {None: [10, 8]}
+        with in_tensorflow():
+            known, unknown = (watch._look().collectives[None] for _ in range(2))
+    assert known == Collective(5, "sum of float32 (3,)")
+    assert unknown.key == 7
+    assert "known at run time" in unknown.name
+
+
+def test_a_purpose_that_is_waited_for_is_known():
+    watch = Watch(STRATEGY, lambda: {None: [9, 9]})
+    with watch.waiting("create"):
+        assert watch._look().collectives == {None: Collective.of_purpose("create")}
+    with watch.waiting("compare"):
+        found = watch._look().collectives[None]
+    assert found.name == "compare"
+    assert found.key != Collective.of_purpose("create").key
+    assert watch._look().collectives == {}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, known):
+    strategy = strategies[2]
+    hook = cross_device.cross_device_ops(strategy)
+    seen = []
+
+    def step(length):
+        def replica():
+            words = tf.ones([11 if known else length], tf.int32)
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(
+                lambda _, w: hook.communicate(False, tf.zeros([0]), w), args=(words,)
+            )[1]
+
+        return strategy.run(replica)
+
+    key_of = launching.collective_key
+
+    def collective_key(kind, tensor):
+        key = key_of(kind, tensor)
+        value = tf.get_static_value(key)
+        seen.append(None if value is None else int(value))
+        return key
+
+    with mock.patch.object(launching, "collective_key", collective_key):
+        before, lost = hook.count()[None], hook.pending_keys()[None]
+        (step if eager else tf.function(step))(tf.constant(11))
+    started, finished = np.subtract(hook.count()[None], before)
+    assert started == finished == 1
+    assert hook.pending_keys()[None] == lost  # of an error in another test
+    number = int(key_of("_all_gather", tf.ones([11], tf.int32)))
+    assert set(seen) == ({number} if known or eager else {None})
+    counters = launching.Counters()
+    counters.start(tf.ones([]), tf.constant(number))
+    assert (counters.read(), counters.pending_key()) == ([1, 0], number)
+    counters.finish(tf.ones([]), tf.constant(number))
+    assert (counters.read(), counters.pending_key()) == ([1, 1], 0)
+    if known:
+        launch = launching.launch_of(number)
+        assert launch[:3] == ("all_gather", "int32", "(11,)")
+        place = frames.place_in(launch.places)
+        assert eager or place.partition(":")[0] == __file__
 
 
 def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):

@@ -189,6 +189,83 @@ def test_different_models(run, tmp_path, scenario, shapes):
             assert shape in output
 
 
+ALIKE = "all workers must make the same calls in the same order"
+
+
+def place(text):
+    """Return what an error says of the line of a scenario that has this text."""
+    lines = SCRIPT.read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if text in line]
+    return f"{SCRIPT}:{number} in "
+
+
+@pytest.mark.parametrize(
+    ("scenario", "places"),
+    [
+        (
+            "predicts_alone",
+            [
+                (place("# on this one alone"), "self.model.predict(make_data()[0]"),
+                (place("history = model.fit("), "history = model.fit("),
+            ],
+        ),
+        pytest.param(
+            "other_function",
+            [
+                (place("step(several=RANK == 0)"), "step(several=RANK == 0)"),
+                (place('reduce("SUM", tf.ones([7])'), "STRATEGY.reduce("),
+            ],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("gradients_of_one_stock", [], marks=pytest.mark.slow),
+        # With gradients of both and of one before; and of both alone.
+        pytest.param(
+            "gradients_of_one [true, false, true]",
+            2 * [(place("# the first one with both"), "step(RANK == 0)")],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "gradients_of_one [true]",
+            2 * [(place("# the first one with both"), "step(RANK == 0)")],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_workers_in_different_collectives(run, tmp_path, scenario, places):
+    """Each one's line is shown, and the network is not blamed."""
+    name, _, before = scenario.partition(" ")
+    finished = run(name, 2, tmp_path, TF_DGC_TIMEOUT="10", BEFORE=before)
+    assert all(finished.codes)
+    for output in finished.outputs:
+        error = output.rpartition("RuntimeError: tf_dgc: ")[2]
+        head, *lines = error.splitlines()
+        assert "the workers are in different collectives" in head
+        for rank, (where, text) in enumerate(places):
+            assert f"  worker {rank} (" in lines[rank]
+            assert f"at {where}" in lines[rank]
+            assert f": {text}" in lines[rank]
+        assert ALIKE in lines[-1]
+        assert "the network" not in error
+        assert "--max-restarts" not in error
+
+
+def test_gradients_of_other_variables(run, tmp_path):
+    """They are compared while the first step is traced: nobody waits."""
+    settings = {"TF_DGC_TIMEOUT": "1000", "BEFORE": "[]"}
+    finished = run("gradients_of_one", 2, tmp_path, **settings)
+    assert all(finished.codes)
+    here = "'a gradient' on worker 0"
+    there = "'no gradient' on worker 1"
+    for output, said in zip(
+        finished.outputs,
+        [f"{here}, {there}", f"{there}, {here}"],
+        strict=True,
+    ):
+        assert "The workers have gradients for different variables" in output
+        assert f"  alone (variable 1): {said}" in output
+        assert "  both" not in output
+
+
 def test_what_is_equal_is_not_sent_at_the_start(tmp_path):
     """Both count what crossed the loopback, if they have one to themselves."""
     alone = programs.on_its_own_loopback()

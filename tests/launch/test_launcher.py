@@ -98,6 +98,64 @@ def test_a_worker_that_is_killed(tmp_path):
     assert "worker 0 failed" in output
 
 
+def last_line(tmp_path, body):
+    """Run two workers; return the first one's lines, and how the last one ends."""
+    output = io.StringIO()
+    command = [sys.executable, write(tmp_path, body)]
+    launcher.launch(command, 2, output)
+    *lines, last = output.getvalue().splitlines()
+    assert "; all that the workers printed is in " in last
+    return lines, last.partition("; all that")[0]
+
+
+WAITS = "else:\n    print('ready', flush=True)\n    time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", "worker 1 was killed (SIGKILL): by somebody, or"),
+        ("os.kill(os.getpid(), 11)", "worker 1 was ended by signal 11 (Segmentation"),
+        ("1 / 0", "ended with exit code 1: ZeroDivisionError: division by zero. Fix"),
+        ("sys.exit('the disk is full')", "exit code 1: the disk is full. Fix that"),
+        ("sys.exit(7)", "worker 1 ended with exit code 7. Look at the end of its log"),
+        ("sys.exit(137)", "worker 1 ended with exit code 137. Look at the end"),
+    ],
+)
+def test_the_last_line_is_the_reason_and_what_to_do(tmp_path, ends, said):
+    """And nobody caused the interrupt of the other one, which shows no traceback."""
+    body = f"if task['index'] == 1:\n    {ends}\n{WAITS}"
+    lines, last = last_line(tmp_path, body)
+    assert said in last
+    assert "tart all workers again" in last
+    assert "KeyboardInterrupt" not in "".join(lines)
+    assert sum("Traceback" in line for line in lines) == (ends == "1 / 0")
+
+
+def test_an_error_while_an_interrupt_is_handled_is_shown(tmp_path):
+    body = "if task['index'] == 1: sys.exit(7)\n"
+    body += "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    save()\n"
+    lines, _ = last_line(tmp_path, body)
+    assert "NameError: name 'save' is not defined" in lines
+    assert sum("Traceback" in line for line in lines) == 2
+
+
+def test_the_traceback_of_the_worker_whose_error_ended_another(tmp_path):
+    """The other one heard of it, and was gone before."""
+    told = "tf_dgc: worker 2 (c:3) cannot go on: worker 1 (b:2) ended with ValueError: "
+    body = f"if task['index'] == 2: sys.exit({told!r} + 'no. Training')\n"
+    body += "if task['index'] == 0: time.sleep(600)\n"
+    body += "def go(): raise ValueError('no')\n"
+    body += "try:\n    go()\nfinally:\n    import traceback\n"
+    body += "    traceback.print_exc(); sys.stderr.flush(); time.sleep(600)\n"
+    output = io.StringIO()
+    launcher.launch([sys.executable, write(tmp_path, body)], 3, output)
+    lines = output.getvalue().splitlines()
+    first, second = (lines.index(f"[tf-dgc] worker {i} printed last:") for i in (1, 2))
+    assert first < lines.index("[1] ValueError: no") < second
+    assert f"exit code 1: {told}no. Training. Fix that" in lines[-1]
+
+
 def test_a_worker_that_ignores_termination_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "_SURVIVOR_SECONDS", 0.5)
     script = write(

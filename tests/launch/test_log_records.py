@@ -98,3 +98,57 @@ def test_a_line_that_is_redrawn_for_long_is_shown_now_and_then(tmp_path, monkeyp
 )
 def test_final_state(line, seen):
     assert final_state(line) == seen
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n    go()\n"
+MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (f"a\n{TRACEBACK}KeyboardInterrupt\nb\n", "a\nb\n"),
+        (f"{TRACEBACK}ValueError: no\n{MEANWHILE}{TRACEBACK}KeyboardInterrupt\n", ""),
+        (f"{TRACEBACK}ValueError: no\nand so\nb\n", None),
+        (f"{TRACEBACK}KeyboardInterrupt\n{MEANWHILE}{TRACEBACK}OSError: full\n", None),
+        (f"{TRACEBACK}KeyboardInterrupt\n\n{TRACEBACK}OSError: full\nb\n", None),
+        (f"Exception ignored in: <x>\n{TRACEBACK}KeyboardInterrupt:\nb\n", "b\n"),
+        (f"Error in sys.excepthook:\n{TRACEBACK}KeyboardInterrupt\n\n"
+         f"Original exception was:\n{TRACEBACK}a.b.OtherError: no\n", None),
+        (f"{TRACEBACK}ValueError: no\n{MEANWHILE}{TRACEBACK}", ""),  # and was killed
+        ("a\n\n  b\nKeyboardInterrupt\n", None),
+    ],
+)  # fmt: skip
+def test_tracebacks_of_interrupts_are_left_out(tmp_path, printed, shown):
+    """Once workers are interrupted; the log has them."""
+    lines = []
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), lines.append)
+    output.leave_out_interrupts(lines.append)
+    output.feed(printed.encode())
+    output.close()
+    assert lines == (printed if shown is None else shown).splitlines()
+    assert (tmp_path / "worker-0.log").read_text() == printed
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "error"),
+    [
+        (f"a\n{TRACEBACK}a.b.ValueError: no\nb\n", 1, "a.b.ValueError: no"),
+        ("a\nthe disk is full\n\n", 1, "the disk is full"),
+        ("a\nstep 3\n", 7, ""),
+        ("", 1, ""),
+    ],
+)
+def test_the_error_that_ended_a_program(tmp_path, printed, code, error):
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1))
+    output.feed(printed.encode())
+    output.close()
+    assert output.last_error(code) == error
+
+
+def test_what_tensorflow_says_on_every_machine_is_not_shown_as_an_error(tmp_path):
+    head = "E0000 00:00:1795899164.881442   10353 cuda_platform.cc:52] "
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1))
+    output.feed(f"{head}failed call to cuInit: 303\n{head}out of memory\n".encode())
+    output.close()
+    assert output.unseen() == [f"{head}out of memory"]

@@ -519,6 +519,75 @@ def scenario_divergence(directory):
     return found
 
 
+def scenario_predicts_alone(directory):
+    """A callback of the first worker alone, while the other one goes on to train."""
+
+    class Predict(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if RANK == 0:
+                self.model.predict(make_data()[0], verbose=0)  # on this one alone
+
+    fit(callbacks=[Predict()])
+
+
+def scenario_gradients_of_one(directory):
+    """A loop of one's own, in which a variable has a gradient on the first worker."""
+    with STRATEGY.scope():
+        both = keras.Variable(np.ones([40, 40]), name="both")
+        alone = keras.Variable(np.ones([40, 40]), name="alone")
+        optimizer = dgc()
+        optimizer.build([both, alone])
+
+    @tf.function
+    def step(several):
+        def replica():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(both.value)
+                if several:
+                    loss += tf.reduce_sum(alone.value)
+            gradients = tape.gradient(loss, [both.value, alone.value])
+            optimizer.apply(gradients, [both, alone])
+
+        STRATEGY.run(replica)
+
+    for several in json.loads(os.environ["BEFORE"]):
+        step(several)
+    step(RANK == 0)  # the first one with both
+
+
+def scenario_gradients_of_one_stock(directory):
+    """By an optimizer of Keras, and a branch of the model."""
+
+    class Branch(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(shape[-1],), name="scale")
+
+        def call(self, x):
+            return x * self.scale if RANK == 0 else x
+
+    tf_dgc.prepare(STRATEGY)
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((5,)), Branch(), keras.layers.Dense(1)])
+        model.compile(SGD(0.1), "mse")
+    model.fit(*make_data(), batch_size=16, verbose=0)
+
+
+def scenario_other_function(directory):
+    """A reduction that only the first worker's function has."""
+    tf_dgc.prepare(STRATEGY)
+
+    @tf.function
+    def step(several):
+        value = STRATEGY.run(lambda: tf.ones([3]))
+        total = STRATEGY.reduce("SUM", value, axis=None)
+        if several:
+            total += STRATEGY.reduce("SUM", tf.ones([3, 1]), axis=None)[:, 0]
+        return total
+
+    step(several=RANK == 0)
+    STRATEGY.reduce("SUM", tf.ones([7]), axis=None)
+
+
 def longest_standstill(wait):
     """Return how long another thread of Python stood still meanwhile, and the error."""
     ended = threading.Event()

@@ -8,7 +8,12 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils
 from tensorflow.python.ops import collective_ops
 
-from tf_dgc._internals.launching import CollectiveAllReduce, Counters, collective_key
+from tf_dgc._internals.launching import (
+    CollectiveAllReduce,
+    Counters,
+    collective_key,
+    remember_launch,
+)
 
 Members = tuple[int, ...]
 
@@ -98,6 +103,7 @@ class GroupLauncher:
         self.kinds.add((label, tensor.dtype.name, str(tensor.shape)))
         stock = self._launcher
         key = collective_key(label, tensor)
+        remember_launch(f"{kind} of replicas {self._members}", tensor, key)
         with tf.device(stock._device):
             result = launch(
                 tensor,
@@ -108,7 +114,7 @@ class GroupLauncher:
                 timeout=stock._options.timeout_seconds or 0,
                 ordering_token=stock._get_ordering_token(),
             )
-            return self.counters.finish(result)
+            return self.counters.finish(result, key)
 
 
 def group_key(members: Sequence[int], lane: int = 0) -> int:

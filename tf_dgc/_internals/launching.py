@@ -4,7 +4,7 @@ import functools
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +63,7 @@ def abort_message(collective_ops: Any, seconds: float) -> str:
     return "".join(found)
 
 
-def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
+def reuse_collective_keys(collective_ops: Any) -> "Counters":
     """Give collectives of one kind, dtype and shape the same key, again and again.
 
     TensorFlow hands a new key to every execution (`_next_instance_key`) and never
@@ -77,43 +77,119 @@ def reuse_collective_keys(collective_ops: Any) -> Callable[[], list[int]]:
     so no key is in use when it is used again.
 
     Returns:
-        A function that tells how many collectives this worker has started and finished
-        so far; any thread may call it, at any time.
+        Counters of the collectives that this worker has started and finished so far.
     """
     counters = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
-    return counters[0].read  # all local replicas go through the same ones
+    return counters[0]  # all local replicas go through the same ones
 
 
 class Counters:
-    """How many collectives of one launcher were started and finished.
+    """How many collectives of one launcher were started and finished, and which waits.
 
-    Both are one variable, so none counts as started before the one ahead has finished,
+    All are one variable, so none counts as started before the one ahead has finished,
     though its tensor may be there: what is waited for is always the last one started.
+    The third number is the key of the collective that has started and not finished: a
+    start adds the key, its end subtracts it again.
     """
 
     def __init__(self) -> None:
-        self._counts = local_variable([0, 0], tf.int32)
+        self._counts = local_variable([0, 0, 0], tf.int64)
 
     def read(self) -> list[int]:
         """Return both numbers; any thread may call it, at any time."""
-        return [int(count) for count in self._counts.read_value().numpy()]
+        return [int(count) for count in self._counts.read_value().numpy()[:2]]
+
+    def pending_key(self) -> int:
+        """Return the key of the collective that has started and not finished, or 0.
+
+        A collective that an error ended never finishes: its key stays in the sum. Any
+        thread may call this, at any time.
+        """
+        return int(self._counts.read_value().numpy()[2])
 
     def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Return the key when the tensor is there and its collective is counted."""
-        return self._after(tensor, [1, 0], key)
+        """Return the key when the tensor is there and its collective is counted.
 
-    def finish(self, result: tf.Tensor) -> tf.Tensor:
-        """Return the result when it is there and counted."""
-        return self._after(result, [0, 1], result)
+        Args:
+            tensor: tensor that is handed over.
+            key: key of the collective, scalar int32.
+        """
+        return self._after(tensor, 1, 0, key, key)
+
+    def finish(self, result: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Return the result when it is there and counted.
+
+        Args:
+            result: result of the collective.
+            key: key that `start` was given.
+        """
+        return self._after(result, 0, 1, -key, result)
 
     def _after(
-        self, tensor: tf.Tensor, count: Sequence[int], value: tf.Tensor
+        self,
+        tensor: tf.Tensor,
+        started: int,
+        finished: int,
+        key: tf.Tensor,
+        value: tf.Tensor,
     ) -> tf.Tensor:
         """Return `value` when a tensor was there and it was counted."""
+        number = tf.get_static_value(key)
         with tf.control_dependencies([tensor]), tf.device("CPU:0"):
-            done = self._counts.assign_add(count, read_value=False)
+            if number is None:  # the shape is known at run time
+                more = tf.stack([started, finished, tf.cast(key, tf.int64)])
+            else:
+                more = [started, finished, int(number)]
+            done = self._counts.assign_add(more, read_value=False)
         with tf.control_dependencies([] if done is None else [done]):
             return tf.identity(value)
+
+
+class Launch(NamedTuple):
+    """A collective, as it was traced.
+
+    Attributes:
+        kind: name of its kind, such as "all_reduce".
+        dtype: name of the dtype of its tensor.
+        shape: shape of its tensor, as text.
+        places: places where it was traced, each a file, a line and a function, the
+            innermost first; none of what was executed eagerly.
+    """
+
+    kind: str
+    dtype: str
+    shape: str
+    places: Sequence[tuple[str, int, str]]
+
+
+_launches: dict[int, Launch] = {}  # by key, of all launchers
+
+
+def launch_of(key: int) -> Launch | None:
+    """Return the collective with this key; None if its shape was known at run time.
+
+    Of several that share a key, the one that was traced last.
+    """
+    return _launches.get(key)
+
+
+def remember_launch(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
+    """Remember what a key stands for, for `launch_of`.
+
+    Python calls this when a step is traced, not when it runs; in eager code only the
+    first time does something.
+
+    Args:
+        kind: name of the kind of collective.
+        tensor: tensor that is handed over.
+        key: key that `collective_key` returned for both.
+    """
+    number = tf.get_static_value(key)
+    if number is None or (tf.executing_eagerly() and int(number) in _launches):
+        return
+    stack = () if tf.executing_eagerly() else tuple(reversed(key.op.traceback))
+    places = tuple((f.filename, f.lineno, f.name) for f in stack)
+    _launches[int(number)] = Launch(kind, tensor.dtype.name, str(tensor.shape), places)
 
 
 def local_variable(value: Any, dtype: tf.DType) -> tf.Variable:
@@ -134,10 +210,10 @@ def _count_collectives(launcher: Any) -> Counters:
         def launch_and_count(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
             tensor = tf.convert_to_tensor(tensor)
             launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
-            launcher._next_instance_key = lambda: counters.start(
-                tensor, collective_key(kind, tensor)
-            )
-            return counters.finish(launch(tensor, *args, **kwargs))
+            key = collective_key(kind, tensor)
+            remember_launch(kind.removeprefix("_"), tensor, key)
+            launcher._next_instance_key = lambda: counters.start(tensor, key)
+            return counters.finish(launch(tensor, *args, **kwargs), key)
 
         return launch_and_count
 
@@ -201,16 +277,17 @@ def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
             whether the shape is known while tracing or not.
     """
     name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
-    shape: Any
-    if tensor.shape.is_fully_defined():
-        shape = np.array(tensor.shape.as_list(), np.int64)
-        factors, add_up = _FACTORS[: len(shape)], np.sum
-    else:
-        shape = tf.shape(tensor, tf.int64)
-        factors, add_up = tf.constant(_FACTORS)[: tf.size(shape)], tf.reduce_sum
     with tf.device("CPU:0"):
+        if tensor.shape.is_fully_defined():
+            lengths = np.array(tensor.shape.as_list(), np.int64)
+            terms = (lengths + 1) % _NUM_KEYS * _FACTORS[: len(lengths)] % _NUM_KEYS
+            key = _FIRST_KEY + (name + int(np.sum(terms))) % _NUM_KEYS
+            return tf.constant(key, tf.int32)
+        shape = tf.shape(tensor, tf.int64)
+        factors = tf.constant(_FACTORS)[: tf.size(shape)]
         terms = (shape + 1) % _NUM_KEYS * factors % _NUM_KEYS
-        return tf.cast(_FIRST_KEY + (name + add_up(terms)) % _NUM_KEYS, tf.int32)
+        key = _FIRST_KEY + (name + tf.reduce_sum(terms)) % _NUM_KEYS
+        return tf.cast(key, tf.int32)
 
 
 # Above the keys that TensorFlow hands out itself, to create variables, and below 2**31.

@@ -138,7 +138,7 @@ class Backups:
             Context manager of the weights file to load, where training was, and what
             differs between workers.
         """
-        path = self._directory / self._model_of(found)
+        path = self.weights_file(found)
         places = found.places()
         needed = set(self._places(found))
         asked = {
@@ -150,6 +150,10 @@ class Backups:
         sizes = self._replicas(), number, found.num_replicas
         with parts.reading(asked, *sizes) as reader:
             yield path, position.read(path), reader
+
+    def weights_file(self, found: Generation) -> pathlib.Path:
+        """Return the file of a backup with the weights that this worker reads."""
+        return self._directory / self._model_of(found)
 
     def _places(self, found: Generation) -> list[tuple[str, int]]:
         """Return part and row of the replicas that this worker needs."""

@@ -15,6 +15,8 @@ from tf_dgc.checkpoint.generations import Generation
 from tf_dgc.checkpoint.position import Position
 from tf_dgc.cluster import meeting
 
+_LONGEST = 1000  # characters of an error of Keras's that are repeated
+
 
 class ModelCheckpoint(stores.ModelCheckpointSeam):
     """`keras.callbacks.ModelCheckpoint` for several workers.
@@ -129,6 +131,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._directory = pathlib.Path(backup_dir)
         self._backups: Backups | None = None
         self._restored: Position | None = None
+        self._file = self._directory  # of the backup that was restored
         self._train: Any = None  # the train function, while batches are left out
         self._left_out = 0
         self._epoch = 0
@@ -159,19 +162,69 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not model.optimizer.built:
             with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
+        self._file = backups.weights_file(found)
         with backups.reading(found) as (path, where, part):
-            model.load_weights(path)
+            saved, own = position.read_description(path), position.describe(model)
+            differences = position.differences(saved, own)
+            differences += _other_streams(
+                part.names(), set(backup.own_variables(model))
+            )
+            if differences:
+                raise self._refused("another model", differences)
+            try:
+                model.load_weights(path)
+            except ValueError as error:
+                # Keras lists every value of the variable that it could not load.
+                lines = [_gist(str(error))]
+                if saved.get("optimizer", own["optimizer"]) != own["optimizer"]:
+                    lines.append(f"optimizer of the backup: {saved['optimizer']}")
+                    lines.append(f"optimizer of this model: {own['optimizer']}")
+                raise self._refused("another optimizer or model", lines) from None
             self._restore_own(part)
         trainer.start_fit_at(model, where.epoch)
         self._restored = where
+        if meeting.is_chief(model.distribute_strategy):
+            print(f"tf_dgc: {self._resumed_at(found, where)}", flush=True)
+
+    def _resumed_at(self, found: Generation, where: Position) -> str:
+        """Return where training goes on, counting epochs from 1 as Keras does."""
+        epochs = (self.params or {}).get("epochs")
+        of_all = "" if epochs is None else f" of {epochs}"
+        if epochs is not None and where.epoch >= epochs:
+            place = f"all {epochs} epochs are done"
+        elif where.batches:
+            place = f"epoch {where.epoch + 1}{of_all}, after {where.batches} batches"
+        else:
+            place = f"epoch {where.epoch + 1}{of_all}"
+        now = self.model.distribute_strategy.num_replicas_in_sync
+        written = f", written by {found.num_replicas} replicas" * (
+            found.num_replicas != now
+        )
+        return (
+            f"resumed at {place}, from backup {found.number} in "
+            f"{str(self._file.parent)!r}{written}"
+        )
+
+    def _refused(self, who: str, differences: list[str]) -> ValueError:
+        """Return the error for a backup that does not fit the model.
+
+        Args:
+            who: name of what made the backup.
+            differences: lines that say what differs.
+        """
+        directory = str(self._file.parent)
+        listed = "".join(f"\n  {line}" for line in differences)
+        return ValueError(
+            f"The backup {str(self._file)!r} was made by {who}, and training cannot go "
+            f"on from it:{listed}\nGo on with what made it. Or delete the files "
+            f"`backup-*` in {directory!r}, and training starts afresh; or pass another "
+            f"directory. Received: backup_dir={str(self._directory)!r}"
+        )
 
     def _restore_own(self, part: parts.Reader) -> None:
         """Give every local replica its own streams, and its own loss scale."""
         local = self.model.distribute_strategy.experimental_local_results
-        own = backup.own_variables(self.model)
-        if part.names() != set(own):
-            raise _of_another_model(part.names(), set(own))
-        for name, variable in own.items():
+        for name, variable in backup.own_variables(self.model).items():
             values = part.take_own(name)
             for copy, value in zip(local(variable.value), values, strict=True):
                 copy.assign(value)
@@ -201,12 +254,22 @@ class BackupAndRestore(keras.callbacks.Callback):
                 batch = next(iterator)
                 if not logs:
                     trainer.build_metrics(model, batch)
-                    _assign(model.metrics_variables, restored.metrics)
+                    self._assign_metrics(restored.metrics)
                     logs.update(model.get_metrics_result())
             return logs
 
         self._train, self._left_out = train, restored.batches
         model.train_function = draw
+
+    def _assign_metrics(self, values: list[Any]) -> None:
+        variables = self.model.metrics_variables
+        if len(variables) != len(values):
+            paths = ", ".join(v.path for v in variables)
+            line = f"other random streams or metrics: {len(values)} values of metrics "
+            line += f"in the backup, {len(variables)} in this model ({paths})"
+            raise self._refused("another model", [line])
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
     def _train_again(self) -> None:
         if self._train is not None:
@@ -263,20 +326,21 @@ def _own_backup(model: keras.Model) -> str:
     return next(filter(None, (getattr(o, "own_backup", "") for o in candidates)), "")
 
 
-def _assign(variables: list[keras.Variable], values: list[Any]) -> None:
-    """Assign what a backup of the same model holds."""
-    if len(variables) != len(values):
-        raise _of_another_model(len(values), [v.path for v in variables])
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+def _other_streams(saved: set[str], own: set[str]) -> list[str]:
+    """Return how random streams and loss scales differ, none or one line."""
+    if saved == own:
+        return []
+    there, here = (", ".join(sorted(names)) or "none" for names in (saved, own))
+    return [f"other random streams or metrics: {there} in the backup, {here} here"]
 
 
-def _of_another_model(values: Any, variables: Any) -> ValueError:
-    return ValueError(
-        "The backup was made by a model with other random streams or metrics. Go "
-        "on with the same model, or delete the backup to start anew. "
-        f"Received: {values} for {variables}"
-    )
+def _gist(message: str) -> str:
+    """Return what Keras's error is about: the first paragraph of what it quotes."""
+    text = message.partition("Example error message for ")[2] or message
+    text = text.partition(":\n\n")[2] or text
+    text = text.partition("\n\n")[0].partition(", value=")[0]
+    text = text.partition(" Without the state: ")[0]  # which a backup always has
+    return " ".join(text.split())[:_LONGEST]
 
 
 def _check_built(model: keras.Model) -> None:

@@ -10,6 +10,7 @@ __all__ = [
     "listing",
     "main",
     "parsers",
+    "quiet",
     "report",
     "serving",
 ]

@@ -61,8 +61,11 @@ def _report(options: argparse.Namespace) -> int:
 
 def _load() -> None:
     """Load TensorFlow, or end with the reason why it cannot be used."""
+    from tf_dgc.cli import quiet
+
     try:
-        import tf_dgc._everything  # noqa: F401
+        with quiet.without_tensorflow_log():
+            import tf_dgc._everything  # noqa: F401
     except ImportError as error:
         sys.exit(f"tf-dgc: {error}")
 

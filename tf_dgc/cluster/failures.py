@@ -4,15 +4,18 @@ import contextlib
 import faulthandler
 import os
 import re
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_dgc._internals import mirrored
-from tf_dgc.cluster import coordination, workers
+from tf_dgc.cluster import coordination, frames, workers
 
 ADVICE = (
     "Training cannot go on without it: end all workers and start all of them again "
@@ -20,6 +23,14 @@ ADVICE = (
     "the end of what that worker printed."
 )
 
+ALL_ALIKE = (
+    "Starting again does not help before the program is changed: all workers must make "
+    "the same calls in the same order. Call what involves all of them (`fit`, "
+    "`evaluate`, `predict`, saving a model, reading an optimizer's state) on every "
+    "worker or on none; and let every worker compute its loss from the same variables."
+)
+
+IN_DIFFERENT_COLLECTIVES = "are in different collectives"
 DOES_NOT_COME = "which responds but does not come"  # of a worker that is waited for
 
 _REPORT_SECONDS = 2.0  # longer, and it goes on while this worker ends
@@ -142,7 +153,75 @@ def limit_teardown() -> None:
 def error_text(strategy: tf.distribute.Strategy, reason: str) -> str:
     """Return what a worker that cannot go on says."""
     name = workers.full_name(strategy, workers.me(strategy))
+    if IN_DIFFERENT_COLLECTIVES in reason:
+        listed = reason.replace(_ITEM, "\n  ")
+        return f"tf_dgc: {name} cannot go on: {listed}\n{ALL_ALIKE}"
     return f"tf_dgc: {name} cannot go on: {reason}. {ADVICE}"
+
+
+def itemize(head: str, items: Sequence[str]) -> str:
+    """Return a reason with items, which `error_text` writes on lines of their own.
+
+    Until then it is one line, as TensorFlow's log repeats what it is given.
+    """
+    return _ITEM.join([f"{head}:", *(item.replace(_ITEM, " ") for item in items)])
+
+
+_ITEM = "\t"
+
+
+def show_own_errors_plainly() -> None:
+    """Show errors about other workers without a traceback, when one ends this process.
+
+    Their reason is in no line of the program. It prints that line, and the text of the
+    error. With `keras.config.disable_traceback_filtering()` tracebacks stay. By
+    `sys.excepthook`, which shows all other errors as before.
+    """
+    show = sys.excepthook
+    if show in _hooks:
+        return
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        text = _own_text(error)
+        if text is None or not keras.config.is_traceback_filtering_enabled():
+            return show(kind, error, trace)
+        if place := frames.place_of_error(trace):
+            line = frames.source_line(place)
+            sys.stderr.write(f"At {place}: {line}\n")
+        return show(RuntimeError, RuntimeError(text), None)
+
+    _hooks.append(hook)
+    sys.excepthook = hook
+
+
+_hooks: list[Any] = []  # that show our own errors plainly
+
+
+def _own_text(error: BaseException) -> str | None:
+    """Return what an error says of other workers; None if it is about something else.
+
+    Raised while a function is traced, it comes in a `RuntimeError` whose text begins
+    with the traceback of that function.
+    """
+    if isinstance(error, tf.errors.OpError):
+        found = _TOLD.search(str(error.message))
+        return found and f"tf_dgc: {found.group(1).strip()}"
+    if not isinstance(error, RuntimeError):
+        return None
+    found = _OWN.search(str(error))
+    if found is None:
+        return None
+    text = found["text"].rstrip()
+    return text.replace(f"\n{_INDENT}", "\n") if found["traced"] else text
+
+
+_INDENT = "    "
+_OWN = re.compile(
+    rf"\A(?P<traced>in user code:.*\n{_INDENT}RuntimeError: )?(?P<text>tf_dgc: .*)",
+    re.S,
+)
 
 
 def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
@@ -150,20 +229,29 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
 
     By `sys.excepthook`, which shows what it showed before.
     """
+    show_own_errors_plainly()
     show = sys.excepthook
 
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        reason = None
-        if isinstance(error, tf.errors.OpError):
-            reason = find_reason(strategy, str(error.message))
+        with _without_interrupts():
+            end_with(kind, error, trace)
+
+    def end_with(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        reason, cause = None, error
+        if isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
+            cause = error.__context__  # by `tf-dgc run`, while that was explained
+        if isinstance(cause, tf.errors.OpError):
+            reason = find_reason(strategy, str(cause.message))
         if reason is not None:
             named_error = give_up(strategy, reason)
-            named_error.__cause__ = error
+            named_error.__cause__ = cause
             return show(RuntimeError, named_error, trace)
         advice = _advice(error)
-        if not str(error).startswith("tf_dgc: "):  # else the others know already
+        if _own_text(error) is None:  # else the others know already
             name = workers.full_name(strategy, workers.me(strategy))
             what = f"{kind.__name__}: {_gist(str(error))}{advice}"
             tell(f"{name} ended with {what}")
@@ -172,7 +260,24 @@ def tell_what_ends_this_worker(strategy: tf.distribute.Strategy) -> None:
             sys.stderr.write(f"tf_dgc:{advice}\n")
         return None
 
+    _hooks.append(hook)
     sys.excepthook = hook
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let no Ctrl-C keep this process, which ends anyway, from saying why it does.
+
+    `tf-dgc run` interrupts workers when one has failed, while they tell each other.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _advice(error: BaseException) -> str:

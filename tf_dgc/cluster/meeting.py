@@ -32,21 +32,23 @@ def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
-def rendezvous(strategy: tf.distribute.Strategy, purpose: str) -> None:
+def rendezvous(
+    strategy: tf.distribute.Strategy, purpose: str, seconds: float | None = None
+) -> None:
     """Wait until all workers arrive.
 
     Args:
         strategy: the strategy whose workers meet; nothing is done if it has only one.
         purpose: text for the error, e.g. "read `residual`".
+        seconds: time to wait; None for `TF_DGC_TIMEOUT`.
 
     Raises:
-        RuntimeError: on every worker that did arrive, if one does not within
-            `TF_DGC_TIMEOUT` seconds. Collectives pending elsewhere fail with the same
-            message.
+        RuntimeError: on every worker that did arrive, if one does not within that time.
+            Collectives pending elsewhere fail with the same message.
     """
     if not is_multi_worker(strategy):
         return
-    seconds = timeout_seconds()
+    seconds = seconds or timeout_seconds()
     name = f"tf_dgc/{next(_numbers)}"
     try:
         coordination.wait_at_barrier(name, seconds)
@@ -134,6 +136,8 @@ def agree(
     strategy: tf.distribute.Strategy,
     describe: Callable[[], dict[str, Any]],
     otherwise: str = _SAME_ARGUMENTS,
+    purpose: str = "compare models and settings",
+    seconds: float | None = None,
 ) -> None:
     """Raise on all workers, naming the differences, unless their descriptions agree.
 
@@ -142,6 +146,8 @@ def agree(
         describe: function that returns nested dictionaries and lists of JSON values; it
             is called only if there are other workers.
         otherwise: text of the error before the differences.
+        purpose: text for the error if a worker does not come, as `share_notes`.
+        seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
 
     Raises:
         ValueError: on every worker, if two descriptions differ.
@@ -150,10 +156,10 @@ def agree(
     if not is_multi_worker(strategy):
         return
     text = json.dumps(describe(), sort_keys=True, default=str)
-    purpose = f"compare models and settings (here: {_shorten(text)})"
+    purpose = f"{purpose} (here: {_shorten(text)})"
     mine = dict(_flatten(json.loads(text)))
     differences = []
-    for peer, theirs_text in share_notes(strategy, text, purpose).items():
+    for peer, theirs_text in share_notes(strategy, text, purpose, seconds).items():
         theirs = dict(_flatten(json.loads(theirs_text)))
         differences += [
             f"  {key}: {mine.get(key, 'nothing')!r} on {me(strategy)}, "
@@ -166,7 +172,10 @@ def agree(
 
 
 def share_notes(
-    strategy: tf.distribute.Strategy, note: str, purpose: str
+    strategy: tf.distribute.Strategy,
+    note: str,
+    purpose: str,
+    seconds: float | None = None,
 ) -> dict[str, str]:
     """Return the notes of all workers, by worker, this one's among them.
 
@@ -174,6 +183,7 @@ def share_notes(
         strategy: the strategy whose workers exchange notes.
         note: text of this worker.
         purpose: text for the error, to follow "waited for the other workers to".
+        seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
 
     Raises:
         RuntimeError: as `rendezvous`.
@@ -184,7 +194,7 @@ def share_notes(
     key = f"tf_dgc/{number}/{me(strategy)}"
     with failures.named(strategy):
         coordination.publish(key, note, timeout_seconds())
-    rendezvous(strategy, purpose)
+    rendezvous(strategy, purpose, seconds)
     with failures.named(strategy):
         notes = {
             peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())

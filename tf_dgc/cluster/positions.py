@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -16,6 +17,25 @@ Counts: TypeAlias = Mapping[Group, Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective that a worker waits in.
+
+    Attributes:
+        key: number that all workers of a collective have in common, and that differs
+            between kinds, dtypes and shapes; 0 if it is not known.
+        name: name of it, as errors say it.
+    """
+
+    key: int
+    name: str
+
+    @classmethod
+    def of_purpose(cls, purpose: str) -> "Collective":
+        """Return what is told apart from others by its purpose alone."""
+        return cls(1 + zlib.crc32(purpose.encode()), purpose)
+
+
+@dataclasses.dataclass(frozen=True)
 class Position:
     """Where a worker is, as it publishes it.
 
@@ -24,11 +44,16 @@ class Position:
             worker has been in.
         tracing: whether it is tracing a `tf.function`.
         place: place in the user's program, as text.
+        line: text of the line there.
+        collectives: collectives that this worker waits in, of each group; without
+            those that are not known.
     """
 
     counts: dict[Group, tuple[int, int]]
     tracing: bool
     place: str
+    line: str = ""
+    collectives: dict[Group, Collective] = dataclasses.field(default_factory=dict)
 
     @property
     def waits_in(self) -> list[Group]:
@@ -48,14 +73,60 @@ class Position:
     def to_json(self) -> str:
         """Return it as text."""
         counts = [[group, *pair] for group, pair in self.counts.items()]
-        return json.dumps([counts, self.tracing, self.place])
+        collectives = [[g, c.key, c.name] for g, c in self.collectives.items()]
+        return json.dumps([counts, self.tracing, self.place, self.line, collectives])
 
     @classmethod
     def from_json(cls, text: str) -> "Position":
         """Return what `to_json` made a text of."""
-        counts, tracing, place = json.loads(text)
-        pairs = {group and tuple(group): (s, f) for group, s, f in counts}
-        return cls(pairs, tracing, place)
+        counts, tracing, place, line, collectives = json.loads(text)
+        pairs = {_group(group): (s, f) for group, s, f in counts}
+        pending = {_group(g): Collective(key, name) for g, key, name in collectives}
+        return cls(pairs, tracing, place, line, pending)
+
+
+def _group(indices: list[int] | None) -> Group:
+    return None if indices is None else tuple(indices)
+
+
+def differ(mine: Position, other: Position) -> bool:
+    """Whether two workers wait for each other in different collectives.
+
+    The nth collective of a group must be the same one on all of its members.
+    """
+    return any(
+        group in other.waits_in
+        and other.started(group) == mine.started(group)
+        and other.collectives[group].key != mine.collectives[group].key
+        for group in mine.waits_in
+        if group in mine.collectives and group in other.collectives
+    )
+
+
+def wait_for_each_other(
+    mine: Position, my_index: int, other: Position, index: int
+) -> bool:
+    """Whether each of two workers waits in a group to which the other has yet to come.
+
+    What goes on in the background does not count: it has threads of its own, and a
+    worker that waits there may come to the other's collective all the same.
+
+    Args:
+        mine: position of this worker.
+        my_index: index of this worker among all.
+        other: position of the other one.
+        index: index of the other one among all.
+    """
+    return _in_steps(mine, other, index) and _in_steps(other, mine, my_index)
+
+
+def _in_steps(waiting: Position, other: Position, index: int) -> bool:
+    """Do what `behind` does, without what goes on in the background."""
+    return any(
+        other.started(group) < waiting.started(group)
+        for group in waiting.waits_for(index)
+        if group is None or min(group) >= 0
+    )
 
 
 def behind(mine: Position, other: Position, index: int) -> bool:

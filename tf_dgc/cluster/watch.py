@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
-from tf_dgc._internals import threads, tracing
+from tf_dgc._internals import launching, threads, tracing
 from tf_dgc.cluster import (
     coordination,
     failures,
@@ -30,13 +30,16 @@ from tf_dgc.cluster import (
     watchdog,
     workers,
 )
-from tf_dgc.cluster.positions import Counts, Group, Position
+from tf_dgc.cluster.positions import Collective, Counts, Group, Position
 
 STUCK_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
 _STUCK_SECONDS = 8.0
 # What is lost TCP sends again, after pauses each twice as long as the one before: after
 # a silence of so long, the next attempt comes within as long again.
 _NETWORK_SECONDS = 15.0
+_UNKNOWN_SHAPE = "a collective whose shape is known at run time only"
+_LONGEST_LINE = 120  # characters of the user's line that are shown
+_NAMED = 8  # workers in different collectives; more are counted
 _numbers = itertools.count()  # equal on all workers, as strategies are
 
 
@@ -47,20 +50,30 @@ class Watch:
         strategy: strategy of several workers.
         count: function that returns how many collectives of each group of workers this
             one has started and finished.
+        pending_keys: function that returns the key of the collective of each group that
+            this worker has started and not finished, or 0.
 
     Raises:
         ValueError: for environment variables that are not times.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, count: Callable[[], Counts]):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        count: Callable[[], Counts],
+        pending_keys: Callable[[], Mapping[Group, int]] = dict,
+    ):
         self._strategy = strategy
         self._count = count
+        self._pending_keys = pending_keys
         self._limit = workers.timeout_seconds()
         self._tracing_limit = workers.tracing_timeout_seconds()
         self._interval = min(2.0, self._limit / 10)
         self._key = f"tf_dgc/watch/{next(_numbers)}"
         self._started = self._finished = 0  # waits outside of collectives, for all
+        self._purpose = ""  # of the wait outside of collectives that goes on
         self._lost: dict[Group, int] = {}  # which an error ended: they count no finish
+        self._lost_keys: Mapping[Group, int] = {}
         self._published: Position | None = None
         self._published_at = -math.inf
         self._seen: dict[Group, tuple[int, int]] = {}
@@ -91,13 +104,17 @@ class Watch:
         atexit.register(self._end)
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count what is done within as a collective."""
-        self._started += 1
+    def waiting(self, purpose: str) -> Iterator[None]:
+        """Count what is done within as a collective.
+
+        Args:
+            purpose: purpose of that, the same text on all workers.
+        """
+        self._started, self._purpose = self._started + 1, purpose
         try:
             yield
         finally:
-            self._finished += 1
+            self._finished, self._purpose = self._finished + 1, ""
 
     def _end(self) -> None:
         self._stop.set()
@@ -162,17 +179,45 @@ class Watch:
 
     def _look(self) -> Position:
         """Return where this worker is."""
-        counts = self._count()
-        # What nothing runs any more has ended, if nothing was started meanwhile.
+        counts, keys = self._count(), self._pending_keys()
         idle = not tracing.is_executing(self._frames_of_others())
-        if idle and self._count() == counts:
+        steady = self._count() == counts  # nothing was started or finished meanwhile
+        # What nothing runs any more has ended.
+        if idle and steady:
             self._lost = {g: started - done for g, (started, done) in counts.items()}
-        frame = frames.of_main_thread()
-        return Position(
+            self._lost_keys = keys
+        place = frames.place(frames.of_main_thread())
+        position = Position(
             {g: self._with_others(g, *pair) for g, pair in counts.items()},
             any(map(tracing.is_tracing, self._frames_of_others())),
-            frames.place(frame),
+            place,
+            frames.source_line(place)[:_LONGEST_LINE],
         )
+        if steady:
+            for group in position.waits_in:
+                if collective := self._pending(group, keys.get(group, 0), place):
+                    position.collectives[group] = collective
+        return position
+
+    def _pending(self, group: Group, key: int, place: str) -> Collective | None:
+        """Return the collective of a group that this worker waits in, if it is known.
+
+        Args:
+            group: group that it waits in.
+            key: sum of the keys of what was started there and did not finish.
+            place: place in the user's program where it waits.
+        """
+        if group is None and (purpose := self._purpose):
+            return Collective.of_purpose(purpose)
+        key -= self._lost_keys.get(group, 0)
+        launch = launching.launch_of(key)
+        if launch is None:
+            return Collective(key, _UNKNOWN_SHAPE) if key else None
+        name = f"{launch.kind} of {launch.dtype} {launch.shape}"
+        traced = frames.place_in(launch.places)
+        if traced not in ("", place):
+            name = f"{name}, traced at {traced}"
+        return Collective(key, name)
 
     def _with_others(self, group: Group, started: int, done: int) -> tuple[int, int]:
         """Add what is no collective, and what an error ended."""
@@ -225,6 +270,11 @@ class Watch:
             if position.waits_for(index[peer])
         }
         self._note_progress(others)
+        different = {
+            p: o for p, o in others.items() if o and positions.differ(position, o)
+        }
+        if different:  # that does not pass
+            return self._in_different_ones(position, different)
         behind = {
             p: o
             for p, o in others.items()
@@ -239,12 +289,41 @@ class Watch:
             patience, since = min(self._limit, _NETWORK_SECONDS), self._moved
         if now - max(since, self._excused) < self._limit + patience:
             return None
+        me = index[workers.me(self._strategy)]
+        crossed = {
+            p: o
+            for p, o in behind.items()
+            if positions.wait_for_each_other(position, me, o, index[p])
+        }
+        if crossed and not late:
+            return self._in_different_ones(position, crossed)
         where = positions.describe(position)
         return (
             f"{self._name(workers.me(self._strategy))} has waited {waited:.0f} s in "
             f"{where} {self._for_whom(others, late)}. If it is only slow, set "
             f"{workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
         )
+
+    def _in_different_ones(
+        self, position: Position, others: dict[str, Position]
+    ) -> str:
+        """Return the reason if workers are in collectives that never meet."""
+        known = {workers.me(self._strategy): position, **others}
+        names = [name for name in workers.everyone(self._strategy) if name in known]
+        items = [self._where(name, known[name]) for name in names[:_NAMED]]
+        if len(names) > _NAMED:
+            items.append(f"and {len(names) - _NAMED} more workers")
+        return failures.itemize(
+            f"the workers {failures.IN_DIFFERENT_COLLECTIVES}, and wait for each other",
+            items,
+        )
+
+    def _where(self, worker: str, position: Position) -> str:
+        """Return where a worker waits: its place, the line there and the collective."""
+        found = [collective.name for collective in position.collectives.values()]
+        names = " and ".join(found) or positions.describe(position)
+        line = f": {position.line}" if position.line else ""
+        return f"{self._name(worker)} at {position.place}{line} [{names}]"
 
     def _get_to_know_one(self) -> None:
         """Hear of a worker while the network is free; later it may be too slow."""

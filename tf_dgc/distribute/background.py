@@ -98,10 +98,10 @@ class Background:
         """Return something when what was begun has ended; in cross-replica context."""
 
         def wait() -> tf.Tensor:
-            nothing = tf.constant(True)
-            begun = self._waits.start(nothing, nothing)
+            no_key = tf.constant(0)
+            begun = self._waits.start(no_key, no_key)
             with tf.control_dependencies([begun]):
-                ended = self._waits.finish(self._done.dequeue())
+                ended = self._waits.finish(self._done.dequeue(), no_key)
             with tf.control_dependencies([ended]):
                 left = self._under_way.assign_sub(1, read_value=False)
             with tf.control_dependencies([] if left is None else [left]):
@@ -156,6 +156,20 @@ class Background:
             pair[0] += begun
             pair[1] += done if waits else begun
         return found
+
+    def pending_keys(self) -> dict[Group, int]:
+        """Return the key of the collective that has started and not finished, or 0.
+
+        By the group, as `count`.
+        """
+        if self.hook is None:
+            return {}
+        everyone = tuple(range(len(workers.everyone(self._strategy))))
+        keys: dict[Group, int] = {}
+        for group, key in self.hook.pending_keys().items():
+            own = (-self.number, *(group or everyone))
+            keys[own] = 0 if own in keys else key
+        return keys
 
     # --- the thread -----------------------------------------------------------------
 
@@ -272,9 +286,24 @@ def count(strategy: tf.distribute.Strategy) -> dict[Group, list[int]]:
         strategy: strategy of several workers, prepared.
     """
     found = dict(cross_device.cross_device_ops(strategy).count())
-    # One list at once: others may come while they are counted.
-    for known in _lanes(strategy).valuerefs():
-        lane = known()
-        if lane is not None:
-            found.update(lane.count())
+    for lane in _living_lanes(strategy):
+        found.update(lane.count())
     return found
+
+
+def pending_keys(strategy: tf.distribute.Strategy) -> dict[Group, int]:
+    """Return the key of the collective that this worker waits in, or 0, by group.
+
+    Args:
+        strategy: strategy of several workers, prepared.
+    """
+    keys = cross_device.cross_device_ops(strategy).pending_keys()
+    for lane in _living_lanes(strategy):
+        keys.update(lane.pending_keys())
+    return keys
+
+
+def _living_lanes(strategy: tf.distribute.Strategy) -> list[Background]:
+    # One list at once: others may come while they are counted.
+    lanes = [known() for known in _lanes(strategy).valuerefs()]
+    return [lane for lane in lanes if lane is not None]

@@ -59,7 +59,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         self.base = base
         self.collective_ops = collective_ops
         self._launchers = launching.launchers(collective_ops)
-        self._count = launching.reuse_collective_keys(collective_ops)
+        self._counters = launching.reuse_collective_keys(collective_ops)
         launching.wrap_launches(collective_ops, pieces.all_reduce, pieces.all_gather)
         self._groups = Groups(collective_ops, lane)
 
@@ -68,7 +68,14 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
         By the group of workers that take part.
         """
-        return {None: self._count(), **self._groups.count()}
+        return {None: self._counters.read(), **self._groups.count()}
+
+    def pending_keys(self) -> dict[Group, int]:
+        """Return the key of the collective that has started and not finished, or 0.
+
+        By the group of workers that take part.
+        """
+        return {None: self._counters.pending_key(), **self._groups.pending_keys()}
 
     def communicate(
         self,

@@ -1,6 +1,7 @@
 """Collectives of groups of workers, of pairs too, beside those of all."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -77,15 +78,31 @@ class Groups:
 
         What replicas of one worker do among themselves waits for nobody else.
         """
-        num_local = len(self._stock)
         found: dict[Group, list[int]] = {}
+        for group, launcher in self._launchers_of_groups():
+            pair = found.get(group, [0, 0])
+            more = launcher.counters.read()
+            found[group] = [a + b for a, b in zip(pair, more, strict=True)]
+        return found
+
+    def pending_keys(self) -> dict[Group, int]:
+        """Return the key of the collective that has started and not finished, or 0.
+
+        By the group of workers. Also 0 where several replicas of this worker are in
+        collectives of the same workers.
+        """
+        keys: dict[Group, int] = {}
+        for group, launcher in self._launchers_of_groups():
+            keys[group] = 0 if group in keys else launcher.counters.pending_key()
+        return keys
+
+    def _launchers_of_groups(self) -> Iterator[tuple[Group, GroupLauncher]]:
+        """Yield each launcher, after the group of workers that it is for."""
+        num_local = len(self._stock)
         for (_, members), launcher in list(self._launchers.items()):
             group = tuple(sorted({member // num_local for member in members}))
             if len(group) > 1:
-                pair = found.get(group, [0, 0])
-                more = launcher.counters.read()
-                found[group] = [a + b for a, b in zip(pair, more, strict=True)]
-        return found
+                yield group, launcher
 
     @property
     def num_keys(self) -> int:

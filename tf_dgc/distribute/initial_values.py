@@ -18,8 +18,9 @@ from tf_dgc._internals.creation import WorkerGroup, replace_initial_values
 from tf_dgc.cluster import failures, meeting, workers
 from tf_dgc.distribute import pieces
 
-Waiting = Callable[[], contextlib.AbstractContextManager[None]]
+Waiting = Callable[[str], contextlib.AbstractContextManager[None]]
 
+_PURPOSE = "the creation of variables"
 _DIGEST_BYTES = 16
 _MAX_RANK = 8
 
@@ -29,7 +30,7 @@ class InitialValues:
 
     Args:
         strategy: strategy of several workers; its instance is changed.
-        waiting: context in which this worker waits for others.
+        waiting: context in which this worker waits for others, of the purpose.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class InitialValues:
         )
 
     def _wait_for(self, broadcast: Callable[[], tf.Tensor]) -> tf.Tensor:
-        with self._waiting():
+        with self._waiting(_PURPOSE):
             return broadcast()
 
     def _settle(self, value: tf.Tensor, name: str) -> tf.Tensor:
@@ -90,7 +91,7 @@ class InitialValues:
         return value if (rows == rows[0]).all() else self._send(value)
 
     def _gather(self, note: np.ndarray) -> np.ndarray:
-        with self._waiting():
+        with self._waiting(_PURPOSE):
             rows = self._group.all_gather(tf.constant(note.view(np.int32)))
             return rows.numpy().view(np.int64)
 
@@ -112,7 +113,7 @@ class InitialValues:
         length = pieces.BYTES // words.itemsize
         for start in range(0, len(words), length):
             piece = words[start : start + length]
-            with self._waiting():
+            with self._waiting(_PURPOSE):
                 piece[:] = self._group.broadcast(tf.constant(piece)).numpy()
         if self._group.is_first:
             return value

@@ -5,14 +5,15 @@ It acts on one strategy instance; no class or module is changed.
 
 import contextlib
 import functools
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tf_dgc._internals import mirrored
 from tf_dgc.arguments import show
 from tf_dgc.checkpoint import one_path
-from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts
+from tf_dgc.cluster import failures, meeting, tf_config, worker_interrupts, workers
 from tf_dgc.cluster.watch import Watch
 from tf_dgc.distribute import background, loss_scale
 from tf_dgc.distribute.cross_device import SUPPORTED, cross_device_ops
@@ -82,12 +83,44 @@ def prepare(strategy: Strategy) -> Strategy:
 
 def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Let this worker and the others end with the name of one that fails."""
-    watch = Watch(strategy, functools.partial(background.count, strategy))
+    watch = Watch(
+        strategy,
+        functools.partial(background.count, strategy),
+        functools.partial(background.pending_keys, strategy),
+    )
     failures.tell_what_ends_this_worker(strategy)
     worker_interrupts.raise_in_time()
     report_failed_variables(strategy)
     strategy._tf_dgc_initial_values = InitialValues(strategy, watch.waiting)
+    strategy._tf_dgc_watch = watch
     watch.start()
+
+
+def agree_while_tracing(
+    strategy: tf.distribute.Strategy,
+    describe: Callable[[], dict[str, Any]],
+    otherwise: str,
+    purpose: str,
+) -> None:
+    """Do what `meeting.agree` does, where workers may trace for long before they come.
+
+    The watch notices who does not come, as in a collective.
+
+    Args:
+        strategy: strategy whose workers are compared.
+        describe: function that returns what must be alike, as `meeting.agree`.
+        otherwise: text of the error before the differences.
+        purpose: purpose of that, the same text on all workers.
+
+    Raises:
+        ValueError: on every worker, if two descriptions differ.
+        RuntimeError: if a worker does not come.
+    """
+    watch: Watch | None = getattr(strategy, "_tf_dgc_watch", None)
+    if watch is not None:
+        with watch.waiting(purpose):
+            seconds = workers.tracing_timeout_seconds() + workers.timeout_seconds()
+            meeting.agree(strategy, describe, otherwise, purpose, seconds)
 
 
 def zeros_expected(

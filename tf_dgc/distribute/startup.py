@@ -47,6 +47,7 @@ def multi_worker_strategy(
         RuntimeError: naming the workers that did not come in time; and if TensorFlow
             was used before, or has joined the cluster by a strategy made otherwise.
     """
+    failures.show_own_errors_plainly()
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type == "evaluator":

@@ -14,6 +14,7 @@ __all__ = [
     "onednn",
     "remote",
     "starts",
+    "tracebacks",
     "worker_output",
     "worker_processes",
     "worker_start",

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,9 @@ _INTERRUPT_SECONDS = 10.0  # for `except KeyboardInterrupt` in the program
 _OWN_WORDS_SECONDS = 1.0  # for a worker to end with an error that names the failed one
 _SURVIVOR_SECONDS = 2.0
 _SERVER_SECONDS = 60.0  # for what a server writes when the workers have ended
+_LONGEST_ERROR = 300  # characters of an error in the last line
+# In the error of a worker, which `tf_dgc.cluster.failures` words.
+_ENDED_BY = re.compile(r"cannot go on: worker (\d+) \(\S+\) ended with ")
 _READ_SECONDS = 2.0  # for what is left to read when all have ended
 
 
@@ -111,7 +115,7 @@ def launch(
         start = functools.partial(starts.here, command, num_workers, num_servers)
         if hosts is not None:
             start = functools.partial(starts.on_hosts, command, hosts)
-        code = _attempts(
+        code, reason = _attempts(
             Run(
                 start,
                 num_workers,
@@ -125,26 +129,33 @@ def launch(
             max_restarts + 1,
         )
     if code:
-        shown.say(f"all that the workers printed is in {logs}")
+        shown.say(f"{reason}; all that the workers printed is in {logs}")
     elif log_dir is None:
         shutil.rmtree(logs, ignore_errors=True)
     return code
 
 
-def _attempts(run: Run, attempts: int) -> int:
+class Outcome(NamedTuple):
+    """The exit code of an attempt, and if it is not 0, the reason and what to do."""
+
+    code: int
+    reason: str = ""
+
+
+def _attempts(run: Run, attempts: int) -> Outcome:
     """Run all workers until none fails."""
-    code = 0
+    outcome = Outcome(0)
     for attempt in range(1, attempts + 1):
         if attempt > 1:
             run.shown.say(f"attempt {attempt} of {attempts}: starting all "
                           f"{run.num_workers} workers again")  # fmt: skip
-        code = _attempt(run, attempt, attempt == attempts)
-        if code == 0 or run.interrupts.count:
+        outcome = _attempt(run, attempt, attempt == attempts)
+        if outcome.code == 0 or run.interrupts.count:
             break
-    return code
+    return outcome
 
 
-def _attempt(run: Run, attempt: int, is_last: bool) -> int:
+def _attempt(run: Run, attempt: int, is_last: bool) -> Outcome:
     """Run all workers once."""
     interrupts = run.interrupts
     number = run.num_workers + run.num_servers
@@ -159,17 +170,51 @@ def _attempt(run: Run, attempt: int, is_last: bool) -> int:
             reader.start()
             failed = _wait(run, workers)
     finally:
+        if failed is not None or interrupts.count:
+            for output in outputs:
+                output.leave_out_interrupts(run.shown.line)
         seconds = _INTERRUPT_SECONDS if interrupts.count else _SURVIVOR_SECONDS
         worker_processes.end(workers, seconds, lambda: interrupts.count > 1)
         reader.stop(_READ_SECONDS)
     if failed is not None:
-        _show_end(run, failed, outputs[failed])
+        _show_ends(run, failed, outputs)
         if not is_last:
             named = {run.name(place): worker for place, worker in enumerate(workers)}
             far_ends.wait(named, run.shown.say, lambda: interrupts.count > 0)
     if interrupts.count:
-        return 128 + signal.SIGINT
-    return 0 if failed is None else exit_code(workers[failed]) or 0
+        return Outcome(128 + signal.SIGINT, "interrupted")
+    if failed is None:
+        return Outcome(0)
+    code = workers[failed].returncode
+    reason = _reason(run.name(failed), code, outputs[failed].last_error(code))
+    return Outcome(exit_code(workers[failed]) or 0, reason)
+
+
+def _reason(name: str, code: int, last_error: str) -> str:
+    """Return how a process ended, and what to do now.
+
+    Args:
+        name: name of the process.
+        code: exit code, or -n after signal n.
+        last_error: error that it printed last, or "".
+    """
+    if code == -signal.SIGKILL:
+        return (
+            f"{name} was killed (SIGKILL): by somebody, or by the system because "
+            "memory ran out, which `dmesg` tells. Start all workers again, from the "
+            "last backup if there is one (`--max-restarts` does both)"
+        )
+    if code < 0:
+        return (
+            f"{name} was ended by signal {-code} ({signal.strsignal(-code)}). Look at "
+            "the end of its log, and start all workers again"
+        )
+    text = f"{name} ended with exit code {code}"
+    if not last_error:
+        return f"{text}. Look at the end of its log, and start all workers again"
+    if len(last_error) > _LONGEST_ERROR:
+        last_error = f"{last_error[:_LONGEST_ERROR]} ..."
+    return f"{text}: {last_error.rstrip('.:')}. Fix that and start all workers again"
 
 
 def _output(run: Run, place: int, attempt: int) -> WorkerOutput:
@@ -255,9 +300,17 @@ def _have_ended(workers: Iterable["subprocess.Popen[bytes]"]) -> bool:
     return all(exit_code(worker) is not None for worker in workers)
 
 
-def _show_end(run: Run, place: int, output: WorkerOutput) -> None:
-    """Show what a worker that failed printed last, unless it was shown already."""
-    if lines := output.unseen():
-        run.shown.say(f"{run.name(place)} printed last:")
-        for line in lines:
-            run.shown.ranked(run.rank(place), line)
+def _show_ends(run: Run, failed: int, outputs: Sequence[WorkerOutput]) -> None:
+    """Show what a worker that failed printed last, unless it was shown already.
+
+    Before it the same of the worker whose error ended it: that one tells the others
+    first, and may end after them.
+    """
+    places = [failed]
+    if found := _ENDED_BY.search(outputs[failed].last_error(1)):
+        places.insert(0, int(found.group(1)))
+    for place in places:
+        if lines := outputs[place].unseen():
+            run.shown.say(f"{run.name(place)} printed last:")
+            for line in lines:
+                run.shown.ranked(run.rank(place), line)

@@ -5,16 +5,21 @@ import collections
 import fcntl
 import os
 import pathlib
+import re
 import selectors
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from tf_dgc.launch.display import Display, final_state
 from tf_dgc.launch.log_records import Piece, Separator
+from tf_dgc.launch.tracebacks import InterruptFilter
 
+_ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception|Exit): ")  # ends a traceback
+# What TensorFlow's log has as an error on every machine without a GPU.
+_HARMLESS = re.compile(r"failed call to cuInit|oneDNN supports DT_\w+ only")
 _TAIL_LINES = 20
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
@@ -44,6 +49,9 @@ class WorkerOutput:
         self._line = ""  # the program's, unfinished
         self._unseen: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._shown = time.monotonic()
+        self._interrupts: InterruptFilter | None = None
+        self._passed_on = ""  # of an unfinished line, when that ended
+        self._last_error = self._last_line = ""
 
     def feed(self, data: bytes) -> None:
         """Take what the worker printed next."""
@@ -57,6 +65,8 @@ class WorkerOutput:
         if self._line:
             self._finish(self._line)
             self._line = ""
+        if self._interrupts is not None:
+            self._show_lines(self._interrupts.close())
         self._log.close()
 
     def show_progress(self) -> None:
@@ -66,14 +76,34 @@ class WorkerOutput:
             self._show(final_state(self._line).rstrip())
             self._shown = time.monotonic()
 
+    def leave_out_interrupts(self, show: Callable[[str], None]) -> None:
+        """Show no traceback of an interrupt from now on, as this worker gets one.
+
+        Args:
+            show: function of every finished line, in place of `pass_on`.
+        """
+        self._interrupts = InterruptFilter()
+        if self._pass_on is not None:
+            self._passed_on = self._line
+            self._show, self._pass_on = show, None
+
     def unseen(self) -> list[str]:
         """Return the last lines that were not shown, errors of TensorFlow's log too."""
         return list(self._unseen)
 
+    def last_error(self, code: int) -> str:
+        """Return the line that says which error ended the program, or "".
+
+        Args:
+            code: its exit code. With 1 that may be its last line, as `sys.exit` takes
+                a text.
+        """
+        return self._last_error or (self._last_line if code == 1 else "")
+
     def _take(self, piece: Piece) -> None:
         if piece.severity is not None:
             self._log.line(piece.text)
-            if piece.severity in "EF":
+            if piece.severity in "EF" and not _HARMLESS.search(piece.text):
                 self._unseen.append(piece.text)
             return
         if self._pass_on is not None:
@@ -90,11 +120,22 @@ class WorkerOutput:
     def _finish(self, line: str) -> None:
         text = final_state(line).rstrip()
         self._log.line(text)
-        if self._show is not None:
-            self._show(text)
-            self._shown = time.monotonic()
-        elif self._pass_on is None:
-            self._unseen.append(text)
+        self._last_line = text or self._last_line
+        if _ERROR.match(text):
+            self._last_error = text
+        seen, self._passed_on = self._passed_on, ""
+        if seen and line == seen:
+            return
+        filtered = self._interrupts
+        self._show_lines([text] if filtered is None else filtered.feed(text))
+
+    def _show_lines(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            if self._show is not None:
+                self._show(text)
+                self._shown = time.monotonic()
+            elif self._pass_on is None:
+                self._unseen.append(text)
 
 
 class Reader:

@@ -159,6 +159,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self._keeps_residual = feedback
         self.exempt_dtype: str | None = None
         self._exclusions = Exclusions()
+        self._gradient_check = matching.GradientCheck(strategy)
         self._counters: keras.Variable | None = None
         self.kept: kept.Kept | None = None
         self._of_adam: list[keras.Variable] = []
@@ -246,6 +247,7 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_in_replica(self.num_workers)
         grads, variables = matching.match(self, grads, trainable_variables)
         if grads:
+            self._gradient_check.check(self, variables)
             made = cast(kept.Kept, self.kept)  # by now
             asks = self._took, made, self._strategy
             stepping.take_call(self, grads, variables, *asks)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import keras_optimizers
+from tf_dgc.distribute.preparation import agree_while_tracing
 from tf_dgc.steps import accumulation
 
 
@@ -85,6 +86,69 @@ def _add_up(gradients: list, variable: keras.Variable) -> Any:
     return tf.IndexedSlices(
         tf.concat(values, axis=0), tf.concat(indices, axis=0), variable.shape
     )
+
+
+class GradientCheck:
+    """Compares between workers which variables have gradients, while a step is traced.
+
+    A step's buffers have room for those variables only, so workers with different ones
+    would wait for each other in different collectives.
+
+    Args:
+        strategy: strategy of the workers.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy = strategy
+        self._checked: set[tuple[int, ...]] = set()  # identities of the variables
+
+    def check(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        """Compare the variables that have gradients, unless they were compared before.
+
+        Workers trace again at different times, as for a last batch that is smaller. So
+        they meet only for variables that none of their steps had until then.
+
+        Args:
+            optimizer: optimizer whose step is traced.
+            variables: variables that have gradients.
+
+        Raises:
+            ValueError: on all workers, if one has gradients for other variables.
+            RuntimeError: if a worker does not come to be compared.
+        """
+        present = tuple(map(id, variables))
+        if present in self._checked:
+            return
+        trained = keras_optimizers.trainable_variables(optimizer)
+
+        def describe() -> dict[str, str]:
+            # With its number, as paths of variables need not differ.
+            return {
+                f"{v.path} (variable {i})": "a gradient"
+                if id(v) in present
+                else "no gradient"
+                for i, v in enumerate(trained)
+            }
+
+        agree_while_tracing(
+            self._strategy,
+            describe,
+            _OTHER_GRADIENTS,
+            f"compare which variables of {optimizer.name} have gradients",
+        )
+        self._checked.add(present)
+
+
+_OTHER_GRADIENTS = (
+    "The workers have gradients for different variables, so what they would exchange "
+    "does not match. Compute the loss from the same layers on every worker: no branch "
+    "that depends on the worker may leave some out. Where a worker has nothing to add, "
+    "add the variable times zero to its loss, or pass zeros as the gradient."
+)
 
 
 def _check_number(gradients: Sequence, variables: Sequence) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc._internals import rpc
-from tf_dgc.cluster import workers
+from tf_dgc.cluster import failures, workers
 from tf_dgc.server import handing, messages, sealing
 from tf_dgc.server.heartbeat import Heartbeat
 from tf_dgc.server.messages import MOST_WORDS, Kind, Status
@@ -42,6 +42,7 @@ class Connection:
     """
 
     def __init__(self, task: Task):
+        failures.show_own_errors_plainly()
         self._task = task
         self._incarnation = secrets.randbits(62)
         self._seconds = workers.timeout_seconds()
