@@ -45,7 +45,9 @@ def prepare(strategy: Strategy) -> Strategy:
     From here on a worker that waits for another one in a collective for more than
     `TF_DGC_TIMEOUT` seconds (environment variable, default 40) ends with an error that
     names it, and so do all others. A worker that traces a `tf.function` is waited for
-    longer, `TF_DGC_TRACING_TIMEOUT` (1200).
+    longer, `TF_DGC_TRACING_TIMEOUT` (1200). Each worker starts a process that prints
+    the worker's stacks and ends it, if it makes no progress in `fit` after another
+    worker has gone.
 
     Args:
         strategy: a `tf.distribute.MultiWorkerMirroredStrategy` or `MirroredStrategy`
