@@ -1,12 +1,14 @@
 """The experiments of `study/`, whose tests are its own, still fit the package."""
 
+import ast
 import pathlib
 import sys
 
 import commands
 import programs
 
-STUDY = pathlib.Path(__file__).parents[2] / "study"
+ROOT = pathlib.Path(__file__).parents[2]
+STUDY = ROOT / "study"
 
 # MNIST's network by images that are easy: each class has a row of pixels of its own.
 PROGRAM = f"""
@@ -25,6 +27,24 @@ def read(name, data_dir, split):
 small.read = read
 app.run(convergence.main)
 """
+
+
+def test_nothing_else_imports_it():
+    own = {path.parent.name for path in STUDY.glob("*/__init__.py")}
+    own |= {path.stem for path in STUDY.glob("*.py")} | {"study"}
+    folders = "tf_dgc", "benchmarks", "custom_ops", "docs", "examples", "tests"
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 500
+    found = [f"{file}: {name}" for file in files for name in imported(file) & own]
+    assert found == []
+
+
+def imported(file):
+    """Return the top-level names that a file imports."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+    names += [n.module for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+    return {name.split(".")[0] for name in names}
 
 
 def test_its_commands_start():
