@@ -423,6 +423,29 @@ class WithConfig(ByDict):
         return {**super().get_config(), "rates": dict(self.rates)}
 
 
+class Node:
+    def __init__(self, value):
+        self.value, self.own = value, self
+
+
+@register
+class WithObjects(ByDict):
+    """Holds objects and functions that its constructor creates."""
+
+    def __init__(self, value=1.0, **settings):
+        super().__init__(**settings)
+        self.node = Node(value)
+        self.rate_of = lambda index: self.node.value * index
+        self.bound = functools.partial(self.factor, 1)
+
+
+def test_a_server_compares_objects_by_what_they_hold(monkeypatch):
+    with Served(1) as server:
+        server.optimizer(monkeypatch, 0, WithObjects(), compressor="none")
+        with pytest.raises(ValueError, match=r"`node` is .*Node"):
+            server.optimizer(monkeypatch, 0, WithObjects(2.0), compressor="none")
+
+
 def served(monkeypatch, make):
     with Served(1) as server:
         optimizer = server.optimizer(

@@ -213,23 +213,24 @@ class _Comparison:
     def __init__(
         self, one: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer
     ):
-        self._pair = one, other
+        self._compared = {(id(one), id(other))}  # also while they are
 
     def are_same(self, one: Any, other: Any) -> bool:
         """Whether two values are alike."""
-        if one is other or (one is self._pair[0] and other is self._pair[1]):
+        if one is other or (id(one), id(other)) in self._compared:
             return True
-        kinds = type(one), type(other)
         if isinstance(one, dict) and isinstance(other, dict):
             alike = one.keys() == other.keys()
             held = list(one.values()), [other.get(key) for key in one]
         elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-            alike, held = len(one) == len(other), (list(one), list(other))
-        elif kinds[0] is kinds[1] and _is_compared_by_parts(one):
+            alike, held = True, (list(one), list(other))
+        elif type(one) is type(other) and _is_compared_by_parts(one):
             alike = _code_of(one) is _code_of(other)
             held = list(_held(one)), list(_held(other))
         else:
             return _are_equal(one, other)
+        self._compared.add((id(one), id(other)))
+        alike = alike and len(held[0]) == len(held[1])
         return alike and all(map(self.are_same, *held))
 
 
