@@ -499,6 +499,11 @@ WAITED += "but does not come"
     [
         (f"tf_dgc: {WAITED.format('1 (b:2)')}", WAITED.format("1 (b:2)"), True),
         (f"tf_dgc: {WAITED.format('0 (a:1)')}", WAITED.format("0 (a:1)"), False),
+        (
+            f"tf_dgc: {WAITED.format('0 (a:1)')}".replace("2 (c:3)", "1 (b:2)"),
+            "worker 1 (b:2) has waited 8 s in collective 24 for worker 0 (a:1)",
+            False,
+        ),
         ("tf_dgc: worker 2 (c:3) ended with ValueError: no", "ValueError: no", False),
         ("tf_dgc: the connection to worker 1 (b:2) broke", "1 (b:2) broke", False),
         ("/job:worker/replica:0/task:2 heartbeat timeout", "2 (c:3) does not", False),

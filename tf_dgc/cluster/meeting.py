@@ -66,7 +66,8 @@ def _in_vain(
     """Return the error to raise when the workers have not met."""
     reason = failures.find_reason(strategy, str(error.message))
     name = full_name(strategy, me(strategy))
-    if reason is not None and failures.DOES_NOT_COME in reason and name in reason:
+    missed = reason and failures.DOES_NOT_COME in reason
+    if reason and missed and name in reason.partition(" for ")[2]:
         # The others wait for this worker, somewhere else, and know it.
         return RuntimeError(
             f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
@@ -136,7 +137,7 @@ def agree(
     strategy: tf.distribute.Strategy,
     describe: Callable[[], dict[str, Any]],
     otherwise: str = _SAME_ARGUMENTS,
-    purpose: str = "compare models and settings",
+    purpose: str | None = None,
     seconds: float | None = None,
 ) -> None:
     """Raise on all workers, naming the differences, unless their descriptions agree.
@@ -146,7 +147,8 @@ def agree(
         describe: function that returns nested dictionaries and lists of JSON values; it
             is called only if there are other workers.
         otherwise: text of the error before the differences.
-        purpose: text for the error if a worker does not come, as `share_notes`.
+        purpose: text for the error if a worker does not come, as `share_notes`; None
+            for one with this worker's description.
         seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
 
     Raises:
@@ -156,7 +158,7 @@ def agree(
     if not is_multi_worker(strategy):
         return
     text = json.dumps(describe(), sort_keys=True, default=str)
-    purpose = f"{purpose} (here: {_shorten(text)})"
+    purpose = purpose or f"compare models and settings (here: {_shorten(text)})"
     mine = dict(_flatten(json.loads(text)))
     differences = []
     for peer, theirs_text in share_notes(strategy, text, purpose, seconds).items():

@@ -121,7 +121,8 @@ def agree_while_tracing(
     watch: Watch | None = getattr(strategy, "_tf_dgc_watch", None)
     if watch is not None:
         with watch.waiting(purpose):
-            seconds = workers.tracing_timeout_seconds() + workers.timeout_seconds()
+            # The watch gives up before, and names who does not come.
+            seconds = workers.tracing_timeout_seconds() + 2 * workers.timeout_seconds()
             meeting.agree(strategy, describe, otherwise, purpose, seconds)
 
 
