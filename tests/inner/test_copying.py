@@ -264,6 +264,15 @@ def test_an_attribute_set_later_on_the_inner_optimizer_acts(wrapper):
     assert_equal(trained(make), trained(MAKERS["later"]))
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_an_attribute_of_the_inner_optimizer_is_not_set_on_the_wrapper(wrapper):
+    optimizer = WRAPPERS[wrapper](ByOwnMethod())
+    with pytest.raises(AttributeError, match=r"inner_optimizer\.scale = .*Received"):
+        optimizer.scale = 2.0
+    optimizer.inner_optimizer.scale = 2.0
+    optimizer.something_else = 3
+
+
 @pytest.mark.parametrize("maker", ["list_of_slots", "variable", "dict"])
 def test_one_object_may_be_wrapped_twice_and_used_itself(maker):
     inner, expected = MAKERS[maker](), trained(MAKERS[maker])

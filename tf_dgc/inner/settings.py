@@ -126,6 +126,12 @@ def check_attribute(optimizer: Any, name: str, value: Any, fixed: Set[str]) -> N
             "made. Make another one, of an inner optimizer as it is to be. "
             f"Received: {name}={show(value)}"
         )
+    if not known and inner and hasattr(inner, name):
+        raise AttributeError(
+            f"`{name}` is an attribute of the inner optimizer, which this {kind} does "
+            f"not read. Set it there: `optimizer.inner_optimizer.{name} = ...`. "
+            f"Received: {name}={value!r}"
+        )
 
 
 def check_reference(optimizer: Any, reference: NameReference) -> None:
