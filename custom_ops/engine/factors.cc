@@ -63,6 +63,13 @@ void MakeOrthonormal(int64_t rows, int64_t rank, float* p) {
     std::fill(p, p + rows * rank, std::numeric_limits<float>::quiet_NaN());
     return;
   }
+  std::vector<char> is_zero(rows);
+  for (int64_t i = 0; i < rows; ++i) {
+    is_zero[i] = std::all_of(p + i * rank, p + (i + 1) * rank, [](float x) { return x == 0; });
+  }
+  if (std::all_of(is_zero.begin(), is_zero.end(), [](char zero) { return zero; })) {
+    is_zero.assign(rows, false);
+  }
   std::vector<Doubles> columns(rank, Doubles(rows));
   for (int64_t i = 0; i < rows * rank; ++i) columns[i % rank][i / rank] = p[i];
   std::vector<Reflection> reflections;
@@ -74,7 +81,9 @@ void MakeOrthonormal(int64_t rows, int64_t rank, float* p) {
     Doubles column(rows);
     column[k] = 1;
     for (auto r = reflections.rbegin(); r != reflections.rend(); ++r) r->Apply(&column);
-    for (int64_t i = 0; i < rows; ++i) p[i * rank + k] = static_cast<float>(column[i]);
+    for (int64_t i = 0; i < rows; ++i) {
+      p[i * rank + k] = is_zero[i] ? 0.0f : static_cast<float>(column[i]);
+    }
   }
 }
 

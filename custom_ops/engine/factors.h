@@ -35,7 +35,8 @@ struct FactorLoops {
 const FactorLoops& FactorLoopsOf(Level level);
 
 // Makes the columns of P, [rows, rank], an orthonormal basis of what they span. Householder's:
-// a column that depends on those before it is replaced by one that does not. Leaves NaN if an
+// a column that depends on those before it is replaced by one that does not. Rows that are 0
+// stay so, unless all are: this may make columns of the latter kind shorter. Leaves NaN if an
 // entry is not finite.
 void MakeOrthonormal(int64_t rows, int64_t rank, float* p);
 

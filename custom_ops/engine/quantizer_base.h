@@ -39,6 +39,9 @@ struct Quantizer {
   // Whether units are `columns` instead, with two numbers each: `AddAt` adds the values of
   // entries from `begin` on, and `Write` writes all numbers.
   static constexpr bool kColumns = false;
+  // Whether units are `rows` instead, each with a bit that says whether it has entries that are
+  // not 0: `AddAt` adds the values of entries from `begin` on, and `Write` writes the bits.
+  static constexpr bool kRows = false;
   static constexpr bool kMeasures = false;      // whether to look at short tensors twice, too
   static constexpr bool kKnowsNumbers = false;  // whether `Of` has them from a round before
   static constexpr bool kKeeps = true;          // whether states change

@@ -169,6 +169,8 @@ class QuantizingEncoder : public Encoder {
     for (const auto& partial : partials_) M::Merge(partial, &all);
     if constexpr (M::kColumns) {
       method_.Write(all, reinterpret_cast<float*>(numbers_));
+    } else if constexpr (M::kRows) {
+      method_.Write(all, reinterpret_cast<uint32_t*>(numbers_));
     } else {
       const auto numbers = method_.Of(all, source_.size);
       std::memcpy(numbers_, &numbers, 4 * kNumberWords<M>);

@@ -1,5 +1,6 @@
 // The numbers that entries share, as they lie in words: those of a unit after those of the
-// last one; or, of a tensor's columns, all first numbers, then all second ones.
+// last one; of a tensor's columns, all first numbers, then all second ones; of its rows, a bit
+// each.
 #ifndef TF_DGC_ENGINE_UNIT_NUMBERS_H_
 #define TF_DGC_ENGINE_UNIT_NUMBERS_H_
 
@@ -9,6 +10,7 @@
 
 #include "columns.h"
 #include "inlined.h"
+#include "tensor_rows.h"
 
 namespace tf_dgc {
 
@@ -16,15 +18,16 @@ template <class M>
 constexpr int64_t kNumberWords =
     std::is_empty<typename M::Numbers>::value ? 0 : sizeof(typename M::Numbers) / 4;
 
-// How many units a tensor has, columns included.
+// How many units a tensor has, columns included; or how many words the bits of its rows take.
 template <class M>
 int64_t NumUnits(const M& method, int64_t size) {
   if constexpr (M::kColumns) return method.columns.count;
+  if constexpr (M::kRows) return method.rows.WordsOf(size);
   return size == 0 ? 0 : method.UnitAt(size - 1).index + 1;
 }
 
 // Those of all units of a tensor.
-template <class M, bool kColumns = M::kColumns>
+template <class M, bool kColumns = M::kColumns, bool kRows = M::kRows>
 class UnitNumbers {
  public:
   using Numbers = typename M::Numbers;
@@ -47,7 +50,7 @@ class UnitNumbers {
 
 // Columns have two numbers.
 template <class M>
-class UnitNumbers<M, true> {
+class UnitNumbers<M, true, false> {
  public:
   using Numbers = typename M::Numbers;
   UnitNumbers(const M& method, const char* stored) : width_(method.columns.width) {
@@ -79,6 +82,27 @@ class UnitNumbers<M, true> {
   const float *first_, *second_;
   int64_t width_;
   float repeated_[2 * kLongest];
+};
+
+// Rows have a bit.
+template <class M>
+class UnitNumbers<M, false, true> {
+ public:
+  using Numbers = typename M::Numbers;
+  UnitNumbers(const M&, const char* stored) : stored_(stored) {}
+
+  struct Run {
+    Numbers numbers;
+    TF_DGC_INLINE const Numbers& operator[](int64_t) const { return numbers; }
+  };
+  TF_DGC_INLINE Run Of(int64_t row, int64_t) const {
+    uint32_t bits;
+    std::memcpy(&bits, stored_ + 4 * (row / 32), sizeof(bits));
+    return {{static_cast<int32_t>(bits >> row % 32 & 1)}};
+  }
+
+ private:
+  const char* stored_;
 };
 
 }  // namespace tf_dgc

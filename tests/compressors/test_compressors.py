@@ -8,7 +8,9 @@ What takes long runs always with one setting of every method, and with all in
 import functools
 import itertools
 import math
+import pathlib
 import random
+import re
 from typing import NamedTuple
 
 import contract
@@ -271,6 +273,35 @@ def test_edge_inputs(compressor, part):
         kept = simulation.residual[worker]
         states = [v for s in simulation.state[worker] for v in s.values()]
         assert all(np.all(np.isfinite(v)) for v in (*kept, *states))
+
+
+@pytest.mark.parametrize(
+    "case", rows(contract.CASES, contract.ONE_EACH_THAT_MAY_MOVE), indirect=True
+)
+def test_rows_without_a_gradient_stay(compressor, case):
+    """Such as those of an embedding that no batch looked up, bit for bit."""
+    shapes = contract.SHAPES_WITH_ROWS
+    simulation = simulate(compressor, shapes, dtype="float32")
+    moved = 0
+    for step in range(2):
+        columns = [contract.gradients_with_idle_rows(2, s, step) for s in shapes]
+        sums = simulation.step([list(local) for local in zip(*columns, strict=True)])
+        moved += sum(np.count_nonzero(contract.idle_rows(total)) for total in sums)
+    assert (moved > 0) == moves_idle_rows(case)
+
+
+def test_what_moves_rows_without_a_gradient_is_documented():
+    methods = {type(contract.make(c)) for c in contract.CASES if moves_idle_rows(c)}
+    root = pathlib.Path(__file__).parents[2]
+    text = (root / "docs" / "methods.md").read_text()
+    table = text.partition("## Rows without a gradient")[2].partition("To keep")[0]
+    documented = set(re.findall(r"`([A-Z]\w+)", table))
+    # The latter takes the same entries of all tensors together.
+    assert documented == {m.__name__ for m in methods} | {"GlobalTopK"}
+
+
+def moves_idle_rows(case):
+    return str(case) in contract.MOVES_IDLE_ROWS
 
 
 # --- randomness -----------------------------------------------------------------------

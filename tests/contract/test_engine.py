@@ -10,7 +10,13 @@ import keras
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
-from paths import PHASES, Path, examples, take_the_same_steps
+from paths import (
+    PHASES,
+    Path,
+    examples,
+    take_steps_with_idle_rows,
+    take_the_same_steps,
+)
 from selection import rows
 
 import tf_dgc
@@ -213,6 +219,17 @@ def test_the_engine_takes_the_same_steps(strategies, name):
         take_the_same_steps(paths, drawn, case.workers)
 
     check()
+
+
+@pytest.mark.parametrize("name", ["sign_sgd", "signum"])
+def test_rows_without_a_gradient_stay(strategies, name):
+    case = CASES[name]
+    strategy = strategies[case.workers]
+    paths = {
+        "composed": make_path(strategy, case, [composed.begin]),
+        "engine": make_path(strategy, case, [engine.begin]),
+    }
+    take_steps_with_idle_rows(paths, case.workers)
 
 
 def test_workers_with_and_without_the_engine_understand_each_other(strategies):

@@ -9,7 +9,7 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
-from paths import SHAPES, Path
+from paths import SHAPES, Path, take_steps_with_idle_rows
 from selection import rows
 
 import tf_dgc
@@ -113,6 +113,13 @@ def test_zeros_are_sent_as_such(case, rng):
     for path in paths.values():
         assert "refused" not in path.outcome(gradients)
         assert not np.array_equal(path.variables[0].numpy(), before[0])
+
+
+@pytest.mark.parametrize("case", UNBOUNDED, indirect=True, scope="module")
+def test_rows_without_a_gradient_stay(case):
+    workers, paths = case
+    for name, path in paths.items():
+        take_steps_with_idle_rows({name: path}, workers)
 
 
 def test_what_is_not_finite_is_left_out(case, rng):

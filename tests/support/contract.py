@@ -77,6 +77,11 @@ CASES = [
 IDS = [str(case) for case in CASES]
 # One of every method, the settings that have most in them.
 ONE_EACH = list({case.name: case for case in CASES}.values())
+# Those, and the defaults of methods that look for a subspace: it may be of any rows.
+ONE_EACH_THAT_MAY_MOVE = [
+    *ONE_EACH,
+    *(case for case in CASES if str(case) in {"atomo", "power_sgd"}),
+]
 
 
 def make(case):
@@ -93,6 +98,55 @@ def gradients(num_workers, shapes, dtype="float64", seed=0):
         ]
         for _ in range(num_workers)
     ]
+
+
+# Rows of 14: of a tall matrix, of a wide one, and of rank 3.
+SHAPES_WITH_ROWS = [(30, 14), (14, 30), (5, 6, 14)]
+
+_ONE_BIT = "One bit says one of two values, of which none is 0."
+_ROTATED = "What rounding loses of a rotated block is in all of its entries."
+_TRANSFORMED = "A component of a transformed tile is in all of the tile's entries."
+_FEW = "With signs alone, places that are left over take zeros, and these a sign too."
+# Settings that move rows without a gradient, and what in the method requires it.
+MOVES_IDLE_ROWS = {
+    "chunked_top_k-16-3-0.75": _FEW,
+    "count_sketch-0.9-3-False-0.9": "Estimates from a sketch have others' entries in.",
+    "demo": _TRANSFORMED,
+    "demo-4-3-1.0-False": _TRANSFORMED,
+    "ef_sign_sgd": _ONE_BIT,
+    "laq": "Equation 2 has an even number of levels, of which none is 0.",
+    "laq-8-100.0-2-2": "Equation 2 has an even number of levels, of which none is 0.",
+    "lgc-0.5-0-1-2-60": "An autoencoder decodes zeros to small numbers.",
+    "one_bit": _ONE_BIT,
+    "one_bit-False": _ONE_BIT,
+    "rotated_quantization": _ROTATED,
+    "rotated_quantization-2": _ROTATED,
+    "rotated_quantization-5-8": _ROTATED,
+    "stc-0.9-True": _FEW,
+    "top_k-0.9-sign": _FEW,
+}
+
+
+def gradients_with_idle_rows(num_workers, shape, step):
+    """Return `[worker]` of gradients; of three rows only the second has one.
+
+    In the first step a single row has one, so that there are fewer entries than a
+    method may have places for, and a factor of low rank is of rank 1.
+    """
+    rng = np.random.default_rng([step, *shape])
+    gradients = rng.normal(size=(num_workers, *shape))
+    rows = gradients.reshape(num_workers, -1, shape[-1])
+    active = (
+        np.arange(rows.shape[1]) % 3 == 1 if step else np.arange(rows.shape[1]) == 4
+    )
+    rows[:, ~active] = 0
+    return gradients
+
+
+def idle_rows(values):
+    """Return rows without a gradient in `gradients_with_idle_rows`, in any step."""
+    rows = values.reshape(-1, values.shape[-1])
+    return rows[np.arange(len(rows)) % 3 != 1]
 
 
 SAMPLED = np.random.default_rng(1).normal(size=(6, 14))

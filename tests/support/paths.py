@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from contract import gradients_with_idle_rows, idle_rows
 from harness import Trainer, initial_weights
 from hypothesis import Phase
 from hypothesis import strategies as st
@@ -185,6 +186,28 @@ def take_the_same_steps(paths, drawn, workers, wide="float32", missing=()):
         compare(outcomes)
         if any("refused" in outcome for outcome in outcomes.values()):
             break
+
+
+def take_steps_with_idle_rows(paths, workers):
+    """Take steps along all paths, by name, in which most rows have no gradient.
+
+    Compares the paths, unless there is one, and requires that these rows do not move.
+    """
+    zeros = [[np.zeros(s) for s in SHAPES]] * workers
+    for path in paths.values():
+        path.restart(0, zeros, zeros)
+    before = [v.numpy() for path in paths.values() for v in path.variables]
+    for step in range(STEPS):
+        columns = [gradients_with_idle_rows(workers, s, step) for s in SHAPES]
+        gradients = [
+            [g.astype(np.float32) for g in local]
+            for local in zip(*columns, strict=True)
+        ]
+        compare({p: path.outcome(gradients) for p, path in paths.items()})
+    after = [v.numpy() for path in paths.values() for v in path.variables]
+    for mine, value in zip(after, before, strict=True):
+        assert not np.array_equal(mine, value)
+        np.testing.assert_array_equal(idle_rows(mine), idle_rows(value))
 
 
 def compare(outcomes):

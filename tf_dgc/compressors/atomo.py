@@ -105,6 +105,7 @@ class ATOMO(Compressor):
         weights = tf.math.divide_no_nan(tf.ones_like(odds), odds)
         weights = tf.gather(tf.pad(weights, [[0, 1]]), drawn)
         left = _pick(inside, others, tf.gather(tf.pad(order, [[0, 1]]), drawn))
+        left = tf.where(matrix.has_entries()[:, tf.newaxis], left, 0)
         right = matrix.transposed_times(left)
         right *= tf.cast(weights, values.dtype) * largest
         return tf.concat([right, left] if matrix.flipped else [left, right], axis=0)

@@ -44,6 +44,10 @@ class ChunkedTopK(Compressor):
     has no room for the last few positions, counted from one that is drawn anew each
     time: these stay in the residual.
 
+    If fewer entries of a chunk are not 0 than it sends, zeros are sent as the smaller
+    size, and the residual takes that back: rows without a gradient move about where
+    they are.
+
     Args:
         chunk: number of entries of a chunk, 1 or more.
         per_chunk: number of entries of a chunk that are sent, from 1 to `chunk`.

@@ -40,7 +40,8 @@ class CountSketch(Compressor):
     That is how the authors do it; line 14 of their algorithm, `S_e -= sketch(update)`,
     diverges unless cells are far more than k. The learning rate is applied to the
     update, not within S_e, and every tensor has a sketch of its own. Take columns for
-    about 10 times k, as the paper does.
+    about 10 times k, as the paper does. Estimates are of other entries in part: rows
+    without a gradient move now and then.
 
     A tensor whose sketch is no smaller than itself is sent whole.
 

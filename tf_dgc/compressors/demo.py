@@ -29,6 +29,9 @@ class DeMo(Compressor):
     they are the transform of leaves the momentum. Every worker turns the sum back and,
     as in the paper's experiments, takes its sign (`sign`).
 
+    A component of a tile is in all of its entries: rows without a gradient move with
+    the others of their tile.
+
     A tensor is seen as a matrix: all dimensions but the last, and the last. Tiles are
     `tile` wide and high, or as large as the matrix if that is smaller; at its ends they
     are filled up with zeros, where the authors' code takes the largest divisors of its

@@ -15,6 +15,9 @@ class EFSignSGD(OneRound):
     Karimireddy et al., algorithm 1: `delta = (|p|_1 / d) sign(p)`, where p is the
     gradient, times the learning rate, with what was kept back, and `e = p - delta` is
     kept. Without error feedback it need not converge (section 3).
+
+    One bit cannot say 0: an entry that is 0 is sent as the magnitude, and the residual
+    takes it back. So rows without a gradient move about where they are.
     """
 
     name = "ef_sign_sgd"

@@ -50,6 +50,11 @@ class LAQ(TwoRounds):
     `4 + 4 ceil(bits n / 32)` (to whole words) more. The gradient is not kept back: what
     is not sent now is part of the next difference, so there is no error feedback.
 
+    The paper's levels are even in number, so none of them is 0: an entry of which
+    nothing is new becomes `tau R` in its direction, up or down. So rows without a
+    gradient, such as those of an embedding that no batch looked up, move by up to
+    `tau R` of their tensor in every step.
+
     Args:
         bits: number of bits b per entry, 1 to 16. The 4 that are enough for logistic
             regression stop the training of networks: where few entries are large, `3

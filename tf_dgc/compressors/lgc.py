@@ -74,6 +74,9 @@ class LGC(Compressor):
       cleared from the residual, and what the autoencoder loses is lost for good. In
       our trials the loss fell as in dense training with it, and stayed behind without.
 
+    If fewer than k entries are not 0, zeros are coded too, and D makes small numbers of
+    them: rows without a gradient may move.
+
     The variant for parameter servers (LGC_PS) is not here. It codes the values of one
     worker, and of the others only an innovation (their largest few), from which a
     decoder of each worker's own restores its values. A method here knows nothing of the

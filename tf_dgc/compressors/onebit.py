@@ -22,6 +22,9 @@ class OneBit(Compressor):
     they found essential: error feedback is required. 1 bit per entry and two float32
     per column travel.
 
+    An entry that is 0 becomes the mean of those that are not below 0, and the residual
+    takes it back. So rows without a gradient move about where they are.
+
     A column is what feeds one unit: Keras kernels hold it along all axes but the last,
     whose entries are the units. Tensors of rank below 2 are one column.
 

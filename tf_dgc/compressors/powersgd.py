@@ -24,6 +24,9 @@ class PowerSGD(TwoRounds):
     and the cost does not grow with the number of workers. What this worker contributed
     is `P (M' P)'`, a projection of its own matrix.
 
+    A row without a gradient on any worker does not move: where P has no entries, its
+    basis gets none.
+
     A tensor is a matrix whose columns are its last axis: the output features of Keras's
     dense and convolutional kernels. One whose factors are no smaller than itself is
     sent whole.
@@ -123,12 +126,17 @@ class PowerSGD(TwoRounds):
 
 
 def _orthonormal(p: tf.Tensor) -> tf.Tensor:
-    """Return an orthonormal basis whose first columns span those of `p`.
+    """Return a basis whose first columns are orthonormal, and span those of `p`.
 
     Householder's: a column that depends on the others, or is zero, is replaced by
-    one that does not, so Q can leave zero again.
+    one that does not, so Q can leave zero again. Such a column may have entries in rows
+    where p has none, which would move rows without a gradient: there it becomes 0. If
+    all of p is zero, the basis is that of the first coordinates, which moves none.
     """
-    return tf.linalg.qr(_scaled(p)).q
+    has_entries = tf.reduce_any(p != 0, axis=1, keepdims=True)
+    keeps = has_entries | ~tf.reduce_any(has_entries)
+    basis = tf.linalg.qr(_scaled(p)).q
+    return tf.where(keeps, basis, tf.zeros_like(basis))
 
 
 def _scaled(factor: tf.Tensor) -> tf.Tensor:

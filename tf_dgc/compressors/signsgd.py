@@ -1,23 +1,33 @@
 """signSGD: one bit per entry, and the majority decides."""
 
+import math
+
 import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bitstream
-from tf_dgc.compressors.base import Draw, Native
-from tf_dgc.compressors.common.one_round import OneRound
+from tf_dgc.collectives.requests import Exchange, Gather, Result
+from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.compressors.common.one_round import sum_decoded
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class SignSGD(OneRound):
+class SignSGD(Compressor):
     """Every worker votes for a sign of every entry: 1 bit per entry.
 
     Bernstein et al., algorithm 3: workers send `sign(g)`, and the update is
     `sign(sum of signs)`. What the inner optimizer gets is -1, 0 (a draw) or 1, whatever
     the gradient's magnitude and the number of workers: choose its learning rate as for
-    signSGD. An entry that is 0 votes by chance, and a tensor that is all zeros
-    abstains, as weights would drift else. There is nothing that a residual could mean;
-    for error feedback see `EFSignSGD`.
+    signSGD.
+
+    The sign of 0 is 0, which one bit cannot say. So a worker abstains from rows of
+    which its gradient is all zeros, such as those of an embedding that its batch did
+    not look up, and says in one more bit per row whether it votes: a row without a
+    gradient on any worker does not move. A row is what belongs to one index of all axes
+    but the last; tensors of rank below 2 are one. In a row that has a gradient, entries
+    that are 0 vote by chance.
+
+    There is nothing that a residual could mean; for error feedback see `EFSignSGD`.
     """
 
     name = "sign_sgd"
@@ -28,29 +38,53 @@ class SignSGD(OneRound):
     sends_signs = True
     error_feedback = "forbidden"
 
-    def words(self, size: int, dtype: tf.DType) -> int:
-        """Return one word that says whether the worker votes, and its signs."""
+    def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return those of a bit per row, and of one per entry."""
         del dtype
-        return 1 + bitstream.num_words(size)
+        rows, columns = _rows(shape)
+        return 4 * (bitstream.num_words(rows) + bitstream.num_words(rows * columns))
 
-    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
-        """Return 1 (or 0, for no vote), and bits that are 1 for negative."""
-        votes = tf.cast(tf.reduce_any(values != 0), tf.int32)[tf.newaxis]
-        coins = tf.random.stateless_uniform(values.shape, draw.local()) < 0.5
-        negative = tf.where(values == 0, coins, values < 0)
-        bits = bitstream.pack(tf.cast(negative, tf.int32))
-        return tf.concat([votes, bits], axis=0)
+    def exchange(
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
+    ) -> Exchange:
+        """Vote, and count the votes."""
+        del state
+        shape = _rows(tuple(values.shape))
 
-    def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
-        """Return one worker's votes: -1 or 1, or all 0."""
-        negative = bitstream.unpack(words[tf.newaxis, 1:])[0, :size]
-        return tf.cast(words[0], dtype) * (1 - 2 * tf.cast(negative, dtype))
+        def decode(words: tf.Tensor) -> tf.Tensor:
+            return _decode(words, *shape, values.dtype)
+
+        words = _encode(tf.reshape(values, shape), draw)
+        gathered = yield Gather(words)
+        votes = sum_decoded(gathered, decode, shape, values.dtype)
+        return Result(tf.sign(votes), decode(words))
 
     def native(self, shape: tuple[int, ...]) -> Native:
-        """Return the native method."""
-        del shape
-        return Native(self.name)
+        """Return the native method, which takes the length of a row."""
+        return Native(self.name, Native.in_halves(_rows(shape)[1]))
 
-    def combine(self, gathered: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
-        """Return the sign of the sum of votes."""
-        return tf.sign(super().combine(gathered, size, dtype))
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many rows a tensor has, and how many entries a row has."""
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _encode(rows: tf.Tensor, draw: Draw) -> tf.Tensor:
+    """Return bits of rows, 1 for those that vote, then of entries, 1 for negative."""
+    votes = tf.reduce_any(rows != 0, axis=1)
+    values = tf.reshape(rows, [-1])
+    coins = tf.random.stateless_uniform(values.shape, draw.local()) < 0.5
+    negative = tf.where(values == 0, coins, values < 0)
+    streams = [bitstream.pack(tf.cast(bits, tf.int32)) for bits in (votes, negative)]
+    return tf.concat(streams, axis=0)
+
+
+def _decode(words: tf.Tensor, rows: int, columns: int, dtype: tf.DType) -> tf.Tensor:
+    """Return one worker's votes, `[rows, columns]`: -1 or 1, or 0 in other rows."""
+    split = bitstream.num_words(rows)
+    votes = bitstream.unpack(words[tf.newaxis, :split])[0, :rows]
+    negative = bitstream.unpack(words[tf.newaxis, split:])[0, : rows * columns]
+    signs = 1 - 2 * tf.cast(tf.reshape(negative, [rows, columns]), dtype)
+    return tf.cast(votes, dtype)[:, tf.newaxis] * signs

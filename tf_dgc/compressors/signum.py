@@ -18,7 +18,8 @@ class Signum(SignSGD):
     Bernstein et al., algorithm 2 with the vote of algorithm 3:
     `m = beta m + (1 - beta) g` on every worker, and the update is
     `sign(sum of sign(m))`. The momentum is this method's state, one per worker, so give
-    the inner optimizer none. What else `SignSGD` says holds here.
+    the inner optimizer none. What else `SignSGD` says holds here: a row that never had
+    a gradient does not move. One that had goes on by its momentum.
 
     Args:
         momentum: coefficient beta, in [0, 1). The default is that of the paper's
@@ -47,8 +48,8 @@ class Signum(SignSGD):
 
     def native(self, shape: tuple[int, ...]) -> Native:
         """Return the native method."""
-        del shape
-        return Native(self.name, [self.momentum, 1 - self.momentum], ["momentum"])
+        parameters = [*super().native(shape).parameters, self.momentum]
+        return Native(self.name, [*parameters, 1 - self.momentum], ["momentum"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

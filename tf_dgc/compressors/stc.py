@@ -26,6 +26,9 @@ class STC(Compressor):
     `SBC` quotes. It is `TopK` with `value_dtype="sign"`, and as such a method of its
     own only with the paper's defaults and `downstream`.
 
+    If fewer than k entries are not 0, zeros are sent as `mu` too, and the residual
+    takes that back: rows without a gradient move about where they are.
+
     The paper also compresses what the server sends back: the sum with the server's own
     residual goes through algorithm 1 again. There is no server here, and every worker
     has all payloads, so nothing is saved by it. `downstream=True` does it all the same,

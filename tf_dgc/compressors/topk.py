@@ -29,7 +29,9 @@ class TopK(Compressor):
     """Sends the k entries of largest magnitude, `k = max(1, ceil((1 - sparsity) * n))`.
 
     Lin et al., section 3.1; Stich et al., definition 2.1 (`top_k`). Positions take
-    about `2 + log2(n / k)` bits each, values what `value_dtype` says.
+    about `2 + log2(n / k)` bits each, values what `value_dtype` says. With "sign", and
+    fewer than k entries that are not 0, zeros are sent as the magnitude too, and the
+    residual takes that back: rows without a gradient then move about where they are.
 
     Args:
         sparsity: share of entries not sent, in [0, 1); or a schedule of the iteration.

@@ -39,6 +39,10 @@ class Sided(NamedTuple):
         """Length n of the longer side."""
         return max(self.values.shape)
 
+    def has_entries(self) -> tf.Tensor:
+        """Return which rows are not all zeros, bool `[m]`."""
+        return tf.reduce_any(self.values != 0, axis=0 if self.flipped else 1)
+
     def times(self, right: tf.Tensor) -> tf.Tensor:
         """Return the product with `[n, k]`, `[m, k]`."""
         return tf.linalg.matmul(self.values, right, transpose_a=self.flipped)
