@@ -87,7 +87,8 @@ def test_every_packet_of_a_thousand_steps_has_its_cause(tmp_path):
     positions = rounds + epochs + seconds / (workers.timeout_seconds() / 2) + 1
     assert requests["InsertKeyValue"] <= 2 * positions
     assert requests["DeleteKeyValue"] <= 2 * positions
-    assert not requests["GetKeyValue"]
+    # Each worker asks once whether one wants to stop, and once where the other is.
+    assert requests["GetKeyValue"] <= 2 * 2
     # With what acknowledges them and measures the connection.
     assert sum(of_call.values()) <= 12 * (1 + sum(requests[call] for call in of_call))
     if seconds < 40:  # the most that heartbeats may take, as steps do not
