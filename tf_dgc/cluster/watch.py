@@ -158,7 +158,7 @@ class Watch:
         of the watch, told once; a worker that nobody watches might wait for ever.
         """
         told: set[type] = set()
-        while not self._stop.wait(self._interval):
+        while not self._stop.is_set():  # at once: a worker may soon be stuck
             try:
                 if (reason := look()) is not None:
                     return reason
@@ -169,6 +169,7 @@ class Watch:
                     told.add(type(error))
                     sys.stderr.write("tf_dgc: a fault of the watch, which goes on:\n")
                     traceback.print_exc()
+            self._stop.wait(self._interval)
         return None
 
     def _blame_or_get_to_know(self) -> str | None:
@@ -348,8 +349,12 @@ class Watch:
         self, others: dict[str, Position | None], late: dict[str, Position]
     ) -> str:
         silent = [self._name(peer) for peer, where in others.items() if where is None]
-        if late:
-            names = [f"{self._name(p)} (at {o.place})" for p, o in late.items()]
+        names = [f"{self._name(p)} (at {o.place})" for p, o in late.items()]
+        # One that was heard of, and is not any more, is stuck: its process still sends
+        # heartbeats, or the cluster would have failed.
+        stuck = [p for p, where in others.items() if where is None and p in self._heard]
+        if late or stuck:
+            names += map(self._name, stuck)
             return f"for {' and '.join(names)}, {failures.DOES_NOT_COME}"
         if silent:
             return (

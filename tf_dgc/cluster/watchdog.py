@@ -3,7 +3,7 @@
 A thread of this process cannot do that where another one holds Python's lock for ever.
 So a process of its own does (`watchdog_process.py`): it hears from this one whether the
 main thread makes progress, and looks at the ports of the other workers when it does
-not. It prints the stacks of all threads first.
+not. It prints the main thread's stack first.
 """
 
 import contextlib
@@ -91,14 +91,14 @@ def expect_others(expected: bool) -> None:
 
 
 def _register_signal() -> int:
-    """Return the signal at which this process prints its stacks, or 0.
+    """Return the signal at which this process prints its main thread's stack, or 0.
 
-    `faulthandler` does so without Python's lock.
+    `faulthandler` does so without Python's lock; on stacks of other threads it may crash.
     """
     number = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 11
     if not number or signal.getsignal(number) is not signal.SIG_DFL:
         return 0  # the program's own
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        faulthandler.register(number, file=_STANDARD_ERROR, all_threads=True)
+        faulthandler.register(number, file=_STANDARD_ERROR, all_threads=False)
         return int(number)
     return 0

@@ -86,7 +86,7 @@ def watch(worker: int, number: int, patience: float, name: str, peers: Peers) ->
 
     Args:
         worker: PID of the worker, whose child this process is.
-        number: signal at which it prints its stacks, or 0.
+        number: signal at which it prints its main thread's stack, or 0.
         patience: seconds, as above.
         name: name of the worker.
         peers: the other workers.
@@ -114,11 +114,11 @@ def watch(worker: int, number: int, patience: float, name: str, peers: Peers) ->
 
 
 def end(worker: int, number: int, name: str, gone: str, seconds: float) -> None:
-    """Print the stacks of the worker's threads, and end it."""
+    """Print the stack of the worker's main thread, and end it."""
     _say(
         f"tf_dgc: {name} has made no progress for {seconds:.0f} s, outside of all "
         f"collectives, and the worker at {gone} is gone. Ending this process; its "
-        "threads are:"
+        "main thread is:"
     )
     with contextlib.suppress(ProcessLookupError):
         if number:

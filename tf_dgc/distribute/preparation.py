@@ -46,7 +46,7 @@ def prepare(strategy: Strategy) -> Strategy:
     `TF_DGC_TIMEOUT` seconds (environment variable, default 40) ends with an error that
     names it, and so do all others. A worker that traces a `tf.function` is waited for
     longer, `TF_DGC_TRACING_TIMEOUT` (1200). Each worker starts a process that prints
-    the worker's stacks and ends it, if it makes no progress in `fit` after another
+    the worker's stack and ends it, if it makes no progress in `fit` after another
     worker has gone.
 
     Args:

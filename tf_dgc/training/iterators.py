@@ -23,7 +23,9 @@ from tf_dgc._internals import trainer
 
 T = TypeVar("T")
 _WAIT_SECONDS = 5.0
-_EXIT_SECONDS = 2.0
+# Longer than TensorFlow's tuning thread sleeps. A thread that returns from TensorFlow
+# while the interpreter ends aborts the process.
+_EXIT_SECONDS = 65.0
 
 
 class DistributedBatches:
