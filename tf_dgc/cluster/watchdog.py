@@ -93,7 +93,7 @@ def expect_others(expected: bool) -> None:
 def _register_signal() -> int:
     """Return the signal at which this process prints its main thread's stack, or 0.
 
-    `faulthandler` does so without Python's lock; on stacks of other threads it may crash.
+    `faulthandler` does so without Python's lock. Printing other threads may crash.
     """
     number = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 11
     if not number or signal.getsignal(number) is not signal.SIG_DFL:
