@@ -139,3 +139,11 @@ def test_a_function_within_a_step_is_refused_by_tensorflow_as_before(strategies)
 
     with pytest.raises(RuntimeError, match="nested"):
         strategy.run(tf.function(lambda: within()))
+
+
+def test_a_stock_optimizer_and_a_model_of_another_scope(strategies):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with strategies[2].scope():
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(ValueError, match="Move the call that creates the model"):
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)

@@ -9,6 +9,7 @@ from tensorflow.python.distribute import (
     distribute_lib,
     distribute_utils,
     mirrored_run,
+    values,
 )
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
@@ -54,6 +55,29 @@ def wrap_variable_creation(
     """Wrap how this strategy instance creates variables (`_create_variable`)."""
     extended = strategy.extended
     extended._create_variable = wrap(extended._create_variable)
+
+
+def check_updates(
+    strategy: tf.distribute.Strategy, refuse: Callable[[tf.Variable], None]
+) -> None:
+    """Call `refuse` with a variable of another scope that an optimizer updates.
+
+    TensorFlow only asserts that it is a `DistributedVariable` (`extended.update`).
+
+    Args:
+        strategy: strategy whose instance is changed.
+        refuse: function of the variable that raises an error.
+    """
+    stock = strategy.extended.update
+
+    def update(var: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(var, tf.Variable) and not isinstance(
+            var, values.DistributedVariable
+        ):
+            refuse(var)
+        return stock(var, *args, **kwargs)
+
+    strategy.extended.update = update
 
 
 def allow_conditions(strategy: tf.distribute.Strategy) -> None:

@@ -80,7 +80,17 @@ def prepare(strategy: Strategy) -> Strategy:
             loops.call_with_models(saving)
         loss_scale.mend(strategy)
         mirrored.allow_conditions(strategy)
+        mirrored.check_updates(strategy, _refuse_update)
     return strategy
+
+
+def _refuse_update(variable: tf.Variable) -> None:
+    raise ValueError(
+        "The model was created outside of `strategy.scope()`, and its optimizer within "
+        "it. Move the call that creates the model, such as `keras.Sequential(...)`, "
+        "`keras.Model(...)` or `keras.models.load_model(...)`, into "
+        f"`with strategy.scope():`. Received: variable {variable.name}"
+    )
 
 
 def _watch_over(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
