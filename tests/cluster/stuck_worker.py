@@ -23,6 +23,7 @@ class GetStuck(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if RANK == 1 and batch == 20:
             print("stuck", flush=True)
+            time.sleep(7.0)  # until it has published that it waits for nobody
             if sys.argv[1] == "locked":
                 ctypes.PyDLL(None).sleep(10_000)
             time.sleep(10_000)

@@ -402,6 +402,19 @@ def test_time_of_tracing_does_not_count(monkeypatch):
         assert (watch._blame(position(9, 8)) is not None) == blamed
 
 
+def test_who_got_stuck_while_it_traced_is_not_excused(monkeypatch):
+    """Its position says for ever that it traces; the beat says that it does."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    watch = Watch(STRATEGY, lambda: {None: [9, 8]})
+    start = time.monotonic()
+    for later, beat, blamed in [(0, 1, False), (6, 1, False), (20, 2, False),
+                                (28, 2, False), (31, 2, True)]:  # fmt: skip
+        monkeypatch.setattr(time, "monotonic", lambda later=later: start + later)
+        there = dataclasses.replace(position(8, tracing=True), beat=beat)
+        monkeypatch.setattr(watch, "_lookup", lambda peer, there=there: there)
+        assert (watch._blame(position(9, 8)) is not None) == blamed
+
+
 def test_a_worker_that_waits_for_nobody_blames_nobody(monkeypatch):
     monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
     watch = Watch(STRATEGY, lambda: {None: [9, 9]})

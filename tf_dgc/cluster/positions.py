@@ -47,6 +47,7 @@ class Position:
         line: text of the line there.
         collectives: collectives that this worker waits in, of each group; without
             those that are not known.
+        beat: number that changes as long as this worker traces and is not stuck.
     """
 
     counts: dict[Group, tuple[int, int]]
@@ -54,6 +55,7 @@ class Position:
     place: str
     line: str = ""
     collectives: dict[Group, Collective] = dataclasses.field(default_factory=dict)
+    beat: int = dataclasses.field(default=0, compare=False)
 
     @property
     def waits_in(self) -> list[Group]:
@@ -74,15 +76,17 @@ class Position:
         """Return it as text."""
         counts = [[group, *pair] for group, pair in self.counts.items()]
         collectives = [[g, c.key, c.name] for g, c in self.collectives.items()]
-        return json.dumps([counts, self.tracing, self.place, self.line, collectives])
+        return json.dumps(
+            [counts, self.tracing, self.place, self.line, collectives, self.beat]
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Position":
         """Return what `to_json` made a text of."""
-        counts, tracing, place, line, collectives = json.loads(text)
+        counts, tracing, place, line, collectives, beat = json.loads(text)
         pairs = {_group(group): (s, f) for group, s, f in counts}
         pending = {_group(g): Collective(key, name) for g, key, name in collectives}
-        return cls(pairs, tracing, place, line, pending)
+        return cls(pairs, tracing, place, line, pending, beat)
 
 
 def _group(indices: list[int] | None) -> Group:

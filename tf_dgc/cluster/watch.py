@@ -8,6 +8,7 @@ how many collectives it has started, and who waits too long looks who is behind.
 
 import atexit
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -76,6 +77,8 @@ class Watch:
         self._lost_keys: Mapping[Group, int] = {}
         self._published: Position | None = None
         self._published_at = -math.inf
+        self._beats = itertools.count(1)
+        self._beats_of_others: dict[str, tuple[int, float]] = {}  # and since when
         self._seen: dict[Group, tuple[int, int]] = {}
         self._since = self._excused = self._moved = time.monotonic()
         self._progress: Any = None  # of everyone, as last heard
@@ -234,6 +237,7 @@ class Watch:
     def _publish(self, position: Position) -> None:
         if not self._is_news(position):
             return
+        position = dataclasses.replace(position, beat=next(self._beats))
         key = f"{self._key}/{workers.me(self._strategy)}"
         with contextlib.suppress(tf.errors.NotFoundError):
             coordination.unpublish(key, self._limit)
@@ -247,14 +251,16 @@ class Watch:
         waits for this one reads its position after `_limit / 2`, and acts on it after
         `_limit`: so one that goes on without waiting, as in local steps, need not
         publish more often than that. It would at each look otherwise, as its place in
-        the program changes.
+        the program changes. One that traces says from time to time that it still does.
         """
         if self._published is None:
             return True
+        age = time.monotonic() - self._published_at
+        if position.tracing and age >= self._limit / 4:
+            return True
         if position.waits_in or position.tracing != self._published.tracing:
             return position != self._published
-        is_old = time.monotonic() - self._published_at >= self._limit / 2
-        return is_old and position != self._published
+        return age >= self._limit / 2 and position != self._published
 
     def _blame(self, position: Position) -> str | None:
         """Return why to give up, if this worker has waited for too long."""
@@ -281,8 +287,8 @@ class Watch:
             for p, o in others.items()
             if o and positions.behind(position, o, index[p])
         }
-        if any(o.tracing for o in behind.values()) and waited < self._tracing_limit:
-            self._excused = now
+        if waited < self._tracing_limit:
+            self._excused = max(self._excused, self._last_beat(behind))
         late = {p: o for p, o in behind.items() if not o.waits_in}
         if late or not self._heard.issuperset(others):
             patience, since = 0.0, self._since
@@ -304,6 +310,17 @@ class Watch:
             f"{where} {self._for_whom(others, late)}. If it is only slow, set "
             f"{workers.TIMEOUT_VARIABLE} to more seconds than {self._limit:g}"
         )
+
+    def _last_beat(self, others: dict[str, Position]) -> float:
+        """Return when another worker was last known to trace, and not to be stuck."""
+        now = time.monotonic()
+        for peer, position in others.items():
+            if position.tracing:
+                beat = self._beats_of_others.get(peer)
+                if beat is None or beat[0] != position.beat:
+                    self._beats_of_others[peer] = position.beat, now
+        tracing = [self._beats_of_others[p][1] for p, o in others.items() if o.tracing]
+        return max(tracing, default=-math.inf)
 
     def _in_different_ones(
         self, position: Position, others: dict[str, Position]
