@@ -30,6 +30,7 @@ def test_newer_versions_go_with_a_warning(package, version):
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_a_newer_tensorflow_trains():
     """Without native operations, and by one warning of each kind."""
     program = """
@@ -76,6 +77,7 @@ def test_other_backends_are_refused_at_import(name):
     assert last.endswith(f"Received: the backend '{name}'")
 
 
+@pytest.mark.slow
 def test_the_backend_that_keras_loaded_counts():
     """Not the variable, which may have changed since."""
     program = """

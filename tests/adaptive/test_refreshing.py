@@ -192,6 +192,7 @@ def test_one_worker_refreshes_nothing(strategies):
     assert len(set(sent)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adam", "adamax"])
 @pytest.mark.parametrize("taken", [3, 4])
 def test_goes_on_across_a_refresh_from_what_was_saved(strategies, inner, taken):

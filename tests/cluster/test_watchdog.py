@@ -71,6 +71,7 @@ def test_a_stuck_worker_is_ended_with_its_stack():
     assert said.splitlines()[-1].startswith("tf_dgc: worker 1 was ended, because it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -87,6 +88,7 @@ def test_a_worker_that_is_not_stuck_goes_on(words):
             process.wait(8 * PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_never_there_is_not_gone():
     with listening() as (server, never):
         server.close()

@@ -129,6 +129,7 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
         np.testing.assert_array_equal(mine, total)  # same order of additions: exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value_dtype", "mode"),
     rows(
@@ -308,6 +309,7 @@ def test_any_flipped_bit_is_refused():
             decode(as_buffers(words, flipped))
 
 
+@pytest.mark.slow
 @settings(max_examples=fewer(200))
 @given(
     seed=st.integers(0, 20),

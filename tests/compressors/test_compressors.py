@@ -191,6 +191,7 @@ DRAWS = 150
 DEVIATIONS = 5.0
 
 
+@pytest.mark.slow
 @one_setting
 def test_unbiased(compressor, case):
     """The mean along several directions is that of the input, to its standard error."""
@@ -307,6 +308,7 @@ def moves_idle_rows(case):
 # --- randomness -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @some_methods
 def test_deterministic_and_apart_from_global_seeds(compressor, case):
     expected = three_workers(case, "float64", STEPS)[: fewer(4)]

@@ -272,6 +272,7 @@ def make_path(strategy, path, case):
 # --- the contract ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rows(CASES, ALWAYS))
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_all_paths_take_the_same_steps(strategies, name):

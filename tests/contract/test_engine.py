@@ -179,11 +179,9 @@ CASES = {
 # Every part of the engine at least once, always.
 ALWAYS = [
     "ef_sign_sgd, momentum",
-    "ef_sign_sgd, adam",
     "uniform_8bit, by chance",
     "qsgd, elias, kept",
     "qsgd, long buckets",
-    "stc, momentum",
     "random_k, unbiased",
     "laq, often lazy",
     "chunked_top_k, momentum",

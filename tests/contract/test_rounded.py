@@ -89,6 +89,7 @@ def restart(paths, rng, workers):
         path.restart(3, *kept)
 
 
+@pytest.mark.slow
 def test_both_take_nearly_the_same_steps(case, rng):
     workers, paths = case
     restart(paths, rng, workers)

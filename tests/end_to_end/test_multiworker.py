@@ -93,6 +93,7 @@ def test_all_choose_the_same_exchange(run, tmp_path):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", ["dgc", exhaustive("float16,power_sgd,qsgd,none")])
 def test_steps_that_overlap_have_the_same_bits(run, tmp_path, methods):
     finished = run("overlap", 2, tmp_path, METHODS=methods)
@@ -199,6 +200,7 @@ def place(text):
     return f"{SCRIPT}:{number} in "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "places"),
     [
@@ -266,6 +268,7 @@ def test_gradients_of_other_variables(run, tmp_path):
         assert "  both" not in output
 
 
+@pytest.mark.slow
 def test_what_is_equal_is_not_sent_at_the_start(tmp_path):
     """Both count what crossed the loopback, if they have one to themselves."""
     alone = programs.on_its_own_loopback()

@@ -54,6 +54,7 @@ def test_all_have_the_same(exchange, number, size):
         np.testing.assert_array_equal(everyone, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ALL, ids=str)
 def test_numbers_of_every_type(strategies, exchange):
     """Dense sums are of any of these; TensorFlow's own collectives do not move all."""
@@ -240,6 +241,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "exchange"),
     in_turn(SETTINGS, [exchanges.Butterfly(), exchanges.Tree(), exchanges.Star(2)]),

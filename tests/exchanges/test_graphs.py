@@ -24,6 +24,7 @@ def cases():
     return [*named, (PATH, 3), (CIRCLE, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("graph", "number"), cases())
 def test_weights_are_doubly_stochastic_and_lead_to_a_consensus(graph, number):
     product = np.eye(number)

@@ -153,6 +153,7 @@ def test_damage_goes_on_to_be_refused(merge, word):
         wire.read(tf.constant(damaged)[tf.newaxis], *FORM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(2, 8))
 def test_all_refuse_what_one_worker_sends(number):
     """Whoever it is, and however they wait for each other."""

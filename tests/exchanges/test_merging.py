@@ -103,6 +103,7 @@ def test_velocity_and_a_schedule(strategies, exchange):
                 np.testing.assert_array_equal(r[v == 0], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", MERGING)
 @pytest.mark.parametrize("path", ["native", "operations"])
 def test_all_are_exempt_on_a_schedule(strategies, monkeypatch, exchange, path):

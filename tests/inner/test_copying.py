@@ -466,6 +466,7 @@ def served(monkeypatch, make):
         return server.weights()
 
 
+@pytest.mark.slow
 def test_a_server_trains_by_what_the_config_states(monkeypatch):
     make = lambda: WithConfig({"body": 0.5, "head": 0.0})  # noqa: E731
     assert_equal(served(monkeypatch, make), trained(make))

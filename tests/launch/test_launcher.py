@@ -381,6 +381,7 @@ def test_wrong_arguments(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_server_may_end_later_than_the_workers(tmp_path, monkeypatch, code):
     """As one that writes a checkpoint when they leave it."""

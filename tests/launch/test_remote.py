@@ -239,6 +239,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts, monkeypatch):
     """Though a worker of the one before does not end, and its ssh could."""
     monkeypatch.setattr(launcher, "_READ_SECONDS", 2.0)  # or it waits for that one

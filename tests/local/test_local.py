@@ -329,6 +329,7 @@ def test_another_number_of_workers_goes_on_from_the_mean(strategies):
     assert one.optimizer.stats.steps == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", rows([2, 1], [2]))
 def test_a_model_is_saved_within_a_round(strategies, num_workers, tmp_path):
     def fit(model, epochs):

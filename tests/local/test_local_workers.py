@@ -8,6 +8,7 @@ import pytest
 SCRIPT = pathlib.Path(__file__).with_name("local_worker.py")
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_two_workers_meet_at_the_end_of_a_round_only(starter, tmp_path):
     finished = starter.run([SCRIPT, tmp_path], 2, tmp_path)

@@ -357,6 +357,7 @@ def test_gradient_of_another_shape(make, gradient, shape):
     assert not np.any(variable.numpy())
 
 
+@pytest.mark.slow
 def test_gradient_whose_shape_is_known_later():
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), 0.0)

@@ -6,6 +6,7 @@ import sys
 
 import commands
 import programs
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 STUDY = ROOT / "study"
@@ -54,6 +55,7 @@ def test_its_commands_start():
     assert commands.flag_faults(asked) == [None] * 10
 
 
+@pytest.mark.slow
 def test_a_short_run():
     flags = "--tasks=mnist", "--steps=10", "--seeds=1", "--workers=2", "--methods=dgc"
     finished = programs.run([sys.executable, "-c", PROGRAM, *flags])

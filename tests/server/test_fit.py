@@ -55,6 +55,7 @@ def test_mixed_precision_and_checkpoints(monkeypatch, tmp_path, mixed_precision,
     assert loss == pytest.approx(min(history["val_loss"]), rel=0.02)
 
 
+@pytest.mark.slow
 def test_each_worker_goes_on_from_its_own_backup(monkeypatch, tmp_path):
     """Though all are given one directory, as scripts that all run alike do."""
     x = np.ones((8, 4), "float32")

@@ -131,6 +131,7 @@ def test_nothing_is_lost_whatever_the_order(monkeypatch, mode, staleness, server
             np.testing.assert_allclose(before - after, total - kept, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sparsity, servers",
     [(0.9, 1), (0.01, 1), pytest.param(0.9, 2, marks=pytest.mark.slow)],

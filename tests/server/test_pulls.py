@@ -164,6 +164,7 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
     assert told._changed[0].take() is not None  # nothing is compared any more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner, corrects, is_known",
     [

@@ -21,6 +21,7 @@ def trained(served, monkeypatch, worker, shapes, seed=1):
     return Trained(optimizer, some_weights(shapes, "float32", seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_second_model_begins_where_the_first_one_ends(monkeypatch, servers):
     """Of other shapes, and with weights of its own, on all workers."""

@@ -90,6 +90,7 @@ def test_what_is_not_finite_is_left_out_by_all_servers(monkeypatch):
         assert not any(r.numpy().any() for r in worker.optimizer.residual)
 
 
+@pytest.mark.slow
 def test_a_worker_pushes_to_all_servers_before_it_waits_for_one(monkeypatch):
     with Served(2, servers=2) as served:
         weights = some_weights(SHAPES, "float32")

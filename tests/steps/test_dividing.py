@@ -83,6 +83,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "level"), in_turn(CASES, ["avx2", "baseline", "avx512"])
 )

@@ -53,6 +53,7 @@ def test_plain_keras_loses_no_batch():
     check(plain.find_more(), batch_worker.EXPECTED_MORE)
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 @pytest.mark.parametrize(
     "sources",

@@ -381,6 +381,7 @@ def test_statistics_count_examples_since_the_last_mean(strategies):
     assert history["val_loss"] == pytest.approx([error], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_statistics_of_other_layers_where_a_share_is_empty(strategies):
     """Synchronized, masked, and a layer's own, which needs no data or becomes Inf."""
     synchronized = keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
