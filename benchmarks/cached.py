@@ -32,7 +32,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags
 from common import method_runs, parts, processes, progress, reporting
 
-from tf_dgc.launch import allocator
+from tf_dgc.multiworker.launch import launcher
 
 NAMES = [*method_runs.NAMES, *method_runs.WITH_ADAM]
 COLUMNS = [
@@ -112,7 +112,7 @@ def main(_):
     names = _ONLY.value or NAMES
     if unknown := set(names) - set(NAMES):
         raise app.UsageError(f"--only: {unknown} is none of {', '.join(NAMES)}")
-    for name, value in allocator.SETTINGS.items():  # as workers have it
+    for name, value in launcher.ALLOCATOR_SETTINGS.items():  # as workers have it
         os.environ.setdefault(name, value)
     settings = (int(_ENTRIES.value), _THREADS.value, _ROUNDS.value)
     rows = []

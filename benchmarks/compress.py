@@ -24,7 +24,7 @@ from absl import app, flags
 from common import paths, processes, progress, reporting
 from common.paths import Work
 
-from tf_dgc.ops import loader
+from tf_dgc import native_library
 
 _SIZES = flags.DEFINE_list(
     "sizes",
@@ -156,8 +156,10 @@ def main(_):
         raise app.UsageError(
             f"--paths: {', '.join(wrong)} is none of {', '.join(paths.NAMES)}"
         )
-    if "native" in _PATHS.value and loader.native().library is None:
-        raise app.UsageError(f"no native operations: {loader.native().reason}")
+    if "native" in _PATHS.value and native_library.load_library().library is None:
+        raise app.UsageError(
+            f"no native operations: {native_library.load_library().reason}"
+        )
     rows = []
     cases = all_work()
     for name in progress.track(cases, "cases", str):

@@ -25,7 +25,7 @@ from common import choice, extrapolation, network, progress, reporting
 from common.cluster import Cluster, WorkerError
 from common.ways import METHODS, cost_of_step, make, merges
 
-from tf_dgc.exchanges import Asked, Links, model
+from tf_dgc.collectives import LinkSpeeds, RequestSize, cost_model
 
 COLUMNS = [
     ("workers", "workers", "d"),
@@ -69,7 +69,7 @@ _PICTURE = flags.DEFINE_string(
     "picture", None, "File for what more workers would take."
 )
 _LINKS = flags.DEFINE_list(
-    "links", None, "Of more workers, as `tf_dgc.exchanges.Links`; None: as measured."
+    "links", None, "Of more workers, as `tf_dgc.collectives.Links`; None: as measured."
 )
 
 
@@ -92,7 +92,7 @@ def main(_):
         )
     links = _LINKS.value or (rows and rows[-1]["links"])
     if links and _ENTRIES.value:
-        _extrapolate(Links(*map(float, links)))
+        _extrapolate(LinkSpeeds(*map(float, links)))
 
 
 def _errors(rows):
@@ -138,7 +138,7 @@ def measure(number):
             found = cluster.ask(exchange="ring", kind="probe", payload="")[0]["links"]
             for kind, payload in progress.track(all_work(), "payloads", ", ".join):
                 rows += _take_turns(cluster, links, number, kind, payload)
-            rows = [_predict(row, Links(*found)) for row in rows]
+            rows = [_predict(row, LinkSpeeds(*found)) for row in rows]
             for payload in progress.track(_STEPS.value, "models", str):
                 rows += _steps(cluster, links, number, payload)
     return [{**row, "links": found} for row in rows]
@@ -146,9 +146,11 @@ def measure(number):
 
 def _predict(row, links):
     """Return the row with what the model has for it."""
-    asked = Asked(row["kind"], row["payload"])
-    cost = model.cost_of(make(row["exchange"], row["workers"]), asked, row["workers"])
-    seconds = links.start + model.on_the_way(cost, links)
+    asked = RequestSize(row["kind"], row["payload"])
+    cost = cost_model.request_cost(
+        make(row["exchange"], row["workers"]), asked, row["workers"]
+    )
+    seconds = links.start + cost_model.transfer_seconds(cost, links)
     return {**row, "model_ms": 1000 * seconds}
 
 
@@ -164,7 +166,9 @@ def _take_turns(cluster, links, number, kind, payload):
             _once(cluster, links, turns, exchange=name, kind=kind, payload=payload)
     rows = []
     for name, turns in found.items():
-        cost = model.cost_of(make(name, number), Asked(kind, size), number)
+        cost = cost_model.request_cost(
+            make(name, number), RequestSize(kind, size), number
+        )
         rows.append(_row(number, kind, size, name, turns, cost))
     return _beside_the_ring(rows)
 

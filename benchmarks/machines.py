@@ -18,7 +18,7 @@ from absl import app, flags
 from common import network, progress, reporting
 from common.cluster import Cluster, WorkerError
 
-from tf_dgc.exchanges import Ring
+from tf_dgc.collectives import Ring
 
 COLUMNS = [
     ("machines", "machines x workers", ""),

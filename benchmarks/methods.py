@@ -42,7 +42,7 @@ from absl import app, flags
 from common import links, method_runs, parts, processes, progress, reporting
 from common.method_runs import NAMES, WITH_ADAM
 
-from tf_dgc.launch import allocator
+from tf_dgc.multiworker.launch import launcher
 
 COLUMNS = [
     ("method", "method", ""),
@@ -80,7 +80,7 @@ _PLOT = flags.DEFINE_string("plot", None, "A file for the picture, .svg or .png.
 def measure():
     """Return the rows of what the flags ask for; they are written as they come."""
     rows = []
-    for name, value in allocator.SETTINGS.items():  # as workers have it
+    for name, value in launcher.ALLOCATOR_SETTINGS.items():  # as workers have it
         os.environ.setdefault(name, value)
     for case in progress.track(_cases(), "cases", _named):
         row = processes.call(method_runs.times, case)

@@ -39,7 +39,7 @@ TYPES = [
 ]
 COLUMNS = [
     ("value_dtype", "value_dtype", ""),
-    ("exempt_dtype", "exempt_dtype", ""),
+    ("uncompressed_dtype", "uncompressed_dtype", ""),
     ("entries", "entries", ",d"),
     ("exempt_entries", "of these exempt", ",d"),
     ("bytes_per_step", "bytes/step", ",d"),
@@ -56,13 +56,13 @@ POSITION_COLUMNS = [
 ENTRIES = 25_560_000
 
 
-def measure(variables, value_dtype, exempt_dtype):
+def measure(variables, value_dtype, uncompressed_dtype):
     """Return the row of one step."""
     optimizer = tf_dgc.DGCOptimizer(
         keras.optimizers.SGD(0.1, momentum=0.9),
         _SIZES_SPARSITY.value,
         value_dtype=value_dtype,
-        exempt_dtype=exempt_dtype,
+        uncompressed_dtype=uncompressed_dtype,
         check_every=None,
     )
     optimizer.build(variables)
@@ -73,7 +73,7 @@ def measure(variables, value_dtype, exempt_dtype):
     return {
         "model": _SIZES_MODEL.value,
         "value_dtype": str(value_dtype),
-        "exempt_dtype": str(exempt_dtype),
+        "uncompressed_dtype": str(uncompressed_dtype),
         "entries": int(stats.entries_per_step),
         "exempt_entries": sum(v.shape.num_elements() for v in small),
         "bytes_per_step": int(stats.bytes_per_step),

@@ -38,7 +38,7 @@ from common import (
 )
 from common.cluster import WorkerError
 
-from tf_dgc import exchanges
+from tf_dgc import collectives
 
 MODES = ["none", "dense", "dgc", "dgc-tf"]
 COLUMNS = [
@@ -91,7 +91,9 @@ _THREADS = flags.DEFINE_integer(
     "threads", 1, "Intra-op threads of a worker; workers share the processors."
 )
 _VALUE_DTYPE = flags.DEFINE_string("value_dtype", None, "Passed to DGCOptimizer.")
-_EXEMPT_DTYPE = flags.DEFINE_string("exempt_dtype", None, "Passed to DGCOptimizer.")
+_EXEMPT_DTYPE = flags.DEFINE_string(
+    "uncompressed_dtype", None, "Passed to DGCOptimizer."
+)
 _FRESH = flags.DEFINE_boolean(
     "fresh", None, "New processes for every turn; by default only if memory is short."
 )
@@ -128,7 +130,10 @@ def main(_):
 
 def measure(rate, modes):
     """Return one row per mode."""
-    given = {"value_dtype": _VALUE_DTYPE.value, "exempt_dtype": _EXEMPT_DTYPE.value}
+    given = {
+        "value_dtype": _VALUE_DTYPE.value,
+        "uncompressed_dtype": _EXEMPT_DTYPE.value,
+    }
     options = {name: value for name, value in given.items() if value}
     about = {
         "model": _MODEL.value,
@@ -169,7 +174,11 @@ def _modes():
 
 
 def _ways():
-    known = [name for name in exchanges.names() if not exchanges.get(name).is_near]
+    known = [
+        name
+        for name in collectives.names()
+        if not collectives.get(name).is_neighbor_exchange
+    ]
     return _chosen("exchange", known, _EXCHANGE.value) if _EXCHANGE.value else []
 
 

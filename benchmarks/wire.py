@@ -22,8 +22,8 @@ import numpy as np
 from absl import app, flags
 from common import kernels, paths, progress, reporting
 
+from tf_dgc import native_library
 from tf_dgc.compressors import num_sent
-from tf_dgc.ops import loader
 
 # As in wire.h.
 VALUE_TYPES = {
@@ -132,8 +132,10 @@ def measure(library, n, sparsity):
 
 def main(_):
     """Measure all combinations and print the table."""
-    if loader.native().library is None:
-        raise app.UsageError(f"no native operations: {loader.native().reason}")
+    if native_library.load_library().library is None:
+        raise app.UsageError(
+            f"no native operations: {native_library.load_library().reason}"
+        )
     library = kernels.load()
     cases = itertools.product(_WIRE_SIZES.value, _WIRE_SPARSITIES.value)
     cases = progress.track(cases, "cases", ", ".join)

@@ -1,8 +1,8 @@
 """Compile the native operations while the package is built.
 
 A library belongs to one minor version of TensorFlow, in a folder of that name. A stamp
-beside it says what it is for, with a checksum; `tf_dgc/ops/loader.py` reads it before
-loading.
+beside it says what it is for, with a checksum; `tf_dgc/native_library.py` reads it
+before loading.
 
 The environment variable TF_DGC_NATIVE decides: unset, the library is built if there is
 a compiler, and the package works without it; 1, building it must succeed; 0, it is

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc import compressors
-from tf_dgc.codecs import bitstream
+from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
 
 
 @keras.saving.register_keras_serializable(package="mine")
@@ -25,17 +25,17 @@ class TwoMeans(compressors.OneRound):
     error_feedback = "required"
 
     def words(self, size, dtype):
-        return 2 + bitstream.num_words(size)
+        return 2 + num_stream_words(size)
 
     def encode(self, values, draw):
         negative = tf.cast(values < 0, tf.int32)
         means = tf.math.unsorted_segment_mean(values, negative, 2)
         bits = tf.bitcast(tf.cast(means, tf.float32), tf.int32)
-        return tf.concat([bits, bitstream.pack(negative)], axis=0)
+        return tf.concat([bits, pack_bits(negative)], axis=0)
 
     def decode(self, words, size, dtype):
         means = tf.cast(tf.bitcast(words[:2], tf.float32), dtype)
-        negative = bitstream.unpack(words[tf.newaxis, 2:])[0, :size]
+        negative = unpack_bits(words[tf.newaxis, 2:])[0, :size]
         return tf.gather(means, tf.cast(negative, tf.int32))
 
 

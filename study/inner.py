@@ -41,7 +41,7 @@ from tasks import small
 from training import rate_search, seeded
 from training.trainer import Trainer, make_strategy
 
-from tf_dgc.adaptive import unsuited
+from tf_dgc.optimizers import unsupported
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TensorFlow Datasets keeps it.")
 _OPTIMIZERS = flags.DEFINE_list("optimizers", [], "Names of them; empty for all.")
@@ -145,7 +145,7 @@ class Comparison:
         if method == "dense":
             return inner
         # What is warned of is wanted here, and Adams are corrected.
-        corrects = unsuited.reason(inner) is None
+        corrects = unsupported.unsupported_reason(inner) is None
         return METHODS[method](inner, _STEPS.value, adam_correction=corrects)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf_dgc
-from tf_dgc import compressors, exchanges
+from tf_dgc import collectives, compressors
 from tf_dgc.arguments import check_number, check_whole
 
 # A class, one of its arguments, and a value that it may have.
@@ -30,16 +30,16 @@ NUMBERS = [
     (compressors.TwoBit, "threshold", 0.5),
     (compressors.VarianceBased, "alpha", 2),
     (compressors.VarianceBased, "zeta", 0.5),
-    (exchanges.Gossip, "step_size", 0.5),
-    (exchanges.OkTopK, "slack", 0.5),
-    (exchanges.TwoWay, "slack", 0.5),
+    (collectives.Gossip, "step_size", 0.5),
+    (collectives.OkTopK, "slack", 0.5),
+    (collectives.TwoWay, "slack", 0.5),
 ]
 WHOLE = [
     (compressors.AdaComp, "bin_size", 7),
     (compressors.CountSketch, "rows", 3),
     (compressors.LAQ, "bits", 3),
     (compressors.QSGD, "levels", 3),
-    (exchanges.Star, "shards", 2),
+    (collectives.Star, "shards", 2),
 ]
 WRONG = ["x", math.nan, math.inf, -1, True, [0.5], 1j]
 

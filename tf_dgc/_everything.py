@@ -22,13 +22,9 @@ _versions.check_supported(
     }
 )
 
-from tf_dgc import callbacks, cluster, compressors, exchanges, saving, schedules
-from tf_dgc.advice.advising import Advice, advise
-from tf_dgc.distribute.cross_device import CompressedCrossDeviceOps
-from tf_dgc.distribute.preparation import prepare
-from tf_dgc.distribute.startup import multi_worker_strategy
-from tf_dgc.inner.delayed_nesterov import DelayedNesterov
-from tf_dgc.inner.novograd import NovoGrad
+from tf_dgc import callbacks, cluster, collectives, compressors, saving, schedules
+from tf_dgc.advice.advise import Advice, advise
+from tf_dgc.collectives.cross_device import CompressedCrossDeviceOps
 from tf_dgc.local.optimizer import LocalOptimizer
 from tf_dgc.local.presets import (
     diloco,
@@ -36,9 +32,10 @@ from tf_dgc.local.presets import (
     post_local_sgd,
     sparse_loco,
 )
-from tf_dgc.metrics.counting import CompressionStats
+from tf_dgc.metrics import CompressionStats
+from tf_dgc.multiworker.layer_statistics import average_statistics
+from tf_dgc.multiworker.strategy import multi_worker_strategy, prepare
 from tf_dgc.optimizers.compressed import CompressedOptimizer
-from tf_dgc.optimizers.dgc import DGCOptimizer
-from tf_dgc.optimizers.horizon import dgc_for_steps
+from tf_dgc.optimizers.dgc import DGCOptimizer, dgc_for_steps
+from tf_dgc.optimizers.inner_optimizers import DelayedNesterov, NovoGrad
 from tf_dgc.server.optimizer import ServerOptimizer
-from tf_dgc.training.statistics import average_statistics

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from common import distance, network, progress
 from common.cluster import Cluster
-from tf_dgc.advice import candidates, predicting, units
+from tf_dgc.advice import advise, prediction, timing
 from tf_dgc.advice.timing import Timed
-from tf_dgc.exchanges import Asked
+from tf_dgc.collectives import RequestSize
 
 KEYS = ["model", "workers", "link", "method"]
 _NEAR = 1e-4  # seconds of a round trip between namespaces without a delay
@@ -31,7 +31,7 @@ class Link(NamedTuple):
     def of(cls, text):
         """Return the link of "100mbit" or "100mbit+20ms"."""
         rate, _, trip = text.partition("+")
-        return cls(rate, 1000 * units.seconds(trip) if trip else 0.0)
+        return cls(rate, 1000 * advise.parse_seconds(trip) if trip else 0.0)
 
 
 def predict(settings, number, methods, seconds, timeout, links):
@@ -45,7 +45,7 @@ def predict(settings, number, methods, seconds, timeout, links):
         timeout: seconds that a worker has to answer.
         links: texts, as `Link.of` takes them.
     """
-    some = candidates.find(methods or candidates.DEFAULT)
+    some = timing.find_candidates(methods or timing.DEFAULT)
     with network.connect("loopback", number, 1) as net:
         addresses = net.addresses(0)
         with Cluster(settings, addresses, net, timeout, "advice_worker.py") as cluster:
@@ -68,10 +68,10 @@ def _together(candidate, answers):
     differs there is noise.
     """
     name = candidate.name
-    asked = [Asked(*each) for each in answers[0]["timed"][name]["asked"]]
-    slowest = max(answer["timed"][candidates.DENSE]["seconds"] for answer in answers)
+    asked = [RequestSize(*each) for each in answers[0]["timed"][name]["asked"]]
+    slowest = max(answer["timed"][timing.DENSE]["seconds"] for answer in answers)
     ratio = statistics.median(
-        answer["timed"][name]["seconds"] / answer["timed"][candidates.DENSE]["seconds"]
+        answer["timed"][name]["seconds"] / answer["timed"][timing.DENSE]["seconds"]
         for answer in answers
     )
     merges = answers[0]["timed"][name]["merges"]
@@ -83,10 +83,10 @@ def _rows(timed, number, text, speeds):
     latency = link.round_trip_ms / 1000 or _NEAR
     # Here all workers are on one machine, of which the two of `PER_BYTE` had two cores.
     sharing = max(1.0, number / (os.cpu_count() or 1))
-    rate = units.bits_per_second(link.rate)
-    links = predicting.links_of(rate, latency, speeds, sharing)
-    some = [predicting.predict_step(t, number, links) for t in timed]
-    best = predicting.best(some)
+    rate = advise.parse_bits_per_second(link.rate)
+    links = prediction.links_of(rate, latency, speeds, sharing)
+    some = [prediction.predict_step(t, number, links) for t in timed]
+    best = prediction.best_prediction(some)
     return [
         {
             "workers": number,
@@ -195,15 +195,15 @@ def compared(predicted, measured):
     rows = []
     for row in predicted:
         if _key(row) in found:
-            took = found[_key(row)]["measured_ms"]
-            error = row["predicted_ms"] / took - 1
+            hyperparameters = found[_key(row)]["measured_ms"]
+            error = row["predicted_ms"] / hyperparameters - 1
             went_by = found[_key(row)].get("went_by")
-            more = {"measured_ms": took, "error": error, "went_by": went_by}
+            more = {"measured_ms": hyperparameters, "error": error, "went_by": went_by}
             rows.append({**row, **more})
     best = {}
     for row in rows:
-        setting, took = _key(row, KEYS[:3]), row["measured_ms"]
-        best[setting] = min(took, best.get(setting, took))
+        setting, hyperparameters = _key(row, KEYS[:3]), row["measured_ms"]
+        best[setting] = min(hyperparameters, best.get(setting, hyperparameters))
     return [
         {**row, "of_best": row["measured_ms"] / best[_key(row, KEYS[:3])]}
         for row in rows
@@ -231,11 +231,9 @@ def said(rows):
     off = [abs(row["error"]) for row in rows]
     chosen = [row for row in rows if row["advised"]]
     good = [row for row in chosen if row["of_best"] <= _SAME]
-    dense = [row for row in chosen if row["method"] == candidates.DENSE]
+    dense = [row for row in chosen if row["method"] == timing.DENSE]
     fast = [
-        row
-        for row in rows
-        if row["method"] == candidates.DENSE and row["of_best"] <= _SAME
+        row for row in rows if row["method"] == timing.DENSE and row["of_best"] <= _SAME
     ]
     other = [row for row in rows if row["went_by"] not in (None, row["exchange"])]
     return (

@@ -1,8 +1,8 @@
 """What `exchange="auto"` would choose among exchanges that were measured."""
 
 from common.ways import METHODS, make
-from tf_dgc.exchanges import Auto, Links
-from tf_dgc.exchanges.model import as_fast_as_any
+from tf_dgc.collectives import Auto, LinkSpeeds
+from tf_dgc.collectives.cost_model import first_of_the_fastest
 
 COLUMNS = [
     ("workers", "workers", "d"),
@@ -58,7 +58,7 @@ def _choice(measured):
     known = {repr(make(row["exchange"], row["workers"])): row for row in measured}
     ordered = [known[way] for way in ways if way in known]
     predicted = [row["model_ms"] + _decoding_ms(row) for row in ordered]
-    chosen = ordered[as_fast_as_any(predicted)]
+    chosen = ordered[first_of_the_fastest(predicted)]
     best = min(measured, key=lambda row: row["median_ms"] + _decoding_ms(row))
     return _beside(chosen, chosen["exchange"], best)
 
@@ -84,4 +84,4 @@ def _decoding_ms(row):
     buffers = (
         1 if make(row["exchange"], row["workers"]).drops_entries else row["workers"]
     )
-    return 1000 * buffers * row["payload"] * Links(*row["links"]).decoding
+    return 1000 * buffers * row["payload"] * LinkSpeeds(*row["links"]).decoding

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from tf_dgc.launch import allocator, worker_processes
+from tf_dgc.multiworker.launch import launcher, worker_processes
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[1]
 _LINES_OF_LOG = 30
@@ -133,7 +133,7 @@ class Cluster:
 
     def _environment(self, rank):
         environment = {
-            **allocator.SETTINGS,
+            **launcher.ALLOCATOR_SETTINGS,
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -161,7 +161,7 @@ class Cluster:
         return environment
 
     def _end(self):
-        worker_processes.end(self._workers)
+        worker_processes.end_processes(self._workers)
         for worker in self._workers:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.close()

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Both, Either, Gather
-from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.collectives.requests import AllGather, DenseOrSparse, DenseOrSparseReply
 
 
 class Copies(Communicator):
@@ -29,10 +29,12 @@ class Copies(Communicator):
     def answer(self, request, check=None):
         """Return the reply, after all of the request is there."""
         self.requests += 1
-        if isinstance(request, Gather):
+        if isinstance(request, AllGather):
             return self._gather(request.words)
-        if isinstance(request, Either):
-            return Both(_after_all(request.vector)[0], self._gather(request.words))
+        if isinstance(request, DenseOrSparse):
+            return DenseOrSparseReply(
+                _after_all(request.vector)[0], self._gather(request.words)
+            )
         return _after_all(request.values)[0]
 
     def spent(self):

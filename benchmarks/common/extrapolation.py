@@ -12,10 +12,10 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
 from common.ways import make
-from tf_dgc.codecs import wire
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs import buffer
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import RequestSize, predict_seconds
 from tf_dgc.compressors import num_sent
-from tf_dgc.exchanges import Asked, predict
 
 WORKERS = [2**i for i in range(1, 11)]
 _SHOWN = [2, 4, 8, 16, 64, 256, 1024]
@@ -34,10 +34,10 @@ def extrapolate(names, size, sparsity, links):
         sparsity: share of them that is not sent.
         links: a `Links`.
     """
-    layout = [Tensor("", (size,), tf.float32, False)]
-    num_bytes = 4 * wire.sparse_words(layout, [num_sent(size, sparsity)])
-    asked = {name: [Asked("entries", num_bytes)] for name in names}
-    asked[f"{_FLOAT16}ring"] = [Asked("sum", 2 * size)]
+    layout = [TensorSpec("", (size,), tf.float32, False)]
+    num_bytes = 4 * buffer.sparse_words(layout, [num_sent(size, sparsity)])
+    asked = {name: [RequestSize("entries", num_bytes)] for name in names}
+    asked[f"{_FLOAT16}ring"] = [RequestSize("sum", 2 * size)]
     return [
         {"exchange": name} | {str(n): _ms(name, what, n, links) for n in WORKERS}
         for name, what in asked.items()
@@ -47,7 +47,7 @@ def extrapolate(names, size, sparsity, links):
 def _ms(name, asked, number, links):
     exchange = make(name.removeprefix(_FLOAT16), number)
     rounding = asked[0].num_bytes * links.rounding if _FLOAT16 in name else 0.0
-    return 1000 * (predict(exchange, asked, number, links) + rounding)
+    return 1000 * (predict_seconds(exchange, asked, number, links) + rounding)
 
 
 def draw(rows, path, title):

@@ -35,8 +35,8 @@ INNER = {
 DGC = {
     "dgc": {},
     "dgc bfloat16": {"value_dtype": "bfloat16"},
-    "dgc mxint8": {"value_dtype": "mxint8", "exempt_dtype": "bfloat16"},
-    "dgc mxfp4": {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"},
+    "dgc mxint8": {"value_dtype": "mxint8", "uncompressed_dtype": "bfloat16"},
+    "dgc mxfp4": {"value_dtype": "mxfp4", "uncompressed_dtype": "mxint8"},
 }
 
 FOR_STEPS = "dgc_for_steps"

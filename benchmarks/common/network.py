@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 
-from tf_dgc.launch import loopback
+from tf_dgc.multiworker.launch import launcher
 
 RATES = ("loopback", "10gbit", "1gbit", "100mbit")  # as `tc` writes them
 # Of what passes at once: small against a step. Where it is below a segment of 64 kB,
@@ -61,7 +61,7 @@ class Loopback(contextlib.nullcontext):
     def __init__(self, num_workers, num_clusters):
         super().__init__(self)
         # All at once: a port is free again, and may be found twice, once it was found.
-        self._ports = loopback.free_ports(num_workers * num_clusters)
+        self._ports = launcher.free_ports(num_workers * num_clusters)
         self._num_workers = num_workers
 
     def addresses(self, cluster):

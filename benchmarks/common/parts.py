@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from common import method_settings, models
 from common.copies import Copies
-from tf_dgc.optimizers import stepping
+from tf_dgc.optimizers import compressed
 
 ALONE = {
     "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
@@ -84,7 +84,7 @@ class Method:
 
     def step(self):
         """Return the whole step."""
-        return self._trace(None, stepping.update)
+        return self._trace(None, compressed.apply_update)
 
     def compress(self):
         """Return the step that decodes nothing."""
@@ -96,7 +96,7 @@ class Method:
 
     def step_of(self, num_workers):
         """Return the whole step, with what as many workers sent."""
-        return self._trace(Copies(num_workers), stepping.update)
+        return self._trace(Copies(num_workers), compressed.apply_update)
 
     def repeated(self, times, grads, num_workers=1):
         """Return a call of so many whole steps, one after the other, which waits.
@@ -113,7 +113,7 @@ class Method:
             return tf.identity(self.optimizer.iterations)
 
         copies = Copies(num_workers) if num_workers > 1 else None
-        with _replaced(self.optimizer, copies, stepping.update):
+        with _replaced(self.optimizer, copies, compressed.apply_update):
             traced = tf.function(run).get_concrete_function(*self._specs)
         return lambda: int(traced(*grads))
 
@@ -166,13 +166,13 @@ def _decode(rule, outcome, *others):
 @contextlib.contextmanager
 def _replaced(optimizer, copies, update):
     """Let a step be traced with another communicator and update."""
-    mine = getattr(optimizer, "communicator", None), stepping.update
+    mine = getattr(optimizer, "communicator", None), compressed.apply_update
     if copies:
         optimizer.communicator = copies
-    stepping.update = update
+    compressed.apply_update = update
     try:
         yield
     finally:
         if copies:
             optimizer.communicator = mine[0]
-        stepping.update = mine[1]
+        compressed.apply_update = mine[1]

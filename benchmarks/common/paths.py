@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from common import kernels
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import num_sent
-from tf_dgc.steps import native, operations
-from tf_dgc.steps.plan import LocalStep, Plan
+from tf_dgc.steps import native, tensorflow_ops
+from tf_dgc.steps.plan import LocalStep, StepPlan
 
 NAMES = ("floor", "native", "tensorflow", "top_k")
 
@@ -82,9 +82,9 @@ def make(names, work, times):
     """
     accumulators = tf.float64 if work.dtype == "float64" else tf.float32
     gradients = [work.gradient(seed) for seed in range(work.tensors)]
-    layout = [Tensor("", (work.n,), accumulators, False, accumulators.name)]
+    layout = [TensorSpec("", (work.n,), accumulators, False, accumulators.name)]
     counts = [num_sent(work.n, work.sparsity)]
-    plan = Plan(layout * work.tensors, counts * work.tensors, False)
+    plan = StepPlan(layout * work.tensors, counts * work.tensors, False)
 
     def steps(path):
         velocity, residual = (
@@ -125,7 +125,7 @@ def make(names, work, times):
     made = {
         "floor": lambda: floor(work.entries, work.threads, times),
         "native": lambda: steps(native),
-        "tensorflow": lambda: steps(operations),
+        "tensorflow": lambda: steps(tensorflow_ops),
         "top_k": lambda: functools.partial(top_k, gradients[0]),
     }
     return {name: made[name]() for name in NAMES if name in names}

@@ -116,11 +116,11 @@ def provenance():
     import tensorflow as tf
 
     import tf_dgc
+    from tf_dgc import native_library
     from tf_dgc._internals import tracing
-    from tf_dgc.launch import onednn
-    from tf_dgc.ops import loader
+    from tf_dgc.multiworker.launch.onednn import processor
 
-    native = loader.native()
+    native = native_library.load_library()
     checkout, package = (pathlib.Path(f).resolve() for f in (__file__, tf_dgc.__file__))
     return {
         "tensorflow": tf.__version__,
@@ -130,7 +130,7 @@ def provenance():
         "commit": commit(),
         "package_from_checkout": package.parents[1] == checkout.parents[2],
         "cpus": os.cpu_count(),
-        "processor": onednn.processor(),
+        "processor": processor(),
         "onednn": tracing.uses_onednn(),
         "no_native_operations": None if native.library else native.reason,
     }

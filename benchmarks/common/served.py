@@ -18,8 +18,8 @@ from common.replies import reply, take_standard_output
 from common.server_runs import SERVED
 from tf_dgc._internals import rpc, tracing
 from tf_dgc.server import tasks
-from tf_dgc.server.loop import Loop
-from tf_dgc.server.members import Limits
+from tf_dgc.server.process import ServerLoop
+from tf_dgc.server.sessions import Limits
 
 WARM = 3
 
@@ -35,7 +35,7 @@ class Server:
         self._transport = rpc.Server(task.server, 2 * task.num_workers)
         say = {"say": lambda line: print(line, flush=True)}
         limits = Limits.of_environment()
-        self._loop = Loop(self._transport, task.num_workers, limits, **say)
+        self._loop = ServerLoop(self._transport, task.num_workers, limits, **say)
         self._service = self._loop.runs.service(0)
         self._serves = threading.Thread(target=self._loop.run, daemon=True)
         self._serves.start()
@@ -212,7 +212,7 @@ def serve(make_server, make_worker):
     faulthandler.enable()
     replies = take_standard_output()
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    task = tasks.find() if tasks.is_cluster() else None
+    task = tasks.find_task() if tasks.is_cluster() else None
     serves = task is not None and task.worker is None
     does = make_server(task) if serves else make_worker()
     reply(replies, ready=True)

@@ -1,7 +1,7 @@
 """Exchanges by the names that benchmarks have for them."""
 
-from tf_dgc import exchanges
-from tf_dgc.exchanges import Asked, model
+from tf_dgc import collectives
+from tf_dgc.collectives import RequestSize, cost_model
 
 METHODS = ["float16", "scale_com"]
 """Of steps that sum around the ring: everything, or what one worker chooses."""
@@ -11,8 +11,8 @@ def make(name, num_workers):
     """Return an exchange: `star N` has N servers, `star all` as many as workers."""
     if name.startswith("star "):
         shards = name.removeprefix("star ")
-        return exchanges.Star(num_workers if shards == "all" else int(shards))
-    return exchanges.get(name)
+        return collectives.Star(num_workers if shards == "all" else int(shards))
+    return collectives.get(name)
 
 
 def merges(name, num_workers):
@@ -34,5 +34,5 @@ def cost_of_step(name, stated, num_bytes, num_workers):
         dense, exchange = name in METHODS, "ring" if name in METHODS else name
     elif exchange == "star":  # the one of which it chooses
         exchange = "star all"
-    asked = Asked("sum" if dense else "entries", num_bytes)
-    return model.cost_of(make(exchange, num_workers), asked, num_workers)
+    asked = RequestSize("sum" if dense else "entries", num_bytes)
+    return cost_model.request_cost(make(exchange, num_workers), asked, num_workers)

@@ -19,8 +19,8 @@ from common import models, peers
 from common.replies import reply, take_standard_output
 
 import tf_dgc
-from tf_dgc.advice import candidates, timing
-from tf_dgc.optimizers import probing
+from tf_dgc.advice import timing
+from tf_dgc.optimizers import autotune
 
 
 class Worker:
@@ -42,7 +42,7 @@ class Worker:
     def time(self, methods, seconds):
         """Return what the advice times: steps, what they ask for, and speeds."""
         number, model = self._settings["number"], self._model()
-        (inputs, _), some = self._batch(model), candidates.find(methods)
+        (inputs, _), some = self._batch(model), timing.find_candidates(methods)
         found = timing.time_steps(model, inputs, _inner(), some, seconds)
         timed = {
             t.candidate.name: {
@@ -52,11 +52,11 @@ class Worker:
             }
             for t in found
         }
-        return {"timed": timed, "speeds": probing.local_speeds()}
+        return {"timed": timed, "speeds": autotune.local_speeds()}
 
     def steps(self, method, auto, link, periods):
         """Take steps, of whole periods; return milliseconds, and what was sent."""
-        (candidate,) = (c for c in candidates.find([method]) if c.name == method)
+        (candidate,) = (c for c in timing.find_candidates([method]) if c.name == method)
         # "auto" chooses by the links that there are, so that each has its own.
         step, optimizer = self._trainer((method, auto, link if auto else ""))
         times = []
@@ -117,7 +117,7 @@ def _inner():
 
 def _optimizer(method, auto):
     """Return the optimizer of a way to train, by what the advice says to write."""
-    (candidate,) = (c for c in candidates.find([method]) if c.name == method)
+    (candidate,) = (c for c in timing.find_candidates([method]) if c.name == method)
     code = f'{candidate.code[:-1]}, exchange="auto")' if auto else candidate.code
     return eval(code, {"tf_dgc": tf_dgc, "optimizer": _inner()})
 

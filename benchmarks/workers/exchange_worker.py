@@ -7,7 +7,7 @@ bytes, or entries and sparsity; "shards" are such entries after gradients were a
 inside the machine, and "step" is a whole step of a model of them. It is done once, at
 the time `start`, if it is given, traced before the first time, and answered by its `ms`
 and `bytes`, and a step by the exchange that the optimizer states; "probe" by the
-numbers of `tf_dgc.exchanges.Links`.
+numbers of `tf_dgc.collectives.LinkSpeeds`.
 """
 
 import faulthandler
@@ -24,14 +24,20 @@ from common.replies import reply, take_standard_output
 from common.ways import METHODS, make
 
 import tf_dgc
-from tf_dgc.codecs import wire
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.codecs.value_types import encode
-from tf_dgc.collectives.requests import Either, Form, Gather, Spread, Sum
+from tf_dgc.codecs import buffer
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.codecs.value_types import encode_values
+from tf_dgc.collectives import link_benchmark
+from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    BufferLayout,
+    DenseOrSparse,
+)
 from tf_dgc.compressors import num_sent
-from tf_dgc.distribute import probes
-from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.optimizers import probing
+from tf_dgc.optimizers import autotune
 
 _WIDTH = 1000  # of the tensor of a step
 
@@ -71,9 +77,9 @@ class Worker:
 
     def _probe(self):
         """Return what all workers measure together, as a list."""
-        place, *_ = probes.local_places(self._strategy)
-        measuring = probing.measure(place, probing.local_speeds)
-        return probes.run(self._strategy, measuring)
+        place, *_ = link_benchmark.local_places(self._strategy)
+        measuring = autotune.probe_links(place, autotune.local_speeds)
+        return link_benchmark.run_probe(self._strategy, measuring)
 
     def _make(self, exchange, kind, payload):
         number = self._strategy.num_replicas_in_sync
@@ -90,7 +96,7 @@ class Worker:
             def replica():
                 before = []
                 if add_up:
-                    rows = Spread(tf.identity(gradient), communicator.machine())
+                    rows = AllToAll(tf.identity(gradient), communicator.machine())
                     before = [tf.reduce_sum(communicator.answer(rows), axis=0)]
                 with tf.control_dependencies(before):
                     reply = communicator.answer(request(tf.identity(variable)))
@@ -164,11 +170,11 @@ def _gradient(payload, inside):
 
 
 def _sum(payload, _):
-    return np.ones(int(payload) // 4, "float32"), Sum
+    return np.ones(int(payload) // 4, "float32"), AllReduce
 
 
 def _gather(payload, _):
-    return np.ones(int(payload) // 4, "int32"), Gather
+    return np.ones(int(payload) // 4, "int32"), AllGather
 
 
 def _entries(payload, inside):
@@ -176,13 +182,13 @@ def _entries(payload, inside):
     size, sparsity = payload.split(":")
     size = int(float(size))
     k = num_sent(-(-size // inside), float(sparsity))
-    form = Form([Tensor("", (size,), tf.float32, False)], [k])
+    form = BufferLayout([TensorSpec("", (size,), tf.float32, False)], [k])
     rng = np.random.default_rng()
     positions = np.sort(rng.choice(size, k, replace=False)).astype("int32")
-    values = encode(tf.constant(rng.normal(size=k), tf.float32), "float32")
-    selection = wire.Selection(tf.constant(positions), values)
-    words = wire.encode(*form, [selection], tf.constant(True)).numpy()
-    return words, lambda w: Either(False, tf.zeros([0]), w, form=form)
+    values = encode_values(tf.constant(rng.normal(size=k), tf.float32), "float32")
+    selection = buffer.SelectedEntries(tf.constant(positions), values)
+    words = buffer.encode_sparse(*form, [selection], tf.constant(True)).numpy()
+    return words, lambda w: DenseOrSparse(False, tf.zeros([0]), w, form=form)
 
 
 REQUESTS = {"sum": _sum, "gather": _gather, "entries": _entries, "shards": _entries}

@@ -23,8 +23,8 @@ import tensorflow as tf
 from common.replies import reply, take_standard_output
 
 import tf_dgc
-from tf_dgc.inner.updating import update
-from tf_dgc.steps.base import Outcome
+from tf_dgc.optimizers.update import apply_update
+from tf_dgc.steps.base import StepOutcome
 
 _SIDE = 256  # of matrices whose products a backward pass consists of
 
@@ -78,9 +78,15 @@ class Worker:
                 if behind == "step":
                     optimizer.apply(gradients, self._variables)
                 elif behind == "update":
-                    done = Outcome(lambda: (gradients, tf.constant(0)), 0, 0)
-                    known = True, None, optimizer._took.weighs
-                    update(optimizer.inner_optimizer, done, self._variables, *known)
+                    done = StepOutcome(lambda: (gradients, tf.constant(0)), 0, 0)
+                    known = (
+                        True,
+                        None,
+                        optimizer._hyperparameters.scales_by_learning_rate,
+                    )
+                    apply_update(
+                        optimizer.inner_optimizer, done, self._variables, *known
+                    )
                 else:
                     return tf.add_n([g[0, 0] for g in gradients])
                 return tf.cast(optimizer.iterations.value, tf.float32)

@@ -12,7 +12,7 @@
 
 namespace tf_dgc {
 
-// What a gradient is divided by (tf_dgc/transforms/preconditioning.py).
+// What a gradient is divided by (tf_dgc/steps/preconditioning.py).
 struct Divisor {
   void* moment = nullptr;  // [size], of the accumulators' type; null if nothing is divided
   double factor = 0;       // of a square, before it enters the moment

@@ -1,5 +1,5 @@
 // Levels of which most are 0, coded by Elias: no fixed number of bits. In step with
-// `tf_dgc/codecs/elias.py`, which says what the streams are.
+// `tf_dgc/codecs/elias_gamma.py`, which says what the streams are.
 //
 // Where an entry's bits lie depends on all entries before it. So every job codes its own
 // ones, a chunk, into streams that begin at bit 0; when all are there, they are joined.

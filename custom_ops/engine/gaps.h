@@ -1,4 +1,4 @@
-// Golomb codes of the gaps between positions, as tf_dgc/codecs/gaps.py has them.
+// Golomb codes of the gaps between positions, as tf_dgc/codecs/golomb.py has them.
 #ifndef TF_DGC_ENGINE_GAPS_H_
 #define TF_DGC_ENGINE_GAPS_H_
 

@@ -20,7 +20,7 @@ namespace {
 using Levels = std::vector<int32_t>;
 using Words = std::vector<uint32_t>;
 
-// The code as `tf_dgc/codecs/elias.py` describes it, bit by bit; what does not fit becomes 0.
+// The code as `tf_dgc/codecs/elias_gamma.py` describes it, bit by bit; what does not fit becomes 0.
 Words Coded(Levels* levels, int64_t num_words) {
   std::vector<bool> signs, unary[2], low[2];
   int64_t bits = 0, before = -1;

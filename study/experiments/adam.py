@@ -43,7 +43,7 @@ ALMOST_NONE = 1e-9
 """Sparsity by which all is sent, and yet with an error feedback."""
 
 
-NARROW = {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"}
+NARROW = {"value_dtype": "mxfp4", "uncompressed_dtype": "mxint8"}
 """As `dgc_for_steps`: 1 bit an entry at 89 %."""
 
 
@@ -53,12 +53,12 @@ class Run(NamedTuple):
     Attributes:
         make: function of an `AdamW` and the number of steps.
         control: name of the run of the same rule that sends everything.
-        exempt_dtype: type in which it sends exempt tensors.
+        uncompressed_dtype: type in which it sends exempt tensors.
     """
 
     make: object
     control: str | None = "dense"
-    exempt_dtype: str = "float32"
+    uncompressed_dtype: str = "float32"
 
 
 def schedule(sparsity, steps):
@@ -288,7 +288,7 @@ def _summary(group, search, groups, budgets):
     run = RUNS.get(first["method"], Run(None, None))
     line = {
         **first,
-        **ratios({**first, "curve": curve}, run.exempt_dtype),
+        **ratios({**first, "curve": curve}, run.uncompressed_dtype),
         **search,
         "curve": curve,
         "value": statistics.mean(losses),
@@ -333,21 +333,24 @@ def loss_at(curve, budget):
     return float(np.interp(budget, sent, losses)) if budget >= sent[0] else None
 
 
-def ratios(row, exempt_dtype="float32"):
+def ratios(row, uncompressed_dtype="float32"):
     """Return how many times less than all a worker sent: in total, then, and apart.
 
     Args:
         row: of `adam.py`; its bytes of exempt tensors are those of float32.
-        exempt_dtype: type in which the method sends them.
+        uncompressed_dtype: type in which the method sends them.
     """
-    size, exempt = row["dense_bytes_per_step"], row["exempt_bytes_per_step"]
+    size, uncompressed = row["dense_bytes_per_step"], row["exempt_bytes_per_step"]
     steps, sent, _ = row["curve"][-1]
     begun, before, _ = next(p for p in row["curve"] if p[0] >= row["steps"] // 5)
     per_step = (sent - before) / (steps - begun)
     apart = 1
     if per_step < size:
-        others = per_step - sum(value_types.stream_bits(exempt_dtype, exempt // 4)) / 8
-        apart = (size - exempt) / others
+        others = (
+            per_step
+            - sum(value_types.value_bits(uncompressed_dtype, uncompressed // 4)) / 8
+        )
+        apart = (size - uncompressed) / others
     return {"ratio": size * steps / sent, "then": size / per_step, "apart": apart}
 
 

@@ -4,11 +4,11 @@ import itertools
 import math
 
 import tensorflow as tf
-from training.trainer import is_exempt
+from training.trainer import is_uncompressed
 
 import tf_dgc
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.steps.plan import plan
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.steps.plan import plan_step
 
 WARMUP = 0.2
 """Share of a run in which today's `dgc` warms up."""
@@ -33,7 +33,7 @@ class Budget:
     @property
     def compressed(self):
         """Entries of each tensor that is compressed."""
-        return [math.prod(s) for s in self._shapes if not is_exempt(s)]
+        return [math.prod(s) for s in self._shapes if not is_uncompressed(s)]
 
     def total(self, schedule, together=False, **options):
         """Return the bytes that one worker hands over in a run.
@@ -41,12 +41,12 @@ class Budget:
         Args:
             schedule: a `PiecewiseConstantSparsity`.
             together: whether entries are chosen among those of all tensors.
-            **options: `value_dtype` and `exempt_dtype`.
+            **options: `value_dtype` and `uncompressed_dtype`.
         """
         tensors = self._layout(together, **options)
         ends = [*schedule.boundaries, self.steps]
         lengths = [b - a for a, b in itertools.pairwise([0, *ends])]
-        sent = [plan(tensors, s, self._workers).num_bytes for s in schedule.values]
+        sent = [plan_step(tensors, s, self._workers).num_bytes for s in schedule.values]
         return sum(n * size for n, size in zip(lengths, sent, strict=True))
 
     def fit(self, shape, together=False, share=1.0, **options):
@@ -57,7 +57,7 @@ class Budget:
                 boundaries and sparsities.
             together: whether entries are chosen among those of all tensors.
             share: of the budget that is to be spent.
-            **options: `value_dtype` and `exempt_dtype`.
+            **options: `value_dtype` and `uncompressed_dtype`.
         """
         low, high = math.log(1e-4), 0.0
         for _ in range(_HALVINGS):
@@ -70,16 +70,16 @@ class Budget:
         found = shape(math.exp(density), self.steps)
         return tf_dgc.schedules.PiecewiseConstantSparsity(*found)
 
-    def _layout(self, together, value_dtype=None, exempt_dtype=None):
+    def _layout(self, together, value_dtype=None, uncompressed_dtype=None):
         sizes = [math.prod(shape) for shape in self._shapes]
-        exempt = list(map(is_exempt, self._shapes))
+        uncompressed = list(map(is_uncompressed, self._shapes))
         if together:
-            whole = sum(n for n, e in zip(sizes, exempt, strict=True) if not e)
-            sizes = [n for n, e in zip(sizes, exempt, strict=True) if e] + [whole]
-            exempt = [True] * (len(sizes) - 1) + [False]
+            whole = sum(n for n, e in zip(sizes, uncompressed, strict=True) if not e)
+            sizes = [n for n, e in zip(sizes, uncompressed, strict=True) if e] + [whole]
+            uncompressed = [True] * (len(sizes) - 1) + [False]
         return [
-            Tensor("", (n,), tf.float32, e, value_dtype, exempt_dtype)
-            for n, e in zip(sizes, exempt, strict=True)
+            TensorSpec("", (n,), tf.float32, e, value_dtype, uncompressed_dtype)
+            for n, e in zip(sizes, uncompressed, strict=True)
         ]
 
 

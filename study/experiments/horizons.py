@@ -25,8 +25,8 @@ class Run(NamedTuple):
     why: str
 
 
-NARROW = {"value_dtype": "mxint8", "exempt_dtype": "mxint8"}
-NARROWER = {"value_dtype": "mxfp4", "exempt_dtype": "mxint8"}
+NARROW = {"value_dtype": "mxint8", "uncompressed_dtype": "mxint8"}
+NARROWER = {"value_dtype": "mxfp4", "uncompressed_dtype": "mxint8"}
 VALUES = {"value_dtype": "mxint8"}
 
 

@@ -13,7 +13,7 @@ from training.replicas import Replicas
 from registered import registry, rows
 from registered.specs import INTERRUPTED
 from tf_dgc._internals import tracing
-from tf_dgc.launch import onednn
+from tf_dgc.multiworker.launch import onednn
 
 EVALUATIONS = 10  # during a run
 

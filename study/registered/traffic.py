@@ -13,10 +13,10 @@ from tasks.recipes import Recipe
 
 from registered import registry
 from registered.specs import Spec
-from tf_dgc.exchanges import Ring
+from tf_dgc.collectives import Ring
 from tf_dgc.schedules import WarmupSparsity
-from tf_dgc.steps import fused
 from tf_dgc.steps import plan as plans
+from tf_dgc.steps import top_k_step
 
 EXAMPLES = {"cifar10": 50_000, "ptb": 46_479, "mnist": 60_000, "shakespeare": 31_370}
 """Examples of a pass, from which the length of a warm-up follows without the data."""
@@ -84,7 +84,7 @@ def _sums(text):
         return _Sums(math.inf)
     chosen, *apart = (
         sum(tensors[i].size * tensors[i].dtype.size for i in places)
-        for places in plans.shares(tensors, spec.workers)
+        for places in plans.split_uncompressed(tensors, spec.workers)
     )
     return _Sums(sum(apart), chosen, _dense_steps(compressor, tensors, spec.workers))
 
@@ -98,6 +98,6 @@ def _dense_steps(compressor, tensors, workers):
     for step in steps:
         stages[float(schedule(step))].append(step)
     return sum(
-        len(stage) * bool(fused.goes_dense(compressor, tensors, stage[0], workers))
+        len(stage) * bool(top_k_step.goes_dense(compressor, tensors, stage[0], workers))
         for stage in stages.values()
     )

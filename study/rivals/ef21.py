@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Result, whole
+from tf_dgc.collectives.requests import Result, to_dense_tensor
 from tf_dgc.compressors import Compressor, StateSpec, TopK
 
 
@@ -43,8 +43,8 @@ class EF21(Compressor):
         """Send the difference, and move the estimates."""
         estimate, total = state["estimate"], state["sum"]
         moved = yield from self.choice.exchange(values - estimate, {}, draw)
-        mine = estimate + tf.reshape(whole(moved.sent), values.shape)
-        total += tf.reshape(whole(moved.sum), values.shape)
+        mine = estimate + tf.reshape(to_dense_tensor(moved.sent), values.shape)
+        total += tf.reshape(to_dense_tensor(moved.sum), values.shape)
         states = {"estimate": mine, "sum": total}
         return Result(total, mine, states, moved.entries)
 

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from rivals.ef21 import EF21
-from tf_dgc.collectives.requests import Result, whole
+from tf_dgc.collectives.requests import Result, to_dense_tensor
 from tf_dgc.compressors import StateSpec, TopK
 
 
@@ -100,8 +100,8 @@ class SparseDIANA(EF21):
         """Send the difference, and move the shifts by a share of it."""
         shift, total = state["estimate"], state["sum"]
         moved = yield from self.choice.exchange(values - shift, {}, draw)
-        mine = tf.reshape(whole(moved.sent), values.shape)
-        arrived = tf.reshape(whole(moved.sum), values.shape)
+        mine = tf.reshape(to_dense_tensor(moved.sent), values.shape)
+        arrived = tf.reshape(to_dense_tensor(moved.sum), values.shape)
         states = {
             "estimate": shift + self.alpha * mine,
             "sum": total + self.alpha * arrived,

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Sum
+from tf_dgc.collectives.requests import AllReduce
 from tf_dgc.compressors import Compressor, StateSpec, TopK
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
@@ -58,7 +58,7 @@ class HardThreshold(_ByStep):
     def exchange(self, values, state, draw):
         """Count, agree on how many, and send."""
         above = tf.abs(values) > self.threshold
-        counted = yield Sum(tf.reduce_sum(tf.cast(above, tf.float32))[tf.newaxis])
+        counted = yield AllReduce(tf.reduce_sum(tf.cast(above, tf.float32))[tf.newaxis])
         mean = tf.cast(tf.round(counted[0] / draw.num_workers), tf.int32)
         size = values.shape.num_elements()
         k = tf.clip_by_value(mean, 1, max(1, int(MOST * size)))
@@ -101,7 +101,7 @@ class ResidualLevel(_ByStep):
         """Move the density by the workers' norms, and send."""
         residual = state["residual"]
         squares = [tf.reduce_sum(x**2) for x in (residual, values - residual)]
-        waits, step = tf.unstack(tf.sqrt((yield Sum(tf.stack(squares)))))
+        waits, step = tf.unstack(tf.sqrt((yield AllReduce(tf.stack(squares)))))
         largest = tf.maximum(state["largest"], step)
         share = tf.math.divide_no_nan(waits, self.level * largest)
         least = 1 / values.shape.num_elements()

@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Result, whole
+from tf_dgc.collectives.requests import Result, to_dense_tensor
 from tf_dgc.compressors import Compressor, StateSpec, TopK
-from tf_dgc.optimizers import tensors
+from tf_dgc.optimizers.state import is_small
 
 _LEVELS = 15  # steps from the least to the largest of a bucket: 4 bits
 
@@ -46,9 +46,9 @@ class MicroTopK(Compressor):
         """Send of what there is the largest, and round the rest."""
         there = values + state["error"]
         moved = yield from self.choice.exchange(there, {}, draw)
-        sent = tf.reshape(whole(moved.sent), values.shape)
+        sent = tf.reshape(to_dense_tensor(moved.sent), values.shape)
         states = {"error": in_levels(there - sent, self.bucket)}
-        total = tf.reshape(whole(moved.sum), values.shape)
+        total = tf.reshape(to_dense_tensor(moved.sum), values.shape)
         return Result(total, sent, states, moved.entries)
 
     def get_config(self):
@@ -104,7 +104,7 @@ class WindowAdam(keras.optimizers.AdamW):
         super().build(variables)
         self._windows = [
             None
-            if tensors.is_small(v, self.min_compress_size)
+            if is_small(v, self.min_compress_size)
             else self.add_variable(
                 (self.window, *v.shape), dtype=v.dtype, name=f"{v.name}_window"
             )

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import value_types
-from tf_dgc.collectives.requests import Gather, Result, Sum
+from tf_dgc.collectives.requests import AllGather, AllReduce, Result
 from tf_dgc.compressors import Compressor, StateSpec
 from tf_dgc.compressors.common.one_round import only_if, sum_decoded
 
@@ -81,10 +81,12 @@ class OneBitMomentum(Compressor):
         whole = tf.logical_or(dense, self.whole)
         counts = tf.logical_or(dense, seen > 0)
         share = self.beta_1 * momentum / draw.num_workers
-        words = value_types.encode(tf.where(counts, share + rest * flat, 0.0), "sign")
+        words = value_types.encode_values(
+            tf.where(counts, share + rest * flat, 0.0), "sign"
+        )
         gradient = tf.where(dense, flat - kept, flat)
-        summed = yield Sum(gradient[: tf.where(whole, size, 0)])
-        gathered = yield Gather(only_if(tf.logical_not(whole), words))
+        summed = yield AllReduce(gradient[: tf.where(whole, size, 0)])
+        gathered = yield AllGather(only_if(tf.logical_not(whole), words))
 
         def by_sum():
             total = tf.ensure_shape(summed, [size])
@@ -120,7 +122,7 @@ class OneBitMomentum(Compressor):
 def decode_signs(words, like):
     """Return what the words of signs stand for, `[n]` and of the type of `like`."""
     row = tf.reshape(words, [1, -1])
-    return value_types.decode(row, "sign", like.shape[0], like.dtype)[0]
+    return value_types.decode_values(row, "sign", like.shape[0], like.dtype)[0]
 
 
 def is_dense(dense_steps, step):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from training.trainer import is_exempt
+from training.trainer import is_uncompressed
 
 from rivals.onebit import decode_signs, growing_intervals, is_dense
 from tf_dgc.codecs import value_types
-from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
 
 
 def ends_of_rounds(steps, most=16):
@@ -169,7 +169,7 @@ class ZeroOneAdam:
         moved = slots.moved.local() + tf.cast(when.rate, gradient.dtype) * momentum
         asked = tf.where(counts, moved + slots.residual.local(), 0.0)
         coded = asked
-        if not is_exempt(asked.shape):
+        if not is_uncompressed(asked.shape):
             coded = tf.where(counts, _coded(asked), 0.0)
         sent = tf.where(when.ends, coded / number, tf.zeros_like(coded))
         return tf.where(when.dense, gradient, sent), momentum, moved, asked - coded
@@ -215,13 +215,13 @@ class ZeroOneAdam:
 def _coded(values):
     flat = tf.reshape(values, [-1])
     return tf.reshape(
-        decode_signs(value_types.encode(flat, "sign"), flat), values.shape
+        decode_signs(value_types.encode_values(flat, "sign"), flat), values.shape
     )
 
 
 def _num_bytes(tensor):
     """Return the bytes of a tensor as a round ends."""
     size = math.prod(tensor.shape)
-    if is_exempt(tensor.shape):
+    if is_uncompressed(tensor.shape):
         return 4 * size
-    return 4 * value_types.encode(tf.zeros([size]), "sign").shape[0]
+    return 4 * value_types.encode_values(tf.zeros([size]), "sign").shape[0]

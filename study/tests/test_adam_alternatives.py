@@ -13,7 +13,7 @@ from rivals.lamb import FrozenLamb
 from rivals.waiting import WaitingAdam
 
 import tf_dgc
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 RATE, DECAY, STEPS = 0.125, 0.05, 8
 SHAPES = [(40, 30), (5,)]  # the second is exempt
@@ -62,8 +62,8 @@ def late_gradients(steps, late):
     """Return gradients of which some entries are zero in the first steps."""
     found = make_gradients(2, steps, shapes=SHAPES)
     for workers in found[:late]:
-        for whole, exempt in workers:
-            whole[:4] = exempt[0] = 0
+        for whole, uncompressed in workers:
+            whole[:4] = uncompressed[0] = 0
     return found
 
 
@@ -110,10 +110,10 @@ def test_entries_without_a_second_moment_stay(strategies, kind):
     trainer = Trainer(strategies[2], make, before)
     for gradients in late_gradients(4, 2):
         trainer.step(gradients)
-    (whole, exempt), (start, first) = trainer.weights(), before
+    (whole, uncompressed), (start, first) = trainer.weights(), before
     np.testing.assert_array_equal(whole[:4], start[:4])
     assert np.all(whole[4:] != start[4:])
-    assert exempt[0] == first[0]
+    assert uncompressed[0] == first[0]
     for residual, *_ in trainer.local(trainer.optimizer.residual):
         assert not np.any(residual[:4])
         assert np.all(residual[4:])

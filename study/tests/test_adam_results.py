@@ -79,12 +79,12 @@ def test_no_distance_of_runs_of_which_one_failed():
     ("method", "exempt"),
     [("dgc 99 %", EXEMPT), ("dgc 99.2 % mxfp4", 3200 + 100)],
 )
-def test_exempt_tensors_count_in_their_own_type(method, exempt):
+def test_exempt_tensors_count_in_their_own_type(method, uncompressed):
     """In 8 bits and a scale for 32 of them, or whole; no ratio is negative."""
-    few = [[at, at * (exempt + 1000), 2.0] for at in (20, 100)]
+    few = [[at, at * (uncompressed + 1000), 2.0] for at in (20, 100)]
     (line,) = adam.summaries([row(method=method, curve=few)])
     assert line["apart"] == pytest.approx((SIZE - EXEMPT) / 1000)
-    assert line["ratio"] == pytest.approx(SIZE / (exempt + 1000))
+    assert line["ratio"] == pytest.approx(SIZE / (uncompressed + 1000))
 
 
 def searches(by_steps):

@@ -26,8 +26,8 @@ def test_every_run_can_be_made(strategies):
         )
         assert (first if top is None else top) == RATE, name
         assert inner.weight_decay == DECAY
-        coded = getattr(made, "exempt_dtype", None) or "float32"
-        assert run.exempt_dtype == coded
+        coded = getattr(made, "uncompressed_dtype", None) or "float32"
+        assert run.uncompressed_dtype == coded
 
 
 @pytest.mark.parametrize("name", ["dense", "dgc 89 % mxfp4"])

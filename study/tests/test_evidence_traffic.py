@@ -8,9 +8,9 @@ from registered import comparison, plan, registry, traffic
 from registered.specs import Spec
 from selection import exhaustive
 
-from tf_dgc.exchanges import Ring
-from tf_dgc.exchanges.model import cost_of
-from tf_dgc.optimizers import choosing
+from tf_dgc.collectives import Ring
+from tf_dgc.collectives.cost_model import request_cost
+from tf_dgc.optimizers import autotune
 
 
 def built(spec):
@@ -36,9 +36,9 @@ def test_bytes_on_a_ring(task, method, workers):
     """They are what the package expects of a step."""
     spec = Spec(task, method, {}, workers, 0, 5000)
     optimizer = built(spec)
-    asked = choosing.what_is_asked(optimizer.compressor, optimizer.tensors, workers)
+    asked = autotune.request_sizes(optimizer.compressor, optimizer.tensors, workers)
     handed = sum(each.num_bytes for each in asked)
-    expected = sum(cost_of(Ring(), each, workers).sent for each in asked)
+    expected = sum(request_cost(Ring(), each, workers).sent for each in asked)
     assert traffic.on_a_ring(spec, handed, 1) == pytest.approx(expected, rel=1e-3)
 
 
@@ -51,7 +51,9 @@ def test_the_beginning_of_a_warm_up_may_be_summed(task, batch):
         dense = round(share * traffic.EXAMPLES[task] / (batch * workers))
         spec = Spec(task, "dgc", {}, workers, 0, 5000)
         found = traffic.on_a_ring(spec, whole * 5000, 5000)
-        small = sum(4 * t.size for t in tensors if t.exempt) if task == "ptb" else 0
+        small = (
+            sum(4 * t.size for t in tensors if t.uncompressed) if task == "ptb" else 0
+        )
         summed = 5000 * small + dense * (whole - small)
         gathered = whole * 5000 - summed
         expected = 2 * (workers - 1) / workers * summed + (workers - 1) * gathered

@@ -8,7 +8,7 @@ from harness import Trainer, initial_weights, make_gradients
 from rivals import feedback, levels
 
 import tf_dgc
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 SHAPE, WORKERS, STEPS = (40, 30), 3, 6
 SENT = 120  # of 1,200 entries, at 90 %

@@ -9,7 +9,7 @@ from lossy import largest, levels, signs
 from rivals import lamb, micro, onebit
 
 import tf_dgc
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 RATE, DECAY, STEPS, DENSE = 0.125, 0.05, 9, 4
 SHAPES = [(40, 6, 5), (5,)]  # the second is exempt
@@ -79,8 +79,8 @@ def test_one_bit_lamb(strategies):
     trainer = Trainer(strategies[2], make, initial_weights("float64", SHAPES))
     reference = OneBitLamb(initial_weights("float64", SHAPES), 2)
     late = make_gradients(2, STEPS, shapes=SHAPES)
-    for whole, exempt in itertools.chain(*late[:DENSE]):
-        whole[:4] = exempt[0] = 0
+    for whole, uncompressed in itertools.chain(*late[:DENSE]):
+        whole[:4] = uncompressed[0] = 0
     for gradients in late:
         trainer.step(gradients)
         reference.step(gradients)

@@ -93,8 +93,8 @@ def test_against_numpy(strategies, late):
     reference = Reference(initial_weights(shapes=SHAPES), 2, rates)
     steps = make_gradients(2, STEPS, shapes=SHAPES)
     for workers in steps[:late]:
-        for whole, exempt in workers:
-            whole[:4] = exempt[0] = 0
+        for whole, uncompressed in workers:
+            whole[:4] = uncompressed[0] = 0
     for t, gradients in enumerate(steps):
         trainer.step(gradients)
         reference.step(gradients)

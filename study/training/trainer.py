@@ -17,7 +17,7 @@ MIN_RANK, MIN_SIZE = 2, 1024
 """Of what is compressed by default."""
 
 
-def is_exempt(shape):
+def is_uncompressed(shape):
     """Whether a tensor of this shape is not compressed by default."""
     return len(shape) < MIN_RANK or math.prod(shape) < MIN_SIZE
 
@@ -111,7 +111,7 @@ class Trainer:
     def num_exempt(self):
         """Trainable entries of variables that `min_compress_size` leaves whole."""
         shapes = [v.shape for v in self._model.trainable_variables]
-        return sum(math.prod(shape) for shape in shapes if is_exempt(shape))
+        return sum(math.prod(shape) for shape in shapes if is_uncompressed(shape))
 
     def _resume(self, saved, random):
         """Return how many steps are done, and their points."""

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.advice import advising, batches, candidates, predicting
+from tf_dgc.advice import advise, prediction, timing
 from tf_dgc.cli import main
-from tf_dgc.optimizers import probing
+from tf_dgc.optimizers import autotune
 
 QUICK = {"batch_size": 2, "seconds": 0.1}
 
@@ -27,7 +27,7 @@ def make_model():
 
 
 @pytest.mark.parametrize(
-    "methods", [["dgc"], pytest.param(candidates.DEFAULT, marks=pytest.mark.slow)]
+    "methods", [["dgc"], pytest.param(timing.DEFAULT, marks=pytest.mark.slow)]
 )
 def test_advise(methods):
     model = make_model()
@@ -62,9 +62,9 @@ def test_slow_links_are_compressed_for_and_others_not():
     said = slow.sentences()[0]
     assert 'tf_dgc.CompressedOptimizer(optimizer, "float16")' in said
     dense, half = (p.timed for p in slow.predictions[2])
-    links = tf_dgc.exchanges.Links(1e-9, 1e-9, 1e-15)
+    links = tf_dgc.collectives.LinkSpeeds(1e-9, 1e-9, 1e-15)
     timed = [dense, half._replace(seconds=dense.seconds)]
-    found = {2: [predicting.predict_step(t, 2, links) for t in timed]}
+    found = {2: [prediction.predict_step(t, 2, links) for t in timed]}
     unknown = "of faster links nothing is known"
     fast = dataclasses.replace(slow, predictions=found, links=links)
     for turn, then in (
@@ -108,7 +108,7 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
     ):
         model = make_model()
         model.compile(optimizer, "mse")
-        inner = advising._inner(model)
+        inner = advise._inner(model)
         assert type(inner) is keras.optimizers.SGD
         assert float(inner.learning_rate) == 0.25
         assert inner.gradient_accumulation_steps is None
@@ -133,29 +133,29 @@ def test_the_optimizer_that_is_wrapped_is_the_users_own():
 )
 def test_what_cannot_be(asks, message, monkeypatch):
     """It is said before anything is timed."""
-    monkeypatch.setattr(advising.timing, "time_steps", pytest.fail)
+    monkeypatch.setattr(advise.timing, "time_steps", pytest.fail)
     with pytest.raises(ValueError, match=message):
         tf_dgc.advise(make_model(), **asks)
 
 
 def test_made_up_batches():
-    ids = batches.make(make_model(), 3)
+    ids = advise.create_batch(make_model(), 3)
     assert ids.shape == (3, 6)
     assert ids.dtype == tf.int32
     assert 10 < tf.reduce_max(ids) < 50
     image = keras.Input((4, 4, 3), dtype="float16", name="a")
     pair = keras.Model({"a": image, "b": keras.Input((2,), name="b")}, image)
-    made = batches.make(pair, 5)
+    made = advise.create_batch(pair, 5)
     assert {k: (v.shape.as_list(), v.dtype.name) for k, v in made.items()} == {
         "a": ([5, 4, 4, 3], "float16"),
         "b": ([5, 2], "float32"),
     }
     text = keras.Input((None,), dtype="int32", name="text")
     with pytest.raises(ValueError, match=r"'text' has axes of any length.*--length N"):
-        batches.make(keras.Model(text, text), 2)
-    assert batches.make(keras.Model(text, text), 2, 7).shape == (2, 7)
+        advise.create_batch(keras.Model(text, text), 2)
+    assert advise.create_batch(keras.Model(text, text), 2, 7).shape == (2, 7)
     with pytest.raises(ValueError, match="`length` must be a whole number"):
-        batches.make(keras.Model(text, text), 2, 0)
+        advise.create_batch(keras.Model(text, text), 2, 0)
 
 
 def make_text_model():
@@ -168,14 +168,14 @@ def make_text_model():
 
 def test_models_of_texts():
     model = make_text_model()
-    texts = batches.make(model, 3, 9).numpy()
+    texts = advise.create_batch(model, 3, 9).numpy()
     assert texts.shape == (3, 1)
     words = [text.decode().split() for text in texts[:, 0]]
     assert [len(some) for some in words] == [9, 9, 9]
     assert {word for some in words for word in some} == {"and", "or", "not"}
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
     word = keras.Input((2,), dtype="string")
-    made = batches.make(keras.Model(word, lookup(word)), 50).numpy()
+    made = advise.create_batch(keras.Model(word, lookup(word)), 50).numpy()
     assert set(made.ravel()) == {b"a", b"b"}
     asks = {"num_workers": 2, "methods": "dgc 0.9", **QUICK}
     assert len(tf_dgc.advise(model, **asks).rows()) == 2
@@ -212,13 +212,13 @@ def test_command_line(tmp_path, capsys):
 
 def test_measured_links(strategies, monkeypatch):
     """As if these replicas were processes: all count, and the slowest one."""
-    shared, share = [], probing.share
+    shared, share = [], autotune.share_slowest
 
     def twice(numbers):
         shared.append(numbers)
         return (yield from share([2 * number for number in numbers]))
 
-    monkeypatch.setattr(probing, "share", twice)
+    monkeypatch.setattr(autotune, "share_slowest", twice)
     asks = {"methods": ["float16"], **QUICK}
     advice = tf_dgc.advise(make_model(), strategy=strategies[2], **asks)
     assert advice.predictions.keys() == {2}
@@ -371,7 +371,7 @@ def test_modules_without_a_model(directory, model, message):
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_files_that_cannot_be_written(directory, option, monkeypatch, tmp_path):
     """It is said before anything is timed, and nothing is left of the other one."""
-    monkeypatch.setattr(advising.timing, "time_steps", pytest.fail)
+    monkeypatch.setattr(advise.timing, "time_steps", pytest.fail)
     files = ["--json=fine.json", "--html=fine.html", f"{option}=none/file"]
     with pytest.raises(SystemExit, match="No such file or directory: 'none/file'"):
         main.main(["advise", "own_models.build", "--length=5", *files, *QUICKLY])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_dgc.advice import units
+from tf_dgc.advice import advise
 
 
 @pytest.mark.parametrize(
@@ -10,26 +10,26 @@ from tf_dgc.advice import units
     [("1gbit", 1e9), ("100 Mbit/s", 1e8), ("2.5e3", 2500.0), (1e9, 1e9), ("7bit", 7.0)],
 )
 def test_rates(text, bits):
-    assert units.bits_per_second(text) == bits
+    assert advise.parse_bits_per_second(text) == bits
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("0.2ms", 2e-4), ("3us", 3e-6), (0, 0.0), ("2 s", 2.0)]
 )
 def test_times(text, seconds):
-    assert units.seconds(text) == pytest.approx(seconds)
+    assert advise.parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("rate", ["1 gb", "fast", 0, -1.0, "inf", True, "1..2gbit"])
 def test_no_rate(rate):
     with pytest.raises(ValueError, match=r"`bandwidth` must be above 0.*1gbit"):
-        units.bits_per_second(rate)
+        advise.parse_bits_per_second(rate)
 
 
 @pytest.mark.parametrize("time", ["1 minute", -1, "nan"])
 def test_no_time(time):
     with pytest.raises(ValueError, match=r"`latency` must be 0 or more.*0\.2ms"):
-        units.seconds(time)
+        advise.parse_seconds(time)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_no_time(time):
     ],
 )
 def test_text(bits, text):
-    assert units.rate_text(bits) == text
+    assert advise.rate_text(bits) == text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_dgc import compressors, exchanges
+from tf_dgc import collectives, compressors
 from tf_dgc.cli import listing, main
 
 
@@ -30,7 +30,7 @@ def test_lists_every_exchange(capsys):
     _, _, header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["name", "of", "a", "sum"]
     cells = {line.split()[0]: line for line in lines}
-    assert list(cells) == exchanges.names()
+    assert list(cells) == collectives.names()
     assert " 14, 1.75 " in cells["ring"]
     assert " 7, 7 " in cells["ring"]
     assert " 3, 3 " in cells["gtopk"]

@@ -16,7 +16,7 @@ def test_numbers_come_back(name, shape):
     values = tf.cast(tf.constant(drawn), name)
     words = bits.to_words(values)
     assert words.dtype == tf.int32
-    assert words.shape == [bits.num_words(values.dtype, int(tf.size(values)))]
+    assert words.shape == [bits.num_words_of(values.dtype, int(tf.size(values)))]
     for like in (values, tf.TensorSpec(shape, name)):
         back = bits.from_words(words, like)
         assert back.shape == shape

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tf_dgc.codecs import gaps
+from tf_dgc.codecs import golomb
 
 
 def positions(size, k, seed=0):
@@ -13,9 +13,9 @@ def positions(size, k, seed=0):
 
 
 def back(at, size):
-    words, fit = gaps.encode(at, size)
-    assert words.shape == [gaps.num_words(size, len(at))]
-    found, same = gaps.decode(words, size, len(at))
+    words, fit = golomb.encode(at, size)
+    assert words.shape == [golomb.num_words(size, len(at))]
+    found, same = golomb.decode(words, size, len(at))
     assert fit == same
     return found.numpy(), int(fit)
 
@@ -49,7 +49,7 @@ def test_positions_far_apart():
 def test_what_there_is_no_room_for_is_left_out_from_the_end():
     """Gaps of 80 and 40, in radix 40: more unary zeros than random ones have."""
     size, k = 40960, 640
-    assert gaps.radix(size, k) == (6, 40)
+    assert golomb.radix(size, k) == (6, 40)
     at = np.cumsum([81, 41] * (k // 2)).astype("int32") - 1
     found, fit = back(at, size)
     assert 0.85 * k < fit < 0.95 * k
@@ -62,16 +62,18 @@ def test_it_is_near_the_entropy():
     for chunks in (16, 256):
         size, k = 4096 * chunks, 64 * chunks
         entropy = chunks * math.log2(math.comb(4096, 64))
-        assert 32 * gaps.num_words(size, k) <= 1.03 * entropy
+        assert 32 * golomb.num_words(size, k) <= 1.03 * entropy
         for seed in range(20):
             at = [4096 * c + positions(4096, 64, [seed, c]) for c in range(chunks)]
-            _, fit = gaps.encode(np.concatenate(at).astype("int32"), size)
+            _, fit = golomb.encode(np.concatenate(at).astype("int32"), size)
             assert fit == k
 
 
 def test_any_words_are_positions_within_range():
     rng = np.random.default_rng(0)
     for _ in range(20):
-        words = rng.integers(-(2**31), 2**31, gaps.num_words(4096, 64)).astype("int32")
-        found, _ = gaps.decode(words, 4096, 64)
+        words = rng.integers(-(2**31), 2**31, golomb.num_words(4096, 64)).astype(
+            "int32"
+        )
+        found, _ = golomb.decode(words, 4096, 64)
         assert np.all((found >= 0) & (found <= 4096))

@@ -15,8 +15,8 @@ def test_types_are_names(wrong):
     for make in (compressors.TopK, compressors.SampledThreshold):
         with pytest.raises(ValueError, match="`value_dtype` must be None or one of"):
             make(0.9, value_dtype=wrong)
-    with pytest.raises(ValueError, match="`exempt_dtype` must be None or one of"):
-        tf_dgc.DGCOptimizer("sgd", exempt_dtype=wrong)
+    with pytest.raises(ValueError, match="`uncompressed_dtype` must be None or one of"):
+        tf_dgc.DGCOptimizer("sgd", uncompressed_dtype=wrong)
 
 
 def test_numpy_s_strings_are_names():

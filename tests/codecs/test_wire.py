@@ -15,25 +15,33 @@ from hypothesis import strategies as st
 from selection import fewer, in_turn, rows
 
 import tf_dgc
-from tf_dgc.codecs import dense, elias_fano, value_types, wire
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.codecs.wire import Selection
-from tf_dgc.schedules.asking import Scheduled
-from tf_dgc.steps import operations
-from tf_dgc.steps.plan import plan
+from tf_dgc.codecs import elias_fano, value_types
+from tf_dgc.codecs.buffer import (
+    SelectedEntries,
+    decode_dense,
+    decode_sparse,
+    dense_words,
+    encode_dense,
+    encode_sparse,
+    sparse_words,
+)
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.schedules import ScheduledSparsity
+from tf_dgc.steps import tensorflow_ops
+from tf_dgc.steps.plan import plan_step
 
 VALUE_DTYPES = [
     *("float32", "float64", "bfloat16", "float16", "sign", "mxint8", "mxfp4")
 ]
 TENSORS = st.lists(
     st.builds(
-        Tensor,
+        TensorSpec,
         st.just(""),
         st.tuples(st.integers(1, 5000)),
         st.sampled_from([tf.float32, tf.float64]),
         st.booleans(),
         st.sampled_from(VALUE_DTYPES),
-        st.sampled_from([None, *value_types.EXEMPT_CHOICES]),
+        st.sampled_from([None, *value_types.UNCOMPRESSED_CHOICES]),
         narrow=st.none(),
         largest=st.just(math.inf),
     ),
@@ -55,7 +63,7 @@ def random_selections(rng, layout, counts, scale=1.0):
         entries *= rng.integers(0, 8, k) > 0
         entries = np.clip(entries, tensor.dtype.min, tensor.dtype.max)
         positions = np.sort(rng.choice(tensor.size, k, replace=False))
-        if tensor.exempt:
+        if tensor.uncompressed:
             positions = None
         selections.append((positions, entries.astype(tensor.dtype.as_numpy_dtype)))
     return selections
@@ -64,10 +72,10 @@ def random_selections(rng, layout, counts, scale=1.0):
 def encode(layout, counts, selections, finite=True):
     coded = []
     for tensor, (positions, entries) in zip(layout, selections, strict=True):
-        words = value_types.encode(tf.constant(entries), tensor.value_type)
+        words = value_types.encode_values(tf.constant(entries), tensor.value_type)
         where = None if positions is None else tf.constant(positions, tf.int32)
-        coded.append(Selection(where, words))
-    return wire.encode(layout, counts, coded, tf.constant(finite))
+        coded.append(SelectedEntries(where, words))
+    return encode_sparse(layout, counts, coded, tf.constant(finite))
 
 
 def as_words(buffer):
@@ -81,7 +89,8 @@ def as_buffers(*words):
 def as_tensors(layout, counts):
     """Return counts as they are when the sparsity is scheduled."""
     return [
-        k if t.exempt else tf.constant(k) for t, k in zip(layout, counts, strict=True)
+        k if t.uncompressed else tf.constant(k)
+        for t, k in zip(layout, counts, strict=True)
     ]
 
 
@@ -101,7 +110,7 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
     rng = np.random.default_rng(seed)
     counts = [
         t.size
-        if t.exempt
+        if t.uncompressed
         else int(rng.integers(1, min(500, 2 + density * (t.size - 1))))
         for t in layout
     ]
@@ -115,7 +124,7 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
         buffer = encode(layout, counts_here, selections, finite)
         reference = wire_reference.encode(plain(layout), counts, selections, finite)
         np.testing.assert_array_equal(as_words(buffer), reference)
-        assert len(buffer) == int(wire.sparse_words(layout, counts_here))
+        assert len(buffer) == int(sparse_words(layout, counts_here))
         buffers.append(buffer)
         found, found_finite = wire_reference.decode(reference, plain(layout), counts)
         assert found_finite == finite
@@ -123,7 +132,7 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
             at = slice(None) if positions is None else positions
             with np.errstate(over="ignore"):
                 total[at] += entries.astype(total.dtype)
-    sums, count = wire.decode(tf.stack(buffers), layout, counts_here)
+    sums, count = decode_sparse(tf.stack(buffers), layout, counts_here)
     assert int(count) == nonfinite
     for mine, total in zip(sums, expected, strict=True):
         np.testing.assert_array_equal(mine, total)  # same order of additions: exact
@@ -143,14 +152,14 @@ def test_equals_the_reference(layout, num_workers, seed, density, scale, schedul
 def test_in_functions(value_dtype, mode):
     rng = np.random.default_rng(0)
     layout = [
-        Tensor("", (4321,), tf.float32, False, value_dtype),
-        Tensor("", (5,), tf.float64, True, value_dtype),
-        Tensor("", (0,), tf.float32, True, value_dtype),
-        Tensor("", (700,), tf.float64, False, value_dtype),
-        Tensor("", (1,), tf.float32, False, value_dtype),
-        Tensor("", (7,), tf.float32, True, exempt_dtype="bfloat16"),
-        Tensor("", (70,), tf.float64, True, exempt_dtype="mxint8"),
-        Tensor("", (0,), tf.float32, True, exempt_dtype="mxint8"),
+        TensorSpec("", (4321,), tf.float32, False, value_dtype),
+        TensorSpec("", (5,), tf.float64, True, value_dtype),
+        TensorSpec("", (0,), tf.float32, True, value_dtype),
+        TensorSpec("", (700,), tf.float64, False, value_dtype),
+        TensorSpec("", (1,), tf.float32, False, value_dtype),
+        TensorSpec("", (7,), tf.float32, True, uncompressed_dtype="bfloat16"),
+        TensorSpec("", (70,), tf.float64, True, uncompressed_dtype="mxint8"),
+        TensorSpec("", (0,), tf.float32, True, uncompressed_dtype="mxint8"),
     ]
     counts = [50, 5, 0, 600, 1, 7, 70, 0]
     selections = random_selections(rng, layout, counts)
@@ -160,10 +169,10 @@ def test_in_functions(value_dtype, mode):
         here = counts
         if scheduled:
             here = [
-                k if t.exempt else s
+                k if t.uncompressed else s
                 for t, k, s in zip(layout, counts, scheduled, strict=True)
             ]
-        return encode(layout, here, selections), wire.decode(buffers, layout, here)
+        return encode(layout, here, selections), decode_sparse(buffers, layout, here)
 
     signature = [tf.TensorSpec([2, None], tf.int32)] if "unknown" in mode else None
     run = tf.function(
@@ -173,7 +182,9 @@ def test_in_functions(value_dtype, mode):
     scheduled = [tf.constant(k) for k in counts] if mode == "scheduled" else []
     buffer, (sums, _) = run(buffers, *scheduled)
     np.testing.assert_array_equal(as_words(buffer), expected)
-    for mine, again in zip(sums, wire.decode(buffers, layout, counts)[0], strict=True):
+    for mine, again in zip(
+        sums, decode_sparse(buffers, layout, counts)[0], strict=True
+    ):
         np.testing.assert_array_equal(mine, again)
 
 
@@ -190,10 +201,10 @@ def test_rounding(value_dtype, dtype):
         limits = [*limits, np.inf]
     limits = [*limits, *([1e300] if dtype == "float64" else [])]
     entries = np.concatenate([tied, -tied, limits]).astype(dtype)
-    words = value_types.encode(tf.constant(entries), value_dtype)
-    mine = value_types.decode(words[tf.newaxis], value_dtype, len(entries), tf.float64)[
-        0
-    ]
+    words = value_types.encode_values(tf.constant(entries), value_dtype)
+    mine = value_types.decode_values(
+        words[tf.newaxis], value_dtype, len(entries), tf.float64
+    )[0]
     expected = entries.astype("float64")
     if value_dtype != dtype:
         expected = wire_reference.rounded(entries, value_dtype)
@@ -215,12 +226,14 @@ def test_blocks_keep_what_they_lose(value_dtype, exponents, k, seed):
     largest = np.finfo(np.float32).max
     entries = np.clip(entries, -largest, largest).astype(np.float32)
     entries[np.abs(entries) < np.finfo(np.float32).tiny] = 0  # TensorFlow's threads do
-    words = value_types.encode(tf.constant(entries), value_dtype)
+    words = value_types.encode_values(tf.constant(entries), value_dtype)
     assert len(words) == wire_reference.num_value_words(k, value_dtype)
     np.testing.assert_array_equal(
         as_words(words), wire_reference.value_words(entries, value_dtype)
     )
-    sent = value_types.decode(words[tf.newaxis], value_dtype, k, tf.float32)[0].numpy()
+    sent = value_types.decode_values(words[tf.newaxis], value_dtype, k, tf.float32)[
+        0
+    ].numpy()
     lost = entries.astype(np.float64) - sent
     np.testing.assert_array_equal(lost, lost.astype(np.float32))
     blocks = [slice(b, b + 32) for b in range(0, k, 32)]
@@ -244,17 +257,17 @@ def test_scales_are_powers_of_two(value_dtype, largest):
         )
         found = [wire_reference.rounded([e], value_dtype)[0] for e in entries]
         assert found[:2] == list(entries[:2])
-        words = value_types.encode(tf.constant(entries), value_dtype)
+        words = value_types.encode_values(tf.constant(entries), value_dtype)
         scale = int(words[0]) & 0xFF
         assert scale == {"mxint8": 128, "mxfp4": 128}[value_dtype] + exponent
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
 def test_nan_is_not_made_a_number(value_dtype):
-    layout = [Tensor("", (10,), tf.float32, False, value_dtype)]
+    layout = [TensorSpec("", (10,), tf.float32, False, value_dtype)]
     buffer = encode(layout, [2], [(np.array([1, 2]), np.array([1, np.nan], "float32"))])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite of tensor 0"):
-        wire.decode(buffer[tf.newaxis], layout, [2])
+        decode_sparse(buffer[tf.newaxis], layout, [2])
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
@@ -274,16 +287,19 @@ def test_positions_of_large_tensors_are_exact(size, scheduled):
     [("bfloat16", 3.6), ("float32", 5.6), ("mxint8", 2.6), ("mxfp4", 2.1)],
 )
 def test_bytes_per_entry(value_dtype, limit):
-    layout = [Tensor("", (1_000_000,), tf.float32, False, value_dtype)]
-    assert 4 * wire.sparse_words(layout, [1000]) / 1000 <= limit
+    layout = [TensorSpec("", (1_000_000,), tf.float32, False, value_dtype)]
+    assert 4 * sparse_words(layout, [1000]) / 1000 <= limit
 
 
 # --- hostile input --------------------------------------------------------------------
 
 LAYOUT = [
-    *(Tensor("", (90,), tf.float64, False, v) for v in VALUE_DTYPES),
-    Tensor("", (3,), tf.float32, True, "float32"),
-    *(Tensor("", (3,), tf.float32, True, None, t) for t in value_types.EXEMPT_CHOICES),
+    *(TensorSpec("", (90,), tf.float64, False, v) for v in VALUE_DTYPES),
+    TensorSpec("", (3,), tf.float32, True, "float32"),
+    *(
+        TensorSpec("", (3,), tf.float32, True, None, t)
+        for t in value_types.UNCOMPRESSED_CHOICES
+    ),
 ]
 COUNTS = [7] * len(VALUE_DTYPES) + [3] * 3
 
@@ -296,7 +312,7 @@ def good_words(seed=0):
 
 @functools.cache
 def compiled():
-    return tf.function(lambda b: wire.decode(b, LAYOUT, COUNTS), autograph=False)
+    return tf.function(lambda b: decode_sparse(b, LAYOUT, COUNTS), autograph=False)
 
 
 def test_any_flipped_bit_is_refused():
@@ -329,7 +345,7 @@ def test_damage_with_a_right_checksum(seed, flips):
         ):
             compiled()(as_buffers(words, words))
         return
-    sums, nonfinite = wire.decode(as_buffers(words), LAYOUT, COUNTS)
+    sums, nonfinite = decode_sparse(as_buffers(words), LAYOUT, COUNTS)
     assert int(nonfinite) == (not finite)
     for mine, (positions, entries) in zip(sums, expected, strict=True):
         total = np.zeros(len(mine), mine.dtype.as_numpy_dtype)
@@ -372,7 +388,7 @@ KINDS = {
 @pytest.mark.parametrize("what", KINDS)
 def test_each_check_says_what_is_wrong(what, scheduled):
     value_dtype, positions, change = KINDS[what]
-    layout, counts = [Tensor("", (39,), tf.float32, False, value_dtype)], [8]
+    layout, counts = [TensorSpec("", (39,), tf.float32, False, value_dtype)], [8]
     entries = np.ones(8, "float32")
     good = sealed(layout, counts, np.arange(8) * 4, entries)
     positions = np.arange(8) * 4 if positions is None else positions
@@ -384,25 +400,25 @@ def test_each_check_says_what_is_wrong(what, scheduled):
         tf.errors.InvalidArgumentError,
         match=f"The buffer of worker 1 is refused: .*{what}.* Received: .*, expected: ",
     ):
-        wire.decode(as_buffers(good, bad), layout, here)
+        decode_sparse(as_buffers(good, bad), layout, here)
 
 
 @pytest.mark.parametrize(
     ("words", "scheduled"), in_turn([0, 1, 5, 14, 16], [False, True])
 )
 def test_wrong_length(words, scheduled):
-    layout, counts = [Tensor("", (40,), tf.float32, False, "float32")], [8]
+    layout, counts = [TensorSpec("", (40,), tf.float32, False, "float32")], [8]
     good = sealed(layout, counts, np.arange(8) * 4, np.ones(8, "float32"))
     assert len(good) == 15
     bad = as_buffers(np.resize(good, words))
     here = as_tensors(layout, counts) if scheduled else counts
     decode = tf.function(
-        lambda b: wire.decode(b, layout, here),
+        lambda b: decode_sparse(b, layout, here),
         input_signature=[tf.TensorSpec([1, None], tf.int32)],
         autograph=False,
     )
     with pytest.raises(REFUSED, match=f"Received: {words}.*expected: 15"):
-        wire.decode(bad, layout, here)
+        decode_sparse(bad, layout, here)
     with pytest.raises(REFUSED, match=f"Received: {words}.*expected: 15"):
         decode(bad)
 
@@ -428,14 +444,14 @@ def test_a_refused_buffer_changes_no_weight(monkeypatch, eager):
 
 def test_dense_vector_round_trip():
     layout = [
-        Tensor("", (3,), tf.float32, False, "sign"),
-        Tensor("", (2,), tf.float64, True, "sign"),
+        TensorSpec("", (3,), tf.float32, False, "sign"),
+        TensorSpec("", (2,), tf.float64, True, "sign"),
     ]
     tensors = [tf.constant([1.0, 2.0, 3.0]), tf.constant([0.1, 0.2], tf.float64)]
-    vector = dense.encode(tensors, tf.constant(False), tf.float64)
+    vector = encode_dense(tensors, tf.constant(False), tf.float64)
     assert vector.dtype == tf.float64
-    assert 2 * vector.shape[0] == dense.num_words(layout)
-    sums, nonfinite = dense.decode(vector + vector, layout)
+    assert 2 * vector.shape[0] == dense_words(layout)
+    sums, nonfinite = decode_dense(vector + vector, layout)
     assert int(nonfinite) == 2
     for mine, t in zip(sums, tensors, strict=True):
         assert mine.dtype == t.dtype
@@ -446,13 +462,15 @@ def test_dense_vector_round_trip():
 @given(
     size=st.integers(1, 60),
     sparsity=st.floats(0, 0.99),
-    exempt=st.sampled_from([None, "", *value_types.EXEMPT_CHOICES]),
+    uncompressed=st.sampled_from([None, "", *value_types.UNCOMPRESSED_CHOICES]),
     momentum=st.booleans(),
     dtype=st.sampled_from(["float32", "float64"]),
     value_dtype=st.sampled_from(VALUE_DTYPES),
     seed=st.integers(0, 1000),
 )
-def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype, seed):
+def test_pack_loses_nothing(
+    size, sparsity, uncompressed, momentum, dtype, value_dtype, seed
+):
     """What is sent plus what stays is what was there.
 
     Exactly, where the difference of a number and its rounding is a number; the
@@ -461,42 +479,44 @@ def test_pack_loses_nothing(size, sparsity, exempt, momentum, dtype, value_dtype
     rng = np.random.default_rng(seed)
     before = (rng.normal(size=size) * rng.integers(0, 2, size)).astype(dtype)
     velocity = tf.constant(rng.normal(size=size).astype(dtype)) if momentum else None
-    coded = exempt or None
-    exempt = exempt is not None
-    layout = [Tensor("", (size,), tf.as_dtype(dtype), exempt, value_dtype, coded)]
-    step = plan(layout, sparsity, num_workers=1)
-    vector, words, (v,), (r,) = operations.pack(
+    coded = uncompressed or None
+    uncompressed = uncompressed is not None
+    layout = [
+        TensorSpec("", (size,), tf.as_dtype(dtype), uncompressed, value_dtype, coded)
+    ]
+    step = plan_step(layout, sparsity, num_workers=1)
+    vector, words, (v,), (r,) = tensorflow_ops.select_and_encode(
         step, [velocity], [tf.constant(before)], tf.constant(True), [tf.constant(0)]
     )
-    (sent,), _ = operations.unpack(step, vector, words[tf.newaxis])
+    (sent,), _ = tensorflow_ops.decode_and_sum(step, vector, words[tf.newaxis])
     if value_dtype == "sign":
         np.testing.assert_allclose(
             sent + r, before, rtol=0, atol=8 * np.finfo(dtype).eps
         )
     else:
         np.testing.assert_array_equal(sent + r, before)
-    exact = exempt or step.dense or value_dtype in {dtype, "float64"}
+    exact = uncompressed or step.dense or value_dtype in {dtype, "float64"}
     if exact and not coded:
         assert not np.any((sent.numpy() != 0) & (r.numpy() != 0))
-    if momentum and (exempt or step.dense or step.counts[0] == size):
+    if momentum and (uncompressed or step.dense or step.counts[0] == size):
         np.testing.assert_array_equal(v, velocity)  # momentum survives
 
 
 def test_plan_goes_dense_where_gathering_costs_more():
-    layout = [Tensor("", (1_000_000,), tf.float32, False, "float32")]
+    layout = [TensorSpec("", (1_000_000,), tf.float32, False, "float32")]
     narrow = [layout[0]._replace(value_dtype="sign")]
-    assert plan(layout, 0.75, num_workers=32).dense is True
-    assert plan(layout, 0.75, num_workers=2).dense is False
-    assert plan(layout, 0.75, num_workers=8).dense is True
-    assert plan(narrow, 0.75, num_workers=8).dense is False
-    assert plan(layout, 0.999, num_workers=64).dense is False
-    assert plan(layout, 0.0, num_workers=1).dense is True
+    assert plan_step(layout, 0.75, num_workers=32).dense is True
+    assert plan_step(layout, 0.75, num_workers=2).dense is False
+    assert plan_step(layout, 0.75, num_workers=8).dense is True
+    assert plan_step(narrow, 0.75, num_workers=8).dense is False
+    assert plan_step(layout, 0.999, num_workers=64).dense is False
+    assert plan_step(layout, 0.0, num_workers=1).dense is True
     for tensors, sparsity, num_workers in itertools.product(
         (layout, narrow), (0.0, 0.75, 0.999), (1, 2, 8, 32, 64)
     ):
-        static = plan(tensors, sparsity, num_workers)
-        given = Scheduled(tf.constant(sparsity, tf.float64), least=0.0)
-        scheduled = plan(tensors, given, num_workers)
+        static = plan_step(tensors, sparsity, num_workers)
+        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), least=0.0)
+        scheduled = plan_step(tensors, given, num_workers)
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries
 
@@ -506,16 +526,18 @@ def test_plan_goes_dense_where_gathering_costs_more():
     [(0.75, 2, True), (0.75, 8, False), (0.0, 2, False), (0.99, 8, True)],
 )
 def test_plan_never_goes_dense_by_the_least_sparsity(least, num_workers, never):
-    layout = [Tensor("", (1_000_000,), tf.float32, False, "float32")]
+    layout = [TensorSpec("", (1_000_000,), tf.float32, False, "float32")]
     for sparsity in (least, 0.999):
-        static = plan(layout, sparsity, num_workers)
-        given = Scheduled(tf.constant(sparsity, tf.float64), least)
-        scheduled = plan(layout, given, num_workers)
+        static = plan_step(layout, sparsity, num_workers)
+        given = ScheduledSparsity(tf.constant(sparsity, tf.float64), least)
+        scheduled = plan_step(layout, given, num_workers)
         assert (scheduled.dense is False) == never
         assert bool(scheduled.dense) == static.dense
         assert int(scheduled.entries) == static.entries
         if never:
             assert static.num_bytes <= scheduled.most_bytes
-            assert scheduled.most_bytes == plan(layout, least, num_workers).num_bytes
+            assert (
+                scheduled.most_bytes == plan_step(layout, least, num_workers).num_bytes
+            )
         else:
             assert scheduled.most_bytes is None

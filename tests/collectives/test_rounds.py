@@ -8,12 +8,12 @@ from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
 from tf_dgc import compressors
-from tf_dgc._internals import launching
-from tf_dgc.collectives import packs
-from tf_dgc.collectives.requests import Gather, Result, Sum
+from tf_dgc._internals import tf_collectives
+from tf_dgc.collectives import packing
+from tf_dgc.collectives.requests import AllGather, AllReduce, Result
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common import one_round
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 O = keras.optimizers  # noqa: E741
 
@@ -28,9 +28,9 @@ class TwoRounds(Compressor):
     def bytes(self, shape, dtype):
         return None
 
-    def exchange(self, values, state, draw):
+    def exchange(self, values, state, keys):
         largest = yield from one_round.maximum(tf.reduce_max(tf.abs(values)))
-        total = yield Sum(values / largest)
+        total = yield AllReduce(values / largest)
         return Result(total * largest, values)
 
 
@@ -57,7 +57,9 @@ def test_collectives_of_a_step(strategies, monkeypatch, compressor, gathers, sum
         return count
 
     for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(launching, name, spy(name, getattr(launching, name)))
+        monkeypatch.setattr(
+            tf_collectives, name, spy(name, getattr(tf_collectives, name))
+        )
     trainer = Trainer(
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(O.SGD(0.125, momentum=0.9), compressor),
@@ -74,7 +76,7 @@ def test_bytes_of_large_vectors(shape):
 
     @tf.function(input_signature=[tf.TensorSpec(shape)])
     def count(vector):
-        found = packs.num_bytes(vector)
+        found = packing.num_bytes(vector)
         assert isinstance(found, int) == (None not in shape)
         return tf.cast(found, tf.int64)
 
@@ -96,11 +98,11 @@ def asks_for_something_else(values):
 
 
 def gathers_floats(values):
-    yield Gather(tf.reshape(values, [-1]))
+    yield AllGather(tf.reshape(values, [-1]))
 
 
 def returns_a_tensor(values):
-    return (yield Sum(values))
+    return (yield AllReduce(values))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def returns_a_tensor(values):
 )
 def test_wrong_exchanges(exchange, message):
     class Broken(TwoRounds):
-        def exchange(self, values, state, draw):
+        def exchange(self, values, state, keys):
             return exchange(values)
 
     with pytest.raises(ValueError, match=f"Broken.* {message}"):
@@ -129,7 +131,7 @@ class LongerThanStated(compressors.OneRound):
     def words(self, size, dtype):
         return size
 
-    def encode(self, values, draw):
+    def encode(self, values, keys):
         return tf.zeros([values.shape[0] + 1], tf.int32)
 
     def decode(self, words, size, dtype):
@@ -150,8 +152,8 @@ class OtherThanStated(Compressor):
     def bytes(self, shape, dtype):
         return 40
 
-    def exchange(self, values, state, draw):
-        yield Gather(tf.zeros([self.factor * 10], tf.int32))
+    def exchange(self, values, state, keys):
+        yield AllGather(tf.zeros([self.factor * 10], tf.int32))
         return Result(values, values)
 
 

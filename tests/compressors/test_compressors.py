@@ -24,7 +24,7 @@ from selection import fewer, in_turn, rows
 import tf_dgc
 from tf_dgc import compressors
 from tf_dgc.optimizers import validation
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(30, 40), (5, 4, 3, 7), (33, 1)]

@@ -7,14 +7,14 @@ import tensorflow as tf
 from peaks import peak_of
 
 import tf_dgc
-from tf_dgc import compressors
-from tf_dgc.ops import loader
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc import compressors, native_library
+from tf_dgc.testing import Simulation
 
 LONG = 2**22  # entries, which take 16 MiB in float32
 MIB = 2**20
 native = pytest.mark.skipif(
-    loader.native().library is None, reason="there are no native operations"
+    native_library.load_library().library is None,
+    reason="there are no native operations",
 )
 
 

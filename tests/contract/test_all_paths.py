@@ -19,13 +19,13 @@ from paths import PHASES, Example, Numbers, Path, examples, take_the_same_steps
 from selection import rows
 
 import tf_dgc
-from tf_dgc.ops import loader
+from tf_dgc import native_library
 from tf_dgc.schedules import PiecewiseConstantSparsity
-from tf_dgc.steps import composed, kinds, native, native_update, plan
+from tf_dgc.steps import generic_step, implementations, native, plan
 
 SGD = keras.optimizers.SGD
 AdamW = keras.optimizers.AdamW
-HAS_NATIVE = loader.native().library is not None
+HAS_NATIVE = native_library.load_library().library is not None
 NATIVE = ("native", "mixed")
 EXAMPLES = 8
 
@@ -127,12 +127,12 @@ CASES = {
     "float16 on the wire": Case(1, value_dtype="float16"),
     "bfloat16 on the wire": Case(1, value_dtype="bfloat16"),
     "mxint8 on the wire": Case(
-        1, value_dtype="mxint8", settings={"exempt_dtype": "bfloat16"}
+        1, value_dtype="mxint8", settings={"uncompressed_dtype": "bfloat16"}
     ),
     "mxfp4 on the wire": Case(
         *(3, MIXED["inner"]),
         value_dtype="mxfp4",
-        settings={"exempt_dtype": "mxint8"},
+        settings={"uncompressed_dtype": "mxint8"},
         paths=("tensorflow", "mixed", "composed", "native"),
     ),
     "float64": Case(1, dtype="float64"),
@@ -188,7 +188,7 @@ CASES = {
         *(3, lambda: SGD(0.125, momentum=0.5)),
         exact=True,
         apart=True,
-        settings={"exempt_dtype": "mxint8"},
+        settings={"uncompressed_dtype": "mxint8"},
         paths=("tensorflow", "composed", "native"),
     ),
     "exempt apart, float64": Case(
@@ -212,7 +212,7 @@ ALWAYS = [
 
 
 def make_optimizer(path, case):
-    if path != "composed" or "exempt_dtype" in case.settings:
+    if path != "composed" or "uncompressed_dtype" in case.settings:
         return tf_dgc.DGCOptimizer(
             case.inner(), case.sparsity, value_dtype=case.value_dtype, **case.settings
         )
@@ -229,7 +229,7 @@ def traced_as(path, apart):
 
     Of these, all workers, none, or the first. Exempt tensors are apart, or as usual.
     """
-    real = native.is_live
+    real = native.is_available
 
     def is_live(variables):
         context = tf.distribute.get_replica_context()
@@ -237,12 +237,18 @@ def traced_as(path, apart):
         wanted = {"native": True, "mixed": replica == 0}
         return wanted.get(path, False) and real(variables)
 
-    chosen = [composed.begin] if path == "composed" else kinds.KINDS
+    chosen = (
+        [generic_step.start_generic_step]
+        if path == "composed"
+        else implementations.IMPLEMENTATIONS
+    )
     worth = 0 if apart else plan._WORTH_A_COLLECTIVE
     with (
-        mock.patch.object(native, "is_live", is_live),
-        mock.patch.object(native_update, "is_live", lambda variables: path == "native"),
-        mock.patch.object(kinds, "KINDS", chosen),
+        mock.patch.object(native, "is_available", is_live),
+        mock.patch.object(
+            native, "rules_available", lambda variables: path == "native"
+        ),
+        mock.patch.object(implementations, "IMPLEMENTATIONS", chosen),
         mock.patch.object(plan, "_WORTH_A_COLLECTIVE", worth),
     ):
         yield

@@ -20,12 +20,12 @@ from paths import (
 from selection import rows
 
 import tf_dgc
-from tf_dgc import compressors
-from tf_dgc.ops import loader
-from tf_dgc.steps import composed, engine, engine_on_gpu, kinds, plan
+from tf_dgc import compressors, native_library
+from tf_dgc.steps import engine_step, generic_step, implementations, plan
 
 pytestmark = pytest.mark.skipif(
-    loader.native().library is None, reason="there are no native operations"
+    native_library.load_library().library is None,
+    reason="there are no native operations",
 )
 SGD = keras.optimizers.SGD
 EXAMPLES = 8
@@ -192,7 +192,7 @@ def make_path(strategy, case, chosen):
     """Trace with these kinds of steps."""
     worth = 0 if case.apart else plan._WORTH_A_COLLECTIVE
     with (
-        mock.patch.object(kinds, "KINDS", chosen),
+        mock.patch.object(implementations, "IMPLEMENTATIONS", chosen),
         mock.patch.object(plan, "_WORTH_A_COLLECTIVE", worth),
     ):
         return Path(strategy, functools.partial(make_optimizer, case))
@@ -207,8 +207,10 @@ def test_the_engine_takes_the_same_steps(strategies, name):
     case = CASES[name]
     strategy = strategies[case.workers]
     paths = {
-        "composed": make_path(strategy, case, [composed.begin]),
-        "engine": make_path(strategy, case, [engine.begin]),  # fails for other methods
+        "composed": make_path(strategy, case, [generic_step.start_generic_step]),
+        "engine": make_path(
+            strategy, case, [engine_step.start_engine_step]
+        ),  # fails for other methods
     }
 
     @settings(max_examples=EXAMPLES, phases=PHASES)
@@ -224,8 +226,8 @@ def test_rows_without_a_gradient_stay(strategies, name):
     case = CASES[name]
     strategy = strategies[case.workers]
     paths = {
-        "composed": make_path(strategy, case, [composed.begin]),
-        "engine": make_path(strategy, case, [engine.begin]),
+        "composed": make_path(strategy, case, [generic_step.start_generic_step]),
+        "engine": make_path(strategy, case, [engine_step.start_engine_step]),
     }
     take_steps_with_idle_rows(paths, case.workers)
 
@@ -233,8 +235,10 @@ def test_rows_without_a_gradient_stay(strategies, name):
 def test_workers_with_and_without_the_engine_understand_each_other(strategies):
     case = CASES["qsgd"]
     paths = {
-        "composed": make_path(strategies[2], case, [composed.begin]),
-        "mixed": make_path(strategies[2], case, [engine_on_the_first, composed.begin]),
+        "composed": make_path(strategies[2], case, [generic_step.start_generic_step]),
+        "mixed": make_path(
+            strategies[2], case, [engine_on_the_first, generic_step.start_generic_step]
+        ),
     }
 
     @settings(max_examples=EXAMPLES, phases=PHASES)
@@ -256,11 +260,15 @@ def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
     """Dense gradients, and sums back: here by the CPU's operations."""
     case = CASES[name]
     strategy = strategies[case.workers]
-    paths = {"composed": make_path(strategy, case, [composed.begin])}
-    chosen = [engine.begin] if has_kernels else [engine.begin, composed.begin]
+    paths = {"composed": make_path(strategy, case, [generic_step.start_generic_step])}
+    chosen = (
+        [engine_step.start_engine_step]
+        if has_kernels
+        else [engine_step.start_engine_step, generic_step.start_generic_step]
+    )
     with (
-        mock.patch.object(engine_on_gpu, "is_wanted", lambda: True),
-        mock.patch.object(engine_on_gpu, "suits", lambda *_: has_kernels),
+        mock.patch.object(engine_step, "gpu_requested", lambda: True),
+        mock.patch.object(engine_step, "gpu_supports", lambda *_: has_kernels),
     ):
         paths["as on GPUs"] = make_path(strategy, case, chosen)
 
@@ -274,4 +282,4 @@ def test_what_gpus_are_given_comes_to_the_same(strategies, name, has_kernels):
 
 def engine_on_the_first(inputs):
     replica = tf.get_static_value(inputs.worker)
-    return engine.begin(inputs) if replica == 0 else None
+    return engine_step.start_engine_step(inputs) if replica == 0 else None

@@ -69,7 +69,7 @@ def test_all_workers_nonfinite(strategies):
 def test_overflow_of_the_norm(strategies, monkeypatch, path, clipping):
     """The gradient is finite, but what it would be multiplied by is not a number."""
     if path == "tensorflow":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
     weights = initial_weights("float32")
     sgd = {"momentum": 0.9, clipping: 1.0}
     trainer = Trainer(

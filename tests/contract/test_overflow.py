@@ -24,7 +24,7 @@ def make_trainer(path, monkeypatch, strategy, dtype="float32", rule=None, **sett
     of_both = {"rate_correction": settings.pop("rate_correction", False)}
     settings = {"sparsity": 0.9, **settings}
     if path == "tensorflow":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
 
     def generic():
         return tf_dgc.CompressedOptimizer(
@@ -56,14 +56,16 @@ def state(trainer):
     return trainer.local([*optimizer.velocity, *optimizer.residual])
 
 
-@pytest.mark.parametrize("weighs", [True, False])
+@pytest.mark.parametrize("scales_by_learning_rate", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_large_finite_part_takes_nothing_with_it(
-    strategies, monkeypatch, path, weighs
+    strategies, monkeypatch, path, scales_by_learning_rate
 ):
     """As if the gradient had been 0: 1e8 - 1e8 would have been all that was left."""
     asks = path, monkeypatch, strategies[1]
-    wrong, zero = (make_trainer(*asks, rate_correction=weighs) for _ in range(2))
+    wrong, zero = (
+        make_trainer(*asks, rate_correction=scales_by_learning_rate) for _ in range(2)
+    )
     (gradients,) = make_gradients(1, 1, "float32")
     for trainer in (wrong, zero):
         fill(trainer, 1e-3, 3e-3)
@@ -78,15 +80,15 @@ def test_a_large_finite_part_takes_nothing_with_it(
     assert wrong.optimizer.stats.nonfinite == 1
 
 
-@pytest.mark.parametrize("weighs", [True, False])
+@pytest.mark.parametrize("scales_by_learning_rate", [True, False])
 @pytest.mark.parametrize("poisoned", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_that_overflows_is_kept_or_sent(
-    strategies, monkeypatch, path, poisoned, weighs
+    strategies, monkeypatch, path, poisoned, scales_by_learning_rate
 ):
     """Of an entry that would overflow by momentum alone, the residual stays."""
     asks = path, monkeypatch, strategies[1]
-    trainer = make_trainer(*asks, rate_correction=weighs)
+    trainer = make_trainer(*asks, rate_correction=scales_by_learning_rate)
     fill(trainer, 3e38, 3e38)
     (gradients,) = make_gradients(1, 1, "float32")
     if poisoned:
@@ -171,7 +173,7 @@ def test_sums_fit_into_the_variable(strategies, monkeypatch, path, sparsity, dty
     """Each of two workers sends at most half of what fits, and keeps the rest."""
     trainer = large_trainer(path, monkeypatch, strategies[2], dtype, sparsity=sparsity)
     large, rate = LARGE[dtype]
-    share = value_types.largest_share(tf.as_dtype(dtype), 2)
+    share = value_types.largest_contribution(tf.as_dtype(dtype), 2)
     assert share < large < 4 * share
     before = trainer.weights()
     trainer.step([[np.zeros_like(w) for w in before]] * 2)

@@ -13,12 +13,12 @@ from paths import SHAPES, Path, take_steps_with_idle_rows
 from selection import rows
 
 import tf_dgc
-from tf_dgc import compressors
-from tf_dgc.ops import loader
-from tf_dgc.steps import composed, engine, kinds
+from tf_dgc import compressors, native_library
+from tf_dgc.steps import engine_step, generic_step, implementations
 
 pytestmark = pytest.mark.skipif(
-    loader.native().library is None, reason="there are no native operations"
+    native_library.load_library().library is None,
+    reason="there are no native operations",
 )
 SGD = keras.optimizers.SGD
 CASES = {
@@ -55,7 +55,7 @@ def make_path(strategy, name, chosen):
     def make_optimizer():
         return tf_dgc.CompressedOptimizer(inner(), method(), **settings)
 
-    with mock.patch.object(kinds, "KINDS", [chosen]):
+    with mock.patch.object(implementations, "IMPLEMENTATIONS", [chosen]):
         return Path(strategy, functools.partial(make_optimizer))
 
 
@@ -63,7 +63,10 @@ def make_path(strategy, name, chosen):
 def case(request, strategies):
     """Number of workers, and paths by name."""
     workers = CASES[request.param][0]
-    kept = {"composed": composed.begin, "engine": engine.begin}
+    kept = {
+        "composed": generic_step.start_generic_step,
+        "engine": engine_step.start_engine_step,
+    }
     return workers, {
         name: make_path(strategies[workers], request.param, kind)
         for name, kind in kept.items()
@@ -76,7 +79,7 @@ def rng():
     return np.random.default_rng(11)
 
 
-def draw(rng, workers, scale=1.0):
+def keys(rng, workers, scale=1.0):
     return [
         [scale * rng.normal(size=s).astype(np.float32) for s in SHAPES]
         for _ in range(workers)
@@ -84,7 +87,7 @@ def draw(rng, workers, scale=1.0):
 
 
 def restart(paths, rng, workers):
-    kept = draw(rng, workers), draw(rng, workers)
+    kept = keys(rng, workers), keys(rng, workers)
     for path in paths.values():
         path.restart(3, *kept)
 
@@ -94,7 +97,7 @@ def test_both_take_nearly_the_same_steps(case, rng):
     workers, paths = case
     restart(paths, rng, workers)
     for scale in 1.0, 1e-3, 30.0:
-        gradients = draw(rng, workers, scale)
+        gradients = keys(rng, workers, scale)
         composed_one, native = (path.outcome(gradients) for path in paths.values())
         assert native.keys() == composed_one.keys()
         for name, value in native.items():
@@ -110,7 +113,7 @@ def test_zeros_are_sent_as_such(case, rng):
         path.outcome([[np.zeros(s, np.float32) for s in SHAPES]] * workers)
         for variable, value in zip(path.variables, before, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value)
-    gradients = draw(rng, workers)  # and what comes next is taken
+    gradients = keys(rng, workers)  # and what comes next is taken
     for path in paths.values():
         assert "refused" not in path.outcome(gradients)
         assert not np.array_equal(path.variables[0].numpy(), before[0])
@@ -126,7 +129,7 @@ def test_rows_without_a_gradient_stay(case):
 def test_what_is_not_finite_is_left_out(case, rng):
     workers, paths = case
     restart(paths, rng, workers)
-    gradients = draw(rng, workers)
+    gradients = keys(rng, workers)
     gradients[0][1][2, 3] = np.nan
     for path in paths.values():
         assert path.outcome(gradients)["nonfinite"] == 1
@@ -135,10 +138,10 @@ def test_what_is_not_finite_is_left_out(case, rng):
 @pytest.mark.parametrize("case", UNBOUNDED, indirect=True, scope="module")
 def test_a_sum_that_overflows_is_refused(case, rng):
     workers, paths = case
-    kept = draw(rng, workers, 0.0), draw(rng, workers, 0.0)
+    kept = keys(rng, workers, 0.0), keys(rng, workers, 0.0)
     for path in paths.values():
         path.restart(3, *kept)
-        gradients = draw(rng, workers, 6e37)
+        gradients = keys(rng, workers, 6e37)
         before = [v.numpy() for v in path.variables]
         assert path.outcome(gradients).get("refused")
         for variable, value in zip(path.variables, before, strict=True):
@@ -147,12 +150,16 @@ def test_a_sum_that_overflows_is_refused(case, rng):
 
 def test_one_worker_without_it_makes_all_do_without(strategies):
     _, method, inner, _ = CASES["rank 2"]
-    engines = mock.Mock(wraps=engine.begin)
+    engines = mock.Mock(wraps=engine_step.start_engine_step)
     with (
-        mock.patch.object(kinds, "KINDS", [engines, composed.begin]),
-        mock.patch("tf_dgc.optimizers.kept.have_operations", return_value=False),
+        mock.patch.object(
+            implementations,
+            "IMPLEMENTATIONS",
+            [engines, generic_step.start_generic_step],
+        ),
+        mock.patch("tf_dgc.optimizers.state.have_operations", return_value=False),
     ):
         Path(strategies[2], lambda: tf_dgc.CompressedOptimizer(inner(), method()))
     assert engines.call_count > 0
     inputs = engines.call_args.args[0]
-    assert engine.begin(inputs) is None
+    assert engine_step.start_engine_step(inputs) is None

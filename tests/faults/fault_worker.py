@@ -17,8 +17,8 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc.cluster import arriving
-from tf_dgc.distribute import cross_device, worker_variables
+from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker import rendezvous, worker_variables
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 RANK = CONFIG["task"]["index"]
@@ -97,7 +97,9 @@ def make_optimizer():
     if kind == "local":
         return tf_dgc.local_sgd(sgd, 20)
     if kind == "gossip":
-        return tf_dgc.LocalOptimizer(sgd, 2, exchange=tf_dgc.exchanges.Gossip(exchange))
+        return tf_dgc.LocalOptimizer(
+            sgd, 2, exchange=tf_dgc.collectives.Gossip(exchange)
+        )
     sparsity = 0.0 if EVERYWHERE in ("collective", "dense") else 0.9
     return tf_dgc.DGCOptimizer(sgd, sparsity, exchange=exchange)
 
@@ -108,8 +110,8 @@ def main():
     if FAULT == "stopped_start":
         stop()
     if FAULT == "met":
-        meet = arriving.meet
-        arriving.meet = lambda *arguments: (meet(*arguments), stop())
+        meet = rendezvous.wait_for_all_workers
+        rendezvous.wait_for_all_workers = lambda *arguments: (meet(*arguments), stop())
     strategy = tf_dgc.multi_worker_strategy()
     if FAULT == "variables":
         die()

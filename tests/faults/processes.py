@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from tf_dgc.launch import loopback, worker_processes
+from tf_dgc.multiworker.launch import launcher, worker_processes
 
 SCRIPT = pathlib.Path(__file__).with_name("fault_worker.py")
 _SAID = re.compile(r"^(?:RuntimeError: )?tf_dgc: (worker .*)")
@@ -21,7 +21,7 @@ class Worker:
         self.changed = threading.Condition()
         read, write = os.pipe()
         self._output = open(read, errors="replace")  # noqa: SIM115
-        self.process = worker_processes.start(command, environment, write)
+        self.process = worker_processes.start_process(command, environment, write)
         os.close(write)
         self.ended = None
         threading.Thread(target=self._read, daemon=True).start()
@@ -94,7 +94,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_):
-        worker_processes.end([w.process for w in self.workers])
+        worker_processes.end_processes([w.process for w in self.workers])
 
     def wait_for_steps(self, number=5, seconds=120):
         for worker in self.workers:
@@ -108,7 +108,7 @@ class Cluster:
 
 def on_loopback(num_workers):
     """Return the environments of workers on this machine's loopback."""
-    return loopback.environments(loopback.free_ports(num_workers))
+    return launcher.worker_environments(launcher.free_ports(num_workers))
 
 
 class Ended:

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 import tf_dgc
-from tf_dgc.distribute import worker_variables
+from tf_dgc.multiworker import worker_variables
 
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
 KILL = TASK["index"] == 1 and os.environ.get("RESTART_KILL") == "1"

@@ -13,7 +13,8 @@ import tensorflow as tf
 from processes import Ended, Worker
 
 from tf_dgc._internals import rpc
-from tf_dgc.launch import loopback, worker_processes
+from tf_dgc.multiworker.launch import worker_processes
+from tf_dgc.multiworker.launch.launcher import free_ports, worker_environments
 
 pytestmark = [pytest.mark.workers]
 SCRIPT = Path(__file__).with_name("server_fault_worker.py")
@@ -34,8 +35,8 @@ class Served:
     def __init__(
         self, mode, fault="none", number=3, steps=FOREVER, num_servers=1, **settings
     ):
-        ports = loopback.free_ports(number + num_servers)
-        given = loopback.environments(ports, num_servers=num_servers)
+        ports = free_ports(number + num_servers)
+        given = worker_environments(ports, num_servers=num_servers)
         self.environments = [{**e, **QUICK, **settings} for e in given]
         self.command = [sys.executable, str(SCRIPT), mode, fault, str(steps)]
         self.address = f"127.0.0.1:{ports[-1]}"  # of the last server
@@ -61,7 +62,7 @@ class Served:
         return self
 
     def __exit__(self, *_):
-        worker_processes.end([w.process for w in self._started])
+        worker_processes.end_processes([w.process for w in self._started])
 
     def wait_for_steps(self, number=5, seconds=150):
         for worker in self.workers:
@@ -243,7 +244,7 @@ def test_the_server_goes_on_from_its_checkpoint_when_all_are_started_again(tmp_p
         launcher.wait_for("goes on from", 90)
         assert launcher.wait(180) == 0, launcher.output()
     finally:
-        worker_processes.end([launcher.process])
+        worker_processes.end_processes([launcher.process])
     text = launcher.output(10_000)
     begun = int(re.findall(r"server.npz, at update (\d+)", text)[0])
     updates = int(re.findall(r"(\d+) updates; ", text)[-1])

@@ -180,7 +180,7 @@ def _add(case, rule, gradient):
 
 def _send(case, rule):
     """Return the tensor's words, and take what is sent out of its state."""
-    if wire_reference.is_exempt(case.value_type):
+    if wire_reference.is_uncompressed(case.value_type):
         coded_as = wire_reference.coded_as(case.value_type, "float32")
         words, sent = _encode_values(_within(case, case.residual), coded_as)
         case.residual = case.residual - sent

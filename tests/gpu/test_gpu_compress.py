@@ -31,7 +31,7 @@ def case(size, k, seed=0, dtype="float32", **rest):
     return Case(floats(size, seed, dtype), k, **{**state, "offset": size // 3, **rest})
 
 
-def exempt(size, seed=0, **rest):
+def uncompressed(size, seed=0, **rest):
     return case(size, size, seed, value_type="exempt", offset=0, **rest)
 
 
@@ -63,9 +63,16 @@ def test_sizes(runner, size, density):
 
 def test_small_empty_tensors(runner):
     """Without entries there is no memory, and the pointers are null."""
-    empty = [exempt(0), case(50, 3), exempt(0), exempt(0), exempt(7), exempt(0)]
+    empty = [
+        uncompressed(0),
+        case(50, 3),
+        uncompressed(0),
+        uncompressed(0),
+        uncompressed(7),
+        uncompressed(0),
+    ]
     runner.check_steps(empty, steps=2)
-    runner.check_steps([exempt(0)])
+    runner.check_steps([uncompressed(0)])
 
 
 @pytest.mark.parametrize("value_type", [*VALUE_TYPES, *EXEMPT])
@@ -81,7 +88,7 @@ def test_small_types(runner, dtype, value_type):
 @pytest.mark.parametrize("name", cuda_library.RULES)
 def test_small_rules(runner, name, masking):
     rule = Rule(name, 0.9, masking)
-    cases = [case(SMALL, 90), case(300, 300, 5), exempt(300, 9)]
+    cases = [case(SMALL, 90), case(300, 300, 5), uncompressed(300, 9)]
     runner.check_steps(cases, rule, steps=3, change=new_gradients)
 
 
@@ -162,7 +169,7 @@ def test_small_denormals_are_zero(runner):
 @pytest.mark.parametrize("name", cuda_library.RULES)
 @pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf])
 def test_small_nonfinite_gradient_is_left_out(runner, name, what):
-    cases = [case(SMALL, 90), case(300, 5, 5, dtype="float16"), exempt(5000, 9)]
+    cases = [case(SMALL, 90), case(300, 5, 5, dtype="float16"), uncompressed(5000, 9)]
     cases[1].gradient[17::100] = what
 
     def repair(cases, number):
@@ -229,18 +236,18 @@ def test_small_overflow_by_momentum_alone(runner, name):
 def test_resnet50_in_one_call(runner, value_type):
     smaller = 200 if runner.device.kind == "emulated" else 1
     cases = []
-    for i, (size, is_exempt) in enumerate(resnet50.sizes()):
+    for i, (size, is_uncompressed) in enumerate(resnet50.sizes()):
         size = max(1, size // smaller)
         k = max(1, math.ceil(0.001 * size))
         tensor = case(size, k, 10 * i, value_type=value_type)
-        cases.append(exempt(size, 10 * i) if is_exempt else tensor)
+        cases.append(uncompressed(size, 10 * i) if is_uncompressed else tensor)
     runner.check_steps(cases, steps=2, change=new_gradients)
 
 
 @pytest.mark.parametrize("small", [0, 1])
 def test_small_many_tensors(runner, small):
     """More than a launch brings onto the device, or a block looks at at once."""
-    cases = [exempt(i % 3, i) for i in range(700 * small)]
+    cases = [uncompressed(i % 3, i) for i in range(700 * small)]
     cases += [case(100 + i % 7, 1 + i % 5, i, largest=2.0) for i in range(1500)]
     cases[-300:] = [case(90 + i, 60, i) for i in range(300)]  # whose residual is read
     cases.append(case(SMALL, SMALL // 3, value_type="sign"))
@@ -278,7 +285,7 @@ def test_any_hint_gives_the_same(runner, size, k):
 def test_every_run_gives_the_same(runner, size):
     if size > EMULATED_LIMIT and runner.device.kind == "emulated":
         pytest.skip("takes too long on the emulated device")
-    cases = [case(size, size // 1000, value_type="sign"), exempt(500)]
+    cases = [case(size, size // 1000, value_type="sign"), uncompressed(500)]
     found = set()
     for _ in range(5):
         on_device = runner.step(cases)

@@ -58,7 +58,7 @@ def expected_targets(layout, buffers, descend):
 
 def read_tensor(words, size, k, value_type):
     """Return positions, values, and how many words they took."""
-    if wire_reference.is_exempt(value_type):
+    if wire_reference.is_uncompressed(value_type):
         value_type = wire_reference.coded_as(value_type, "float32")
         return slice(None), *read_values(words, 0, size, value_type)
     width = (size // k).bit_length() - 1

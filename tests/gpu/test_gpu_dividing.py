@@ -7,7 +7,7 @@ from engine_steps import Both, draw
 from engine_steps import Case as Coded
 from harness_gpu import settings
 from step_oracle import Case, Rule
-from test_gpu_compress import SMALL, case, exempt, new_gradients
+from test_gpu_compress import SMALL, case, new_gradients, uncompressed
 
 ADAM = np.array([4.0, 0.001, 1e-7, 0.0447, 0.5])  # Adam's, of two workers that agree
 NOT_YET = np.array([0.0, *ADAM[1:]])
@@ -26,7 +26,7 @@ def test_small_steps(runner, name, dtype):
         case(SMALL, 90, dtype=dtype, divisor=ADAM),
         case(4097, 41, 3, dtype=dtype, divisor=ADAM, shift=1),
         case(5000, 50, 5),
-        exempt(300, 9),
+        uncompressed(300, 9),
     ]
 
     def change(cases, number):

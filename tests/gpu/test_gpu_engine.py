@@ -37,7 +37,7 @@ def case(name, size, seed=0, dtype="float32", **rest):
     return Case(method, draw(size, seed, dtype), parameters, **own)
 
 
-def exempt(size, seed=0):
+def uncompressed(size, seed=0):
     return case("whole", size, seed)
 
 
@@ -73,11 +73,11 @@ def test_small_steps_and_sums(both, name, rule):
     """Several tensors, some of them exempt, of 1 to 4 workers."""
     cases = [
         case(name, 9_000, scale=0.3),
-        exempt(300, 1),
+        uncompressed(300, 1),
         case(name, 33, 2, "bfloat16"),
         case(name, 1024, 3, "float16", shift=1),
-        exempt(0),
-        exempt(5, 4),
+        uncompressed(0),
+        uncompressed(5, 4),
     ]
     done = both.steps(cases, rule, count=3)
     for num_workers in range(1, 5):
@@ -157,7 +157,7 @@ def test_small_nonfinite_gradient_is_left_out(both, rule, what):
 
 
 def test_small_what_is_not_finite_updates_nothing(both):
-    cases = [exempt(5_000), exempt(40), case("two_bit", 50)]
+    cases = [uncompressed(5_000), uncompressed(40), case("two_bit", 50)]
     cases[1].gradient[7] = 3e38
     cases[1].residual[7] = 0
     (sent,) = both.steps(cases, count=1)
@@ -186,7 +186,7 @@ def test_small_what_is_not_finite_updates_nothing(both):
 )
 @pytest.mark.parametrize("descend", [False, True])
 def test_small_bad_buffers_change_nothing(both, index, value, is_sealed, what, descend):
-    cases = [case("qsgd", 9_000), exempt(20), case("float16", 50)]
+    cases = [case("qsgd", 9_000), uncompressed(20), case("float16", 50)]
     (sent,) = both.steps(cases, count=1)
     buffers, numbers = buffers_of([sent], 4)
     buffers[2, index] = value
@@ -263,7 +263,7 @@ def test_small_halves_by_numpy(both):
 
 
 def test_small_steps_follow_each_other(both):
-    cases = [case("qsgd", 9_000), case("ef_sign_sgd", 5_000), exempt(40)]
+    cases = [case("qsgd", 9_000), case("ef_sign_sgd", 5_000), uncompressed(40)]
     mine = Worker(both.device, both.engine, cases, "momentum")
     theirs = Worker(devices.Emulated(), both.engine, cases, "momentum")
     workspaces = [
@@ -280,7 +280,7 @@ def test_small_captured_steps(both):
     """Capture fails if anything waits or allocates; replays draw anew."""
     if both.device.kind == "emulated":
         pytest.skip("an emulated device has no graphs")
-    cases = [case("qsgd", 9_000), case("one_bit", 5_000), exempt(40)]
+    cases = [case("qsgd", 9_000), case("one_bit", 5_000), uncompressed(40)]
     mine = Worker(both.device, both.engine, cases, "momentum")
     theirs = Worker(devices.Emulated(), both.engine, cases, "momentum")
     workspace = both.device.poisoned(both.engine.encode_workspace(mine.tensors))

@@ -60,7 +60,7 @@ def train(directory, name, graph, **settings):
 
 
 def main(directory):
-    gossip = tf_dgc.exchanges.Gossip
+    gossip = tf_dgc.collectives.Gossip
     found = {
         "d-psgd": train(directory, "d-psgd", gossip(PATH)),
         "choco": train(

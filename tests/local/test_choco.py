@@ -8,7 +8,7 @@ from harness import Trainer, initial_weights, make_gradients
 from selection import rows
 
 import tf_dgc
-from tf_dgc.exchanges import Gossip
+from tf_dgc.collectives import Gossip
 
 SHAPES = [(12, 10), (5,)]
 SIZE = 120

@@ -14,8 +14,8 @@ from local_reference import AdamW, Momentum
 from selection import rows
 
 import tf_dgc
-from tf_dgc.distribute.copies import Copies
-from tf_dgc.local.turns import split
+from tf_dgc.local.streaming import split_fragments
+from tf_dgc.multiworker.worker_variables import ReplicaCopies
 from tf_dgc.schedules import PiecewiseConstantPeriod
 
 O = keras.optimizers  # noqa: E741
@@ -125,9 +125,9 @@ def compare(trainer, run):
 
 
 def test_parts_are_about_equally_large():
-    assert split([3, 9, 1, 5, 4], 2) == [[0, 1], [2, 3, 4]]
-    assert split([7, 7, 7], 3) == [[0], [1], [2]]
-    assert split([0, 0], 2) == [[0], [1]]
+    assert split_fragments([3, 9, 1, 5, 4], 2) == [[0, 1], [2, 3, 4]]
+    assert split_fragments([7, 7, 7], 3) == [[0], [1], [2]]
+    assert split_fragments([0, 0], 2) == [[0], [1]]
 
 
 # --- what is under way ----------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_weights_that_are_set_replace_what_is_under_way(strategies):
     for variable, value in zip(
         trainer.variables, initial_weights(shapes=SHAPES), strict=True
     ):
-        for copy in Copies(trainer.strategy, variable.value).local:
+        for copy in ReplicaCopies(trainer.strategy, variable.value).local:
             copy.assign(value)
     run = DelayedRun(Momentum(RATE), 2, 2, WHOLE)
     run = run.start(initial_weights(shapes=SHAPES), 2)
@@ -326,7 +326,7 @@ def test_anchors_that_differ_are_found(strategies):
     gradients, *_ = make_steps(2, 1)
     trainer.step(gradients)
     trainer.optimizer.background.finish()
-    one = Copies(trainer.strategy, trainer.optimizer.anchor[1].value).local[1]
+    one = ReplicaCopies(trainer.strategy, trainer.optimizer.anchor[1].value).local[1]
     trainer.step(gradients)
     trainer.optimizer.background.finish()
     one.assign(one + 1)
@@ -394,7 +394,7 @@ def test_config_round_trip(settings):
         ({"parts": 3, "delay": 0}, "so pass a `delay`"),
         ({"period": lambda step: 4, "parts": 2}, "that `parts` divides"),
         ({"parts": 3, "compressor": "global_top_k"}, "cannot take turns"),
-        ({"exchange": tf_dgc.exchanges.Gossip("ring")}, "no mean that could come"),
+        ({"exchange": tf_dgc.collectives.Gossip("ring")}, "no mean that could come"),
         (
             {"parts": 3, "outer": keras.optimizers.SGD(1.0, use_ema=True)},
             "Use `parts=1`, or no `use_ema`",

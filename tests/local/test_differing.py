@@ -7,8 +7,8 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients, record_collectives
 
 import tf_dgc
-from tf_dgc.local import drift
-from tf_dgc.training import agreed
+from tf_dgc.local import synchronizer
+from tf_dgc.multiworker import consensus_weights
 
 O = keras.optimizers  # noqa: E741
 
@@ -251,7 +251,7 @@ def test_at_a_consensus_nothing_is_changed(strategies):
         assert not optimizer._shown.hidden
     fit(model, 1)
     before = copies(model)
-    with tf_dgc.training.agreed.weights(model, "save"):
+    with tf_dgc.multiworker.consensus_weights.consensus_weights(model, "save"):
         assert optimizer._shown.hidden
     assert_equal(copies(model), before)
 
@@ -328,7 +328,7 @@ def test_drift_is_the_largest_distance_from_the_mean(strategies, num_workers):
         plain.step(gradients)
     assert plain.optimizer.drift is None
     extra = stats.bytes_per_step - plain.optimizer.stats.bytes_per_step
-    assert extra == drift.NUM_BYTES
+    assert extra == synchronizer.DISTANCE_BYTES
     for a, b in zip(trainer.weights(), plain.weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -337,7 +337,11 @@ def test_a_sketch_has_the_length_of_what_it_is_of():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(150, 41)).astype("float32") * rng.pareto(3, (150, 41))
     lengths = [
-        float(tf.norm(drift.sketch(tf.constant(values, tf.float32), [0, seed])))
+        float(
+            tf.norm(
+                synchronizer.sketch_distance(tf.constant(values, tf.float32), [0, seed])
+            )
+        )
         for seed in range(20)
     ]
     np.testing.assert_allclose(lengths, np.linalg.norm(values), rtol=0.12)
@@ -346,7 +350,7 @@ def test_a_sketch_has_the_length_of_what_it_is_of():
 
 def test_points_that_are_not_finite_have_no_distance():
     points = [[3.0, 0.0], [np.nan, 1.0], [-3.0, 8.0]]
-    assert drift.largest_distance(tf.constant(points)) == 5
+    assert synchronizer.largest_distance(tf.constant(points)) == 5
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +432,7 @@ def test_a_model_without_weights_of_the_optimizer_is_left_alone(nested):
     kernel, bias = other.get_weights()
     predicted = other.predict(X, verbose=0)
     np.testing.assert_allclose(predicted, X @ kernel + bias, rtol=1e-4)
-    assert agreed._optimizers_of(other) == []
+    assert consensus_weights._optimizers_of(other) == []
 
 
 @pytest.mark.parametrize("hold", [lambda o: [o], lambda o: (o,), lambda o: {"own": o}])
@@ -437,7 +441,7 @@ def test_optimizers_that_a_model_holds_together(within, hold, monkeypatch):
     own = within.optimizer
     monkeypatch.setattr(within, "optimizer", None)
     monkeypatch.setattr(within, "optimizers", hold(own), raising=False)
-    assert agreed._asked(within) == [own]
+    assert consensus_weights._asked(within) == [own]
 
 
 @pytest.mark.parametrize("number", [1, 2])

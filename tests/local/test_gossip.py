@@ -12,7 +12,7 @@ from harness import Trainer, initial_weights, make_gradients, record_collectives
 from selection import rows
 
 import tf_dgc
-from tf_dgc.exchanges import Gossip
+from tf_dgc.collectives import Gossip
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,)]
@@ -248,7 +248,7 @@ def test_the_best_weights_are_the_mean_that_was_measured(strategies):
     x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
     with strategies[2].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        mixing = tf_dgc.exchanges.Gossip(np.array([[0.9, 0.1], [0.1, 0.9]]))
+        mixing = tf_dgc.collectives.Gossip(np.array([[0.9, 0.1], [0.1, 0.9]]))
         optimizer = tf_dgc.LocalOptimizer("sgd", 2, exchange=mixing)
         model.compile(optimizer, "mse", run_eagerly=True)
     worst = keras.callbacks.EarlyStopping(

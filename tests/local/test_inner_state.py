@@ -7,7 +7,7 @@ from harness import Trainer, initial_weights, make_gradients
 from local_reference import AdamW
 
 import tf_dgc
-from tf_dgc.optimizers import kept
+from tf_dgc.optimizers import state
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,)]
@@ -30,11 +30,11 @@ def lose(trainer, steps):
     assert trainer.optimizer.resets == 1
 
 
-@pytest.mark.parametrize("natively", [True, False])
-def test_bias_corrections_begin_anew(strategies, monkeypatch, natively):
+@pytest.mark.parametrize("use_native", [True, False])
+def test_bias_corrections_begin_anew(strategies, monkeypatch, use_native):
     """From a schedule of the learning rate, which goes on."""
-    if not natively:
-        monkeypatch.setattr(kept, "have_operations", lambda *_: False)
+    if not use_native:
+        monkeypatch.setattr(state, "all_workers_have_native_rules", lambda *_: False)
     schedule = O.schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, RATE])
     trainer = make_trainer(strategies[2], lambda: O.Adam(schedule))
     *steps, gradients = make_gradients(2, 3, "float32", SHAPES)

@@ -12,11 +12,10 @@ from local_reference import LocalRun, Momentum
 from selection import rows
 
 import tf_dgc
-from tf_dgc.inner import native_rules
-from tf_dgc.ops import loader
-from tf_dgc.optimizers import kept
+from tf_dgc import native_library
+from tf_dgc.optimizers import state, update
 from tf_dgc.schedules import PiecewiseConstantPeriod
-from tf_dgc.steps import native_update
+from tf_dgc.steps import native
 
 O = keras.optimizers  # noqa: E741
 SHAPES = [(12, 10), (5,)]
@@ -246,26 +245,30 @@ def test_a_worker_whose_inner_state_is_not_finite_begins_it_anew(strategies, tra
 # --- natively -------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(loader.native().library is None, reason="no native operations")
+@pytest.mark.skipif(
+    native_library.load_library().library is None, reason="no native operations"
+)
 @pytest.mark.parametrize("inner", [O.SGD(RATE, momentum=0.5), O.AdamW(RATE)])
 def test_local_steps_are_native_and_have_keras_bits(strategies, monkeypatch, inner):
-    seen, stock = [], native_update.apply_decoded
+    seen, stock = [], native.apply_decoded
 
     def spy(decode, rule):
         seen.extend(set(rule.names))
         return stock(decode, rule)
 
-    monkeypatch.setattr(native_update, "apply_decoded", spy)
+    monkeypatch.setattr(native, "apply_decoded", spy)
     states = []
-    for natively in (True, False):
-        if not natively:
-            monkeypatch.setattr(kept, "have_operations", lambda *_: False)
+    for use_native in (True, False):
+        if not use_native:
+            monkeypatch.setattr(
+                state, "all_workers_have_native_rules", lambda *_: False
+            )
         trainer = make_trainer(strategies[2], lambda: local(2, inner), "float32")
         for gradients in make_steps(2, 3, "float32"):
             trainer.step(gradients)
         states.append(trainer.state())
-        assert set(seen) == {native_rules.keras_rules.rule_name(inner)}
-        if natively:
+        assert set(seen) == {update.keras_rules.rule_name(inner)}
+        if use_native:
             number = len(seen)
         assert len(seen) == number  # none is added by the others
     for copies, others in zip(*(s.values() for s in states), strict=True):

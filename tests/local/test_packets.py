@@ -10,7 +10,7 @@ import packet_capture
 import programs
 import pytest
 
-from tf_dgc.cluster import workers
+from tf_dgc.multiworker import workers
 
 SCRIPT = pathlib.Path(__file__).with_name("packet_worker.py")
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.optimizers import matching
+from tf_dgc.optimizers.gradients import match_gradients
 
 O = keras.optimizers  # noqa: E741
 
@@ -36,10 +36,12 @@ def test_sparsity(sparsity):
         tf_dgc.DGCOptimizer(O.SGD(0.1), sparsity)
 
 
-@pytest.mark.parametrize("exempt_dtype", ["float16", "mxfp4", "sign", "", 16])
-def test_exempt_dtype(exempt_dtype):
-    with pytest.raises(ValueError, match="`exempt_dtype` must be None or one of"):
-        tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), exempt_dtype=exempt_dtype)
+@pytest.mark.parametrize("uncompressed_dtype", ["float16", "mxfp4", "sign", "", 16])
+def test_exempt_dtype(uncompressed_dtype):
+    with pytest.raises(ValueError, match="`uncompressed_dtype` must be None or one of"):
+        tf_dgc.DGCOptimizer(
+            keras.optimizers.SGD(0.1), uncompressed_dtype=uncompressed_dtype
+        )
 
 
 @pytest.mark.parametrize("value_dtype", ["float64", "int8", "", 16, tf.bfloat16])
@@ -188,7 +190,7 @@ OPTIMIZER_OUTSIDE = (
     ],
 )
 @pytest.mark.parametrize(
-    ("of_model", "of_optimizer", "message"),
+    ("for_model_tensors", "of_optimizer", "message"),
     [
         (2, 1, OPTIMIZER_OUTSIDE),
         (1, 2, MODEL_OUTSIDE),
@@ -196,10 +198,10 @@ OPTIMIZER_OUTSIDE = (
     ],
 )
 def test_what_was_created_outside_the_scope(
-    strategies, make, of_model, of_optimizer, message
+    strategies, make, for_model_tensors, of_optimizer, message
 ):
     """By `fit`, in a loop of one's own, and before the first step."""
-    with strategies[of_model].scope():
+    with strategies[for_model_tensors].scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     with strategies[of_optimizer].scope():
         optimizer = make()
@@ -211,7 +213,7 @@ def test_what_was_created_outside_the_scope(
         optimizer.apply_gradients([(tf.ones(v.shape), v) for v in variables])
 
     texts = [str(building.value)]
-    for strategy in {of_model, of_optimizer} - {1}:
+    for strategy in {for_model_tensors, of_optimizer} - {1}:
         with pytest.raises(ValueError, match=message) as applying:
             strategies[strategy].run(step)
         texts.append(str(applying.value))
@@ -223,7 +225,7 @@ def test_what_was_created_outside_the_scope(
         assert type(optimizer).__name__ in text
         received = text.partition("Received: variable ")[2]
         assert received.startswith(variables[0].path)
-        for number, who in ((of_model, "created"), (of_optimizer, "and a")):
+        for number, who in ((for_model_tensors, "created"), (of_optimizer, "and a")):
             where = f"of {number} replicas" if number > 1 else "outside of any scope"
             assert where in received.partition(who)[2], received
 
@@ -364,7 +366,7 @@ def test_gradient_whose_shape_is_known_later():
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
     def match(gradient):
-        (matched,), _ = matching.match(optimizer, [gradient], [variable])
+        (matched,), _ = match_gradients(optimizer, [gradient], [variable])
         return matched
 
     assert match(tf.ones((40, 50))).shape == (40, 50)

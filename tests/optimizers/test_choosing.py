@@ -10,25 +10,24 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import compressors, exchanges
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.collectives.lockstep import run_together
-from tf_dgc.collectives.requests import Swap
-from tf_dgc.distribute import probes
-from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.exchanges import Auto, Links, Place
-from tf_dgc.optimizers import choosing, probing
-from tf_dgc.steps.plan import plan
-from tf_dgc.testing.communicator import answer_all
+from tf_dgc import collectives, compressors
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import Auto, LinkSpeeds, Rank, link_benchmark
+from tf_dgc.collectives.algorithm import run_together
+from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.collectives.requests import SendRecv
+from tf_dgc.optimizers import autotune
+from tf_dgc.steps.plan import plan_step
+from tf_dgc.testing import answer_all
 
 LARGE = [
-    Tensor("a", (1000, 1000), tf.float32, False),
-    Tensor("b", (9,), tf.float32, True),
+    TensorSpec("a", (1000, 1000), tf.float32, False),
+    TensorSpec("b", (9,), tf.float32, True),
 ]
-FAST = Links(1e-4, 1e-5, 1e-10, 1e-8, 1e-8, 1e-10)
-SLOW = Links(1e-4, 1e-5, 1e-7, 1e-9, 1e-9, 1e-9)
-FASTEST = Links(1e-6, 1e-6, 1e-12, 1e-6, 1e-6, 1e-12)
-FAR = Links(1e-4, 5e-2, 1e-9, 1e-9, 1e-9, 1e-9)
+FAST = LinkSpeeds(1e-4, 1e-5, 1e-10, 1e-8, 1e-8, 1e-10)
+SLOW = LinkSpeeds(1e-4, 1e-5, 1e-7, 1e-9, 1e-9, 1e-9)
+FASTEST = LinkSpeeds(1e-6, 1e-6, 1e-12, 1e-6, 1e-6, 1e-12)
+FAR = LinkSpeeds(1e-4, 5e-2, 1e-9, 1e-9, 1e-9, 1e-9)
 
 
 START = 2e-3
@@ -50,7 +49,7 @@ class Network:
         for message in asked[0]:
             value, hops = message[0], len(asked) - 1
             part = value.dtype.size * int(tf.size(value))
-            if isinstance(message, Swap):
+            if isinstance(message, SendRecv):
                 hops = 1
             taken += launch + hops * (latency + part * per_byte)
         self.now = [now + taken for now in self.now]
@@ -65,8 +64,8 @@ def test_all_find_the_same(number, costs):
     """Whatever each measures, and near what is so; the slowest counts."""
     network = Network(number, *costs)
     steps = [
-        probing.measure(
-            Place(w, number), lambda w=w: [1e-9 * w, 2e-9, 3e-9], network.clock(w)
+        autotune.probe_links(
+            Rank(w, number), lambda w=w: [1e-9 * w, 2e-9, 3e-9], network.clock(w)
         )
         for w in range(number)
     ]
@@ -87,7 +86,7 @@ def test_all_find_the_same(number, costs):
 
 
 def test_what_this_worker_takes():
-    merging, decoding, rounding = probing.local_speeds()
+    merging, decoding, rounding = autotune.local_speeds()
     assert 1e-12 < rounding < 1e-6
     assert 1e-11 < decoding < 1e-4
     assert 1e-11 < merging < 1e-4
@@ -96,7 +95,7 @@ def test_what_this_worker_takes():
 def decide(links, number=8, compressor=None, ways=None, merges=True, feedback=True):
     compressor = compressor or compressors.TopK(0.99)
     asked = ways or Auto(), compressor, LARGE, feedback, merges, number, links
-    return choosing.decide(*asked)
+    return autotune.decide_algorithm(*asked)
 
 
 def test_where_links_are_fast_nothing_is_compressed():
@@ -109,7 +108,7 @@ def test_where_links_are_fast_nothing_is_compressed():
 
 
 def test_where_links_are_slow_entries_are_merged():
-    assert isinstance(decide(SLOW, 16).exchange, exchanges.OkTopK)
+    assert isinstance(decide(SLOW, 16).exchange, collectives.OkTopK)
     assert decide(SLOW, 2).compressor.name == "top_k"
     plain = decide(SLOW, 16, merges=False).exchange
     assert not plain.drops_entries
@@ -119,14 +118,14 @@ def test_regions_that_do_not_fit_are_not_chosen():
     """A schedule's may have as many places again."""
     top_k = compressors.TopK(tf_dgc.schedules.WarmupSparsity(100))
     asks = Auto(dense=False), top_k, [LARGE[0]._replace(shape=(1_200_000_000,))]
-    chosen = choosing.decide(*asks, True, True, 16, SLOW)
-    assert isinstance(chosen.exchange, exchanges.GTopK)
+    chosen = autotune.decide_algorithm(*asks, True, True, 16, SLOW)
+    assert isinstance(chosen.exchange, collectives.GTopK)
 
 
 def test_where_links_are_long_rounds_are_few():
     small = compressors.TopK(0.999)
     chosen = decide(FAR, 8, small, merges=False)
-    assert isinstance(chosen.exchange, exchanges.Butterfly)
+    assert isinstance(chosen.exchange, collectives.Butterfly)
 
 
 def test_the_simplest_is_taken_that_is_as_fast_as_any():
@@ -140,7 +139,7 @@ def test_the_simplest_is_taken_that_is_as_fast_as_any():
 
 
 def test_a_butterfly_that_saves_two_rounds_of_many_is_not_worth_it():
-    links = Links(1e-4, 1e-3, 8e-8)
+    links = LinkSpeeds(1e-4, 1e-3, 8e-8)
     chosen = decide(links, 4, compressors.Float16())
     assert chosen.seconds["butterfly"] < chosen.seconds["ring"]
     assert chosen.name == "ring"
@@ -158,31 +157,31 @@ def test_what_is_known_only_later_goes_around_the_ring():
 
 
 def test_what_is_asked():
-    top_k = choosing.what_is_asked(compressors.TopK(0.99), LARGE, 4)
-    assert top_k == [("entries", plan(LARGE, 0.99, 4).num_bytes)]
+    top_k = autotune.request_sizes(compressors.TopK(0.99), LARGE, 4)
+    assert top_k == [("entries", plan_step(LARGE, 0.99, 4).num_bytes)]
     schedule = tf_dgc.schedules.WarmupSparsity(100, 0.99)
-    assert choosing.what_is_asked(compressors.TopK(schedule), LARGE, 4) == top_k
-    ((kind, num_bytes),) = choosing.what_is_asked(compressors.TopK(0.5), LARGE, 64)
+    assert autotune.request_sizes(compressors.TopK(schedule), LARGE, 4) == top_k
+    ((kind, num_bytes),) = autotune.request_sizes(compressors.TopK(0.5), LARGE, 64)
     assert (kind, num_bytes) == ("sum", 4 * (1 + 1_000_009))
-    ((kind, _),) = choosing.what_is_asked(compressors.TwoBit(), LARGE, 4)
+    ((kind, _),) = autotune.request_sizes(compressors.TwoBit(), LARGE, 4)
     assert kind == "gather"
-    halves = choosing.what_is_asked(compressors.Float16(), LARGE, 4)
+    halves = autotune.request_sizes(compressors.Float16(), LARGE, 4)
     assert halves == [("sum", 36), ("sum", 2_000_000)]
-    assert choosing.what_is_asked(compressors.Float16(), LARGE[:1], 4) == halves[1:]
-    factors = choosing.what_is_asked(compressors.PowerSGD(2), LARGE[:1], 4)
+    assert autotune.request_sizes(compressors.Float16(), LARGE[:1], 4) == halves[1:]
+    factors = autotune.request_sizes(compressors.PowerSGD(2), LARGE[:1], 4)
     assert factors == [("sum", 8000), ("sum", 8000)]
 
 
 def test_what_is_summed_of_one_dtype_goes_together():
     """As many requests as `rounds.merge` makes collectives; two rounds have two."""
-    factors = choosing.what_is_asked(compressors.PowerSGD(2), LARGE, 4)
+    factors = autotune.request_sizes(compressors.PowerSGD(2), LARGE, 4)
     assert factors == [("sum", 36 + 8000), ("sum", 8000)]
-    assert choosing.what_is_asked(compressors.NoCompression(), LARGE, 4) == [
+    assert autotune.request_sizes(compressors.NoCompression(), LARGE, 4) == [
         ("sum", 4_000_036)
     ]
-    coded = [LARGE[0], LARGE[1]._replace(exempt_dtype="bfloat16")]
-    assert choosing.what_is_asked(compressors.PowerSGD(2), coded, 4)[0] == ("sum", 36)
-    positions, _ = choosing.what_is_asked(compressors.ScaleCom(0.999), LARGE, 4)
+    coded = [LARGE[0], LARGE[1]._replace(uncompressed_dtype="bfloat16")]
+    assert autotune.request_sizes(compressors.PowerSGD(2), coded, 4)[0] == ("sum", 36)
+    positions, _ = autotune.request_sizes(compressors.ScaleCom(0.999), LARGE, 4)
     assert positions == ("sum", 36)
 
 
@@ -190,7 +189,7 @@ def test_alone_nothing_is_measured(strategies, monkeypatch):
     def measure(*_):
         raise AssertionError
 
-    monkeypatch.setattr(probing, "measure", measure)
+    monkeypatch.setattr(autotune, "probe_links", measure)
     weights = initial_weights("float32")
     gradients = make_gradients(2, 1, "float32")[0]
     pair = []
@@ -208,17 +207,19 @@ def test_alone_nothing_is_measured(strategies, monkeypatch):
 
 def test_machines_are_known_before_buckets_are_chosen(strategies):
     """By host; these replicas have the same."""
-    ways = exchanges.Hierarchical()
+    ways = collectives.Hierarchical()
     asks = compressors.Float16(), LARGE, False, False, True, strategies[3]
     with strategies[3].scope():
-        chosen = choosing.choose(ways, *asks, Communicator(strategies[3], ways))
+        chosen = autotune.choose_algorithm(
+            ways, *asks, Communicator(strategies[3], ways)
+        )
     assert chosen.exchange.groups == [[0, 1, 2]]
 
 
 def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
     """As if these replicas were processes; measured for once, and stated."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
-    monkeypatch.setattr(choosing, "meeting", several)
+    monkeypatch.setattr(autotune, "consensus", several)
     found = {}
     for links in (FAST, SLOW):
         measured = []
@@ -227,7 +228,7 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
             measured.append(steps)
             return links
 
-        monkeypatch.setattr(probes, "run", run)
+        monkeypatch.setattr(link_benchmark, "run_probe", run)
         trainer = Trainer(
             strategies[3],
             lambda: tf_dgc.DGCOptimizer(
@@ -261,12 +262,12 @@ def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):
 def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, inner):
     """To the rounding of float16, and crosses over where it goes on compressed."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
-    monkeypatch.setattr(choosing, "meeting", several)
+    monkeypatch.setattr(autotune, "consensus", several)
     weights = initial_weights("float32")
     make_inner = functools.partial(getattr(keras.optimizers, inner), 0.125)
     trainers = {"alone": Trainer(strategies[2], make_inner, weights)}
     for name, links in (("float16", FASTEST), ("top_k", SLOW)):
-        monkeypatch.setattr(probes, "run", lambda *_, links=links: links)
+        monkeypatch.setattr(link_benchmark, "run_probe", lambda *_, links=links: links)
         trainers[name] = Trainer(
             strategies[2],
             lambda: tf_dgc.DGCOptimizer(make_inner(), 0.97, exchange="auto"),
@@ -290,8 +291,8 @@ def test_an_adam_is_stock_where_nothing_is_compressed(strategies, monkeypatch, i
 def made(strategy, links, overlap, monkeypatch, **settings):
     """Return a trainer, built by links as if they were measured."""
     several = types.SimpleNamespace(is_multi_worker=lambda strategy: True)
-    monkeypatch.setattr(choosing, "meeting", several)
-    monkeypatch.setattr(probes, "run", lambda strategy, steps: links)
+    monkeypatch.setattr(autotune, "consensus", several)
+    monkeypatch.setattr(link_benchmark, "run_probe", lambda strategy, steps: links)
     return Trainer(
         strategy,
         lambda: tf_dgc.CompressedOptimizer(
@@ -342,9 +343,9 @@ def test_measured_by_the_collectives_of_a_strategy(strategies, number):
     The last one of three has no neighbour.
     """
     with strategies[number].scope():
-        place, *_ = probes.local_places(strategies[number])
-        steps = probing.measure(place, lambda: [0.0, 0.0, 0.0])
-        links = probes.run(strategies[number], steps)
+        place, *_ = link_benchmark.local_places(strategies[number])
+        steps = autotune.probe_links(place, lambda: [0.0, 0.0, 0.0])
+        links = link_benchmark.run_probe(strategies[number], steps)
     assert 0 <= links.launch + links.latency < 1
     assert 0 <= links.per_byte < 1e-5
 
@@ -361,7 +362,7 @@ def test_a_config(strategies):
     ("settings", "merges"),
     [
         ({}, True),
-        ({"exempt_dtype": "bfloat16"}, False),
+        ({"uncompressed_dtype": "bfloat16"}, False),
         ({"value_dtype": "bfloat16"}, False),
         ({"sparsity": 0.0}, False),
     ],

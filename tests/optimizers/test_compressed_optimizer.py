@@ -87,8 +87,8 @@ def test_a_schedule_of_the_sparsity(strategies):
     for gradients in make_gradients(2, 2):
         trainer.step(gradients)
         entries.append(trainer.optimizer.stats.entries_per_step)
-    exempt = 50 + 21
-    assert entries == [exempt + 350, exempt + 35]
+    uncompressed = 50 + 21
+    assert entries == [uncompressed + 350, uncompressed + 35]
 
 
 def test_exempt_tensors_arrive_whole(strategies):
@@ -99,9 +99,9 @@ def test_exempt_tensors_arrive_whole(strategies):
     for i, shape in enumerate(SHAPES):
         moved = before[i] - trainer.weights()[i]
         total = gradients[0][i] + gradients[1][i]
-        exempt = len(shape) < 2 or np.prod(shape) < 1024
-        assert np.allclose(moved, total, rtol=1e-12) == exempt
-        assert np.any(trainer.optimizer.residual[i].numpy()) != exempt
+        uncompressed = len(shape) < 2 or np.prod(shape) < 1024
+        assert np.allclose(moved, total, rtol=1e-12) == uncompressed
+        assert np.any(trainer.optimizer.residual[i].numpy()) != uncompressed
 
 
 def test_missing_gradients_and_empty_variables():

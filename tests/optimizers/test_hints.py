@@ -7,7 +7,7 @@ import pytest
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.optimizers import hints
+from tf_dgc import callbacks
 
 WARMUP = tf_dgc.schedules.PiecewiseConstantSparsity([1], [0.0, 0.9])
 
@@ -40,9 +40,9 @@ def test_hint_where_more_is_sent_than_without(strategies, units, make_optimizer,
     shapes = [(40, units)]
     weights = initial_weights("float32", shapes)
     trainer = Trainer(strategies[2], make_optimizer, weights)
-    assert hints.hint(trainer.optimizer) is None
+    assert callbacks.compression_hint(trainer.optimizer) is None
     (gradients,) = make_gradients(2, 1, "float32", shapes)
     trainer.step(gradients)
-    found = hints.hint(trainer.optimizer)
+    found = callbacks.compression_hint(trainer.optimizer)
     assert (found is None) == (said is None)
     assert not said or re.search(said, found)

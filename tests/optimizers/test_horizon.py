@@ -32,7 +32,7 @@ def test_it_is_dgc_with_these_settings(strategies):
     settings = {
         "factor_masking": False,
         "value_dtype": "mxfp4",
-        "exempt_dtype": "mxint8",
+        "uncompressed_dtype": "mxint8",
     }
     steps, early = 200, 10
     assert early < STEPS
@@ -58,7 +58,7 @@ def test_settings_are_those_that_are_given():
     assert again.get_config() == made.get_config()
     assert again.sparsity.warmup_steps == 4
     assert again.value_dtype is None
-    assert again.exempt_dtype == "mxint8"
+    assert again.uncompressed_dtype == "mxint8"
 
 
 @pytest.mark.parametrize("steps", [0, 2.5, "many", True])
@@ -127,7 +127,7 @@ def test_first_steps_are_those_of_the_optimizer_too(strategies):
 
     def make():
         sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=8)
-        return tf_dgc.dgc_for_steps(sgd, 640, exempt_dtype=None)
+        return tf_dgc.dgc_for_steps(sgd, 640, uncompressed_dtype=None)
 
     trainer = Trainer(strategies[2], make, initial_weights("float32", [(50, 50)]))
     sent = []

@@ -7,7 +7,7 @@ import tensorflow as tf
 from selection import in_turn
 
 import tf_dgc
-from tf_dgc.optimizers.tensors import agreement
+from tf_dgc.optimizers.state import consensus_texts
 
 O = keras.optimizers  # noqa: E741
 SHAPE = (40, 50)
@@ -142,7 +142,7 @@ def test_an_optimizer_whose_config_lacks_settings():
     optimizer = tf_dgc.DGCOptimizer(Terse(clipnorm=2.0), 0.9)
     assert optimizer.clipnorm == 2.0
     assert optimizer.get_config()["inner"]["config"] == {"learning_rate": 0.5}
-    compared = agreement(optimizer, [])["optimizer"]  # by several workers
+    compared = consensus_texts(optimizer, [])["optimizer"]  # by several workers
     assert compared["inner"]["config"] == {"learning_rate": 0.5}
 
 

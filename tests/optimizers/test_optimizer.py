@@ -11,7 +11,7 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc.callbacks import find_compressed_optimizer
-from tf_dgc.distribute.worker_variables import PerWorkerVariable
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 
 O = keras.optimizers  # noqa: E741
 
@@ -354,25 +354,25 @@ def test_value_types(value_dtype):
     assert sent_bytes[None] - sent_bytes[value_dtype] == saved[value_dtype]
 
 
-@pytest.mark.parametrize("exempt_dtype", [None, "bfloat16", "mxint8"])
-def test_exempt_tensors_are_coded(exempt_dtype):
+@pytest.mark.parametrize("uncompressed_dtype", [None, "bfloat16", "mxint8"])
+def test_exempt_tensors_are_coded(uncompressed_dtype):
     """Fewer bytes, and what the coding loses goes out later."""
     gradient = np.random.default_rng(0).normal(size=500).astype("float32")
     variable = keras.Variable(np.zeros(500, "float32"))
-    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), exempt_dtype=exempt_dtype)
+    optimizer = tf_dgc.DGCOptimizer(O.SGD(1.0), uncompressed_dtype=uncompressed_dtype)
     optimizer.build([variable])
     optimizer.apply([gradient], [variable])
     header = 20
-    expected = {None: 2000, "bfloat16": 1000, "mxint8": 500 + 16}[exempt_dtype]
+    expected = {None: 2000, "bfloat16": 1000, "mxint8": 500 + 16}[uncompressed_dtype]
     assert optimizer.stats.bytes_per_step == header + expected
     kept = optimizer.residual[0].numpy()
     np.testing.assert_array_equal(kept - variable.numpy(), gradient)
-    assert bool(np.any(kept)) == (exempt_dtype is not None)
+    assert bool(np.any(kept)) == (uncompressed_dtype is not None)
     for _ in range(20):
         optimizer.apply([np.zeros_like(gradient)], [variable])
     np.testing.assert_allclose(-variable.numpy(), gradient, rtol=1e-6)
     restored = tf_dgc.DGCOptimizer.from_config(optimizer.get_config())
-    assert restored.exempt_dtype == exempt_dtype
+    assert restored.uncompressed_dtype == uncompressed_dtype
 
 
 def test_variables_without_entries():

@@ -8,12 +8,12 @@ from harness import Trainer, damage_replies
 from selection import rows
 
 import tf_dgc
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import LinkSpeeds, Ring
 from tf_dgc.compressors import Float16, NoCompression, TopK
-from tf_dgc.exchanges import Links, Ring
-from tf_dgc.optimizers import bucketing
-from tf_dgc.optimizers.choosing import Chosen
-from tf_dgc.steps import kinds, native
+from tf_dgc.optimizers import autotune
+from tf_dgc.optimizers.autotune import TunedExchange
+from tf_dgc.steps import implementations, native
 
 SHAPES = [(40, 50), (50,), (50, 30), (30,), (30, 20)]
 LONG = 1e6  # seconds of a backward pass, so that each tensor goes at once
@@ -88,9 +88,11 @@ def test_the_same_bits(strategies, method, number):
 
 @pytest.mark.parametrize("path", ["operations", "composed"])
 def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
-    monkeypatch.setattr(native, "is_live", lambda variables: False)
+    monkeypatch.setattr(native, "is_available", lambda variables: False)
     if path == "composed":
-        monkeypatch.setattr(kinds, "KINDS", kinds.KINDS[-1:])
+        monkeypatch.setattr(
+            implementations, "IMPLEMENTATIONS", implementations.IMPLEMENTATIONS[-1:]
+        )
     pair = [make_trainer(strategies[2], "dgc", o) for o in (False, LONG)]
     assert_same_after(pair, 2, steps=2)
 
@@ -101,8 +103,8 @@ def test_the_same_by_other_kinds_of_steps(strategies, monkeypatch, path):
         [
             {"exchange": "gtopk"},
             {"exchange": "butterfly"},
-            {"exchange": tf_dgc.exchanges.Hierarchical([[0, 1], [2, 3]])},
-            {"exempt_dtype": "bfloat16"},
+            {"exchange": tf_dgc.collectives.Hierarchical([[0, 1], [2, 3]])},
+            {"uncompressed_dtype": "bfloat16"},
             {"value_dtype": "mxint8", "check_every": 1},
         ],
         [],
@@ -228,21 +230,23 @@ def before(operation):
 
 
 @pytest.mark.parametrize(
-    ("method", "by_all"),
+    ("method", "all_workers_native"),
     rows(
         [(m, b) for m in METHODS for b in (True, False)],
         [("dgc", True), ("float16", True), ("qsgd", False)],
     ),
 )
-def test_who_waits_for_what(strategies, monkeypatch, method, by_all):
+def test_who_waits_for_what(strategies, monkeypatch, method, all_workers_native):
     """A bucket's collectives for its gradients and the buckets before; nothing else.
 
     Nor do the native operations wait for another bucket's collectives, of which the
     links could be waiting.
     """
-    if not by_all:
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
-        monkeypatch.setattr(kinds, "KINDS", kinds.KINDS[-1:])
+    if not all_workers_native:
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
+        monkeypatch.setattr(
+            implementations, "IMPLEMENTATIONS", implementations.IMPLEMENTATIONS[-1:]
+        )
     trainer = make_trainer(strategies[2], method, LONG, traced=True)
     gradients = trainer.per_replica(make_gradients(2))
     graph = trainer._run.get_concrete_function(gradients).graph
@@ -267,14 +271,14 @@ def test_who_waits_for_what(strategies, monkeypatch, method, by_all):
     assert len(firsts) == (2 * len(SHAPES) if begun else 0)
 
 
-LAYERS = [Tensor(f"{i}", (1000, 1000), tf.float32, False) for i in range(8)]
-SLOW = Links(1e-3, 1e-4, 8e-8, rounding=1e-10)
-FAST = Links(1e-3, 1e-4, 1e-11, rounding=1e-10)
+LAYERS = [TensorSpec(f"{i}", (1000, 1000), tf.float32, False) for i in range(8)]
+SLOW = LinkSpeeds(1e-3, 1e-4, 8e-8, rounding=1e-10)
+FAST = LinkSpeeds(1e-3, 1e-4, 1e-11, rounding=1e-10)
 
 
 def split(links, wanted, compressor=None, tensors=LAYERS, number=4, kept=0):
-    chosen = Chosen("ring", compressor or NoCompression(), Ring(), {}, links)
-    return bucketing.split(chosen, wanted, tensors, kept, number)
+    chosen = TunedExchange("ring", compressor or NoCompression(), Ring(), {}, links)
+    return autotune.split_into_buckets(chosen, wanted, tensors, kept, number)
 
 
 def test_how_many_buckets():
@@ -301,11 +305,13 @@ def test_where_it_pays():
 
 
 def test_auto_states_what_it_chose(strategies, monkeypatch):
-    measured = Chosen("butterfly", Float16(), tf_dgc.exchanges.Butterfly(), {}, SLOW)
-    monkeypatch.setattr(
-        tf_dgc.optimizers.kept, "choose", lambda *asked: asked and measured
+    measured = TunedExchange(
+        "butterfly", Float16(), tf_dgc.collectives.Butterfly(), {}, SLOW
     )
-    monkeypatch.setattr(bucketing, "_WORTH_IT", 10.0)
+    monkeypatch.setattr(
+        tf_dgc.optimizers.state, "choose_algorithm", lambda *asked: asked and measured
+    )
+    monkeypatch.setattr(autotune, "_WORTH_IT", 10.0)
     one, other = (
         make_trainer(strategies[2], "none", overlap, exchange="auto")
         for overlap in (False, LONG)

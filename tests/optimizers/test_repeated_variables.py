@@ -9,7 +9,7 @@ import tensorflow as tf
 from serving import Served
 
 import tf_dgc
-from tf_dgc.steps import native, native_update
+from tf_dgc.steps import native
 
 O = keras.optimizers  # noqa: E741
 SHAPE = (40, 50)
@@ -53,8 +53,8 @@ def path(request):
         return
     never = lambda variables: False  # noqa: E731
     with (
-        mock.patch.object(native, "is_live", never),
-        mock.patch.object(native_update, "is_live", never),
+        mock.patch.object(native, "is_available", never),
+        mock.patch.object(native, "rules_available", never),
     ):
         yield
 

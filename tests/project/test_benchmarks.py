@@ -13,8 +13,8 @@ import programs
 import psutil
 import pytest
 
+from tf_dgc import native_library
 from tf_dgc._internals import tracing
-from tf_dgc.ops import loader
 
 STEP = pathlib.Path(__file__).parents[2] / "benchmarks" / "step.py"
 KEYS = {
@@ -139,7 +139,10 @@ def test_an_unknown_rate():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
+@pytest.mark.skipif(
+    native_library.load_library().library is None,
+    reason=native_library.load_library().reason,
+)
 @pytest.mark.parametrize(
     ("script", "flags", "keys", "num_rows"),
     [
@@ -158,7 +161,7 @@ def test_an_unknown_rate():
         (
             "sizes.py",
             ["--model=tiny", "--sparsity=0.99"],
-            "value_dtype exempt_dtype entries bytes_per_step ratio",
+            "value_dtype uncompressed_dtype entries bytes_per_step ratio",
             6,
         ),
     ],
@@ -310,7 +313,7 @@ def test_steps_of_auto_beside_the_fastest(monkeypatch):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import choice, ways
 
-    from tf_dgc.exchanges import Ring
+    from tf_dgc.collectives import Ring
 
     def row(name, median_ms):
         found = {"workers": 4, "kind": "step", "payload": 9, "asked": "9:0"}
@@ -433,9 +436,9 @@ def test_more_workers_by_the_model(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(STEP.parent)
     from common import extrapolation
 
-    from tf_dgc.exchanges import Links
+    from tf_dgc.collectives import LinkSpeeds
 
-    links = Links(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 1e-9)
+    links = LinkSpeeds(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 1e-9)
     rows = extrapolation.extrapolate(["ring", "oktopk"], 10**6, 0.99, links)
     ring, merged, dense = rows
     assert [row["exchange"] for row in rows] == ["ring", "oktopk", "float16, ring"]

@@ -13,8 +13,9 @@ import programs
 import pytest
 import yaml
 
-from tf_dgc.cluster import slurm, tf_config
-from tf_dgc.launch import allocator, worker_processes
+from tf_dgc.multiworker import slurm, tf_config
+from tf_dgc.multiworker.launch import worker_processes
+from tf_dgc.multiworker.launch.launcher import ALLOCATOR_SETTINGS
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples" / "cluster"
 TRAIN = FOLDER / "train.py"
@@ -140,7 +141,7 @@ def test_sbatch():
 @pytest.mark.parametrize("name", ["Dockerfile", "slurm.sbatch"])
 def test_memory_is_kept_between_steps(name):
     said = (FOLDER / name).read_text()
-    assert all(f"{key}={value}" in said for key, value in allocator.SETTINGS.items())
+    assert all(f"{key}={value}" in said for key, value in ALLOCATOR_SETTINGS.items())
 
 
 def test_flags_are_those_of_the_script():
@@ -201,10 +202,10 @@ def step(tmp_path, epochs):
             environment.pop("TF_CONFIG", None)
             with path.open("wb") as log:
                 start = command, environment, log.fileno()
-                tasks.append(worker_processes.start(*start))
+                tasks.append(worker_processes.start_process(*start))
         codes = [task.wait(250) for task in tasks]
     finally:
-        worker_processes.end(tasks)
+        worker_processes.end_processes(tasks)
     output = paths[0].read_text(errors="replace")
     assert codes == [0, 0], output
     return output

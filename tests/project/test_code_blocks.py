@@ -121,7 +121,9 @@ def server(monkeypatch, names):
 
 
 # Examples in docstrings: what does not run here, and why; and what needs a server.
-NOT_RUN = {"tf_dgc.cluster.slurm.from_slurm": "needs `srun`: test_cluster_examples.py"}
+NOT_RUN = {
+    "tf_dgc.multiworker.slurm.from_slurm": "needs `srun`: test_cluster_examples.py"
+}
 WITH_A_SERVER = {"tf_dgc.server.optimizer.ServerOptimizer"}
 PACKAGE = pathlib.Path(tf_dgc.__file__).parent
 PROMPTS = {  # by module

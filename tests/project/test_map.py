@@ -1,6 +1,7 @@
 """The tests' folders are those of the package, and a few about the whole of it."""
 
 import pathlib
+import re
 
 import tf_dgc
 
@@ -40,3 +41,23 @@ def test_what_stands_beside_the_folders_is_named_after_a_module():
     assert {
         path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")
     } <= modules
+
+
+def test_names_in_the_design_exist():
+    """Every file, and every name that is said to be in a file."""
+    text = (TESTS.parent / "docs" / "design.md").read_text(encoding="utf-8")
+XX
+    named = re.findall(r"`([\w.]+)`(?:, `[\w.]+`)* in `([\w/]+\.py)`", text)
+    assert len(files) > 40
+    assert len(named) > 40
+    assert {f for f in files if not (PACKAGE / f).is_file()} == set()
+    missing = [
+        (name, file)
+        for name, file in named
+        if not re.search(
+            rf"^ *(?:class|def) {name.rpartition('.')[2]}\b",
+            (PACKAGE / file).read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    ]
+    assert missing == []

@@ -9,8 +9,7 @@ import numpy as np
 import programs
 import pytest
 
-from tf_dgc import compressors
-from tf_dgc.ops import loader
+from tf_dgc import compressors, native_library
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 ENTRIES = 64 * 256 + 256 + 9 * 16 * 32
@@ -34,7 +33,10 @@ def links(common):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(loader.native().library is None, reason=loader.native().reason)
+@pytest.mark.skipif(
+    native_library.load_library().library is None,
+    reason=native_library.load_library().reason,
+)
 def test_methods(links, tmp_path):
     """A sum, a gather, the fused step, and the optimizer alone."""
     rows, output = tmp_path / "rows.json", tmp_path / "table.md"

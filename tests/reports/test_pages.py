@@ -11,8 +11,8 @@ import pytest
 
 import tf_dgc
 from tf_dgc.cli import main
-from tf_dgc.reports import logdir, of_runs, page, pictures, record
-from tf_dgc.reports.record import Epoch, Run, Variable
+from tf_dgc.reports import page, record, run_page
+from tf_dgc.reports.record import EpochRecord, RunRecord, VariableRecord
 
 ROOT = "<script>alert(1)</script> $a$ & b"
 VOID = {"meta", "br", "link"}
@@ -46,7 +46,7 @@ class Page(html.parser.HTMLParser):
 
 def make_run(epochs=3, name="net"):
     some = [
-        Epoch(
+        EpochRecord(
             i,
             {
                 **{"loss": 1 / (i + 1), "val_loss": None, "accuracy": 0.5},
@@ -59,15 +59,17 @@ def make_run(epochs=3, name="net"):
         for i in range(epochs)
     ]
     variables = [
-        Variable(f"{ROOT}_{i}/kernel", "", (100, 10), 4000, None if i == 3 else 50)
+        VariableRecord(
+            f"{ROOT}_{i}/kernel", "", (100, 10), 4000, None if i == 3 else 50
+        )
         for i in range(45)
     ]
     method = {"name": "DGC", "exchange": "ring", "settings": {"note": ROOT}}
-    return Run(name, 2, {"tf_dgc": "1"}, {"": method}, variables, some)
+    return RunRecord(name, 2, {"tf_dgc": "1"}, {"": method}, variables, some)
 
 
 def test_a_page():
-    found = Page(of_runs.make({"mine": make_run(name=ROOT)}))
+    found = Page(run_page.run_page({"mine": make_run(name=ROOT)}))
     assert found.links == []  # but within it
     assert "script" not in found.tags
     assert f"Training of {ROOT}" in found.texts
@@ -83,8 +85,8 @@ def test_a_page():
 
 def test_pages_are_the_same_each_time():
     runs = {"a": make_run(), "b": make_run(2)}
-    text = of_runs.make(runs)
-    assert text == of_runs.make(runs)
+    text = run_page.run_page(runs)
+    assert text == run_page.run_page(runs)
     ids = [
         element.attrib["id"]
         for part in text.split("<svg")[1:]
@@ -98,17 +100,17 @@ def test_pages_are_the_same_each_time():
 
 
 def test_runs_of_which_less_is_known():
-    bare = [Epoch(i, {"loss": 1.0}, seconds=1.0 + i) for i in range(2)]
+    bare = [EpochRecord(i, {"loss": 1.0}, seconds=1.0 + i) for i in range(2)]
     unknown = {"variables": [], "versions": {}, "methods": {}, "workers": None}
     run = dataclasses.replace(make_run(), epochs=bare, **unknown)
-    found = Page(of_runs.make({"bare": run, "whole": make_run()}))
+    found = Page(run_page.run_page({"bare": run, "whole": make_run()}))
     assert "steps" in found.texts
-    only = [Epoch(0, {"loss": 1.0})]
+    only = [EpochRecord(0, {"loss": 1.0})]
     run = dataclasses.replace(make_run(), epochs=only, variables=[])
-    found = Page(of_runs.make({"": run}))
+    found = Page(run_page.run_page({"": run}))
     assert "epoch" in found.texts
     with pytest.raises(ValueError, match=r"an epoch at least\. Received: none"):
-        of_runs.make({"none": make_run(0)})
+        run_page.run_page({"none": make_run(0)})
 
 
 def test_tensorboard(tmp_path):
@@ -123,7 +125,7 @@ def test_tensorboard(tmp_path):
     ]
     asks = {"validation_data": (x, y), "batch_size": 16, "epochs": 3, "verbose": 0}
     history = model.fit(x, y, callbacks=callbacks, **asks).history
-    run = logdir.read(tmp_path / "logs")
+    run = record.read_logdir(tmp_path / "logs")
     assert run.model == "logs"
     for key in ("loss", "val_loss", "bytes_per_step"):
         found = [e.logs[key] for e in run.epochs]
@@ -146,16 +148,16 @@ def test_tensorboard_of_several_optimizers():
     names = "bytes", "compression_ratio"
     logs = {f"{which}_total_{name}": 10.0 for which in ("a", "b_a") for name in names}
     logs |= {"a_iterations": 7.0, "b_a_iterations": 5.0, "loss": 1.0}
-    epoch = logdir._epoch(3, logs, 2.0)
+    epoch = record._epoch(3, logs, 2.0)
     assert (epoch.steps, epoch.sent_bytes, epoch.dense_bytes) == (7, 20, 200)
     del logs["a_total_compression_ratio"]
-    assert logdir._epoch(3, logs, 2.0).dense_bytes is None
+    assert record._epoch(3, logs, 2.0).dense_bytes is None
 
 
 def test_command_line(tmp_path, capsys):
     paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
     for path in paths:
-        record.write(make_run(), path)
+        record.write_record(make_run(), path)
     out = tmp_path / "page.html"
     assert main.main(["report", *paths, "--out", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: a, b, ")
@@ -163,7 +165,7 @@ def test_command_line(tmp_path, capsys):
     assert {"a", "b", "b, validation"} <= {*found.texts}
     (tmp_path / "c").mkdir()
     same = str(tmp_path / "c" / "a.json")
-    record.write(make_run(), same)
+    record.write_record(make_run(), same)
     main.main(["report", paths[0], same, "--out", str(out)])
     assert same in Page(out.read_text()).texts
 
@@ -188,7 +190,7 @@ def test_command_line_without_a_run(tmp_path, monkeypatch, arguments, message):
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module):
     (tmp_path / "train").mkdir()
     path = tmp_path / "run.json"
-    record.write(make_run(), path)
+    record.write_record(make_run(), path)
     for name in (module, "tensorboard.backend.event_processing"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     run = path if module == "matplotlib" else tmp_path
@@ -218,7 +220,7 @@ def test_numbers(function, value, text):
 
 
 def test_bars_of_which_some_are_missing():
-    some = [pictures.Bars("a", [1.0, None]), pictures.Bars("b", [2.0, 3.0])]
-    svg = pictures.bars(["x", "<y>"], some, "ms", "bars", "s")
+    some = [page.Bars("a", [1.0, None]), page.Bars("b", [2.0, 3.0])]
+    svg = page.bars(["x", "<y>"], some, "ms", "bars", "s")
     texts = [*xml.etree.ElementTree.fromstring(svg).itertext()]
     assert {"x", "<y>", "a", "b", "ms"} <= {*texts}

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.reports import record, sizes
+from tf_dgc.reports import record, recorder
 
 X, Y = np.ones((32, 40), "float32"), np.ones((32, 60), "float32")
 
@@ -41,7 +41,7 @@ def _one_worker_on_purpose(strategies):
 def test_what_is_written(tmp_path):
     path, model = tmp_path / "runs" / "run.json", make_model()
     fit(model, path, epochs=2, validation_data=(X, Y))
-    run = record.read(path)
+    run = record.read_record(path)
     assert (run.model, run.workers) == ("small", 2)
     assert run.versions["tf_dgc"] == tf_dgc.__version__
     assert run.methods[""]["name"] == "DGCOptimizer, top_k"
@@ -75,10 +75,10 @@ def test_it_goes_on(tmp_path, restored):
     model = make_model()
     fit(model, path, epochs=2)
     model.save(weights)
-    before = record.read(path).epochs
+    before = record.read_record(path).epochs
     again = keras.models.load_model(weights) if restored else make_model()
     fit(again, path, epochs=4, initial_epoch=1)
-    run = record.read(path)
+    run = record.read_record(path)
     assert [e.epoch for e in run.epochs] == [0, 1, 2, 3]
     assert run.epochs[0] == before[0]
     assert [e.steps for e in run.epochs] == (
@@ -89,14 +89,14 @@ def test_it_goes_on(tmp_path, restored):
     seconds = [e.seconds for e in run.epochs]
     assert seconds == sorted(seconds)
     fit(make_model(), path, epochs=1)  # from the first epoch on, it is another run
-    assert [e.steps for e in record.read(path).epochs] == [2]
+    assert [e.steps for e in record.read_record(path).epochs] == [2]
 
 
 def test_local_steps_and_several_optimizers(tmp_path):
     path = tmp_path / "run.json"
     local = tf_dgc.local_sgd(keras.optimizers.SGD(0.1), 2)
     fit(make_model(local), path, epochs=1)
-    run = record.read(path)
+    run = record.read_record(path)
     assert run.methods[""]["name"] == "LocalOptimizer, none, every 2 steps"
     assert run.epochs[0].steps == 2
     assert [v.sent_bytes for v in run.variables] == [9600, 240]
@@ -113,9 +113,9 @@ def test_local_steps_and_several_optimizers(tmp_path):
     ],
 )
 def test_settings_that_json_does_not_know(tmp_path, value, recorded):
-    run = record.Run("m", 1, {}, {"": {"settings": {"config": [value]}}}, [], [])
-    record.write(run, tmp_path / "run.json")
-    read = record.read(tmp_path / "run.json")
+    run = record.RunRecord("m", 1, {}, {"": {"settings": {"config": [value]}}}, [], [])
+    record.write_record(run, tmp_path / "run.json")
+    read = record.read_record(tmp_path / "run.json")
     assert read.methods[""]["settings"]["config"] == [recorded]
 
 
@@ -124,7 +124,7 @@ def test_an_optimizer_of_numpy_numbers(tmp_path):
     clipped = keras.optimizers.SGD(0.1, clipnorm=np.float32(1))
     model = make_model(tf_dgc.DGCOptimizer(clipped))
     fit(model, tmp_path / "run.json", epochs=1)
-    settings = record.read(tmp_path / "run.json").methods[""]["settings"]
+    settings = record.read_record(tmp_path / "run.json").methods[""]["settings"]
     assert settings["inner"]["config"]["clipnorm"] == 1
 
 
@@ -171,7 +171,7 @@ def test_what_is_no_record(tmp_path, text):
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"A record must be a .*Received: '.*json'"):
-        record.read(path)
+        record.read_record(path)
 
 
 SLOW = ("qsgd", "float16", "none", "power_sgd", "count_sketch")
@@ -187,10 +187,10 @@ def test_sizes_add_up(method):
     """What is said of each variable is, with headers, what a step hands over."""
     sgd = keras.optimizers.SGD(0.1)
     optimizer = tf_dgc.CompressedOptimizer(sgd, method, check_every=None)
-    assert sizes.of_each(optimizer) == []
+    assert recorder.sizes_per_variable(optimizer) == []
     model = make_model(optimizer)
     model.fit(X, Y, batch_size=32, verbose=0)
-    each = sizes.of_each(optimizer)
+    each = recorder.sizes_per_variable(optimizer)
     stats = optimizer.stats
     assert sum(s.dense_bytes for s in each) == stats.dense_bytes_per_step
     if isinstance(method, str):

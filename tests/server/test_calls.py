@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tf_dgc._internals import rpc
-from tf_dgc.launch import loopback
+from tf_dgc.multiworker.launch import launcher
 
 
 @pytest.mark.workers
 @pytest.mark.parametrize("shape", [(), (2, 3), (0,), (5,)])
 def test_any_shape_is_words(shape):
     """As a stranger may send it: the signature holds in the server's process alone."""
-    (port,) = loopback.free_ports(1)
+    (port,) = launcher.free_ports(1)
     server = rpc.Server(f"127.0.0.1:{port}", 1)
     client = tf.distribute.experimental.rpc.Client.create(
         "grpc", f"127.0.0.1:{port}", name=f"stranger{len(shape)}{shape[-1:]}"
@@ -39,7 +39,7 @@ def test_any_shape_is_words(shape):
 @pytest.mark.workers
 def test_a_call_that_nobody_answers_ends_with_the_server():
     """And does not keep it: TensorFlow's waits for its calls when it is deleted."""
-    (port,) = loopback.free_ports(1)
+    (port,) = launcher.free_ports(1)
     server = rpc.Server(f"127.0.0.1:{port}", 1)
     client = rpc.Client(f"127.0.0.1:{port}", "unanswered", 60.0)
     codes = []

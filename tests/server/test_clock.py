@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from tf_dgc.server.clock import Clock, names
+from tf_dgc.server.sessions import StepClock, worker_names
 
 
 def started(staleness, number):
-    clock = Clock(staleness)
+    clock = StepClock(staleness)
     for worker in range(number):
         clock.join(worker)
     return clock
@@ -18,7 +18,7 @@ def started(staleness, number):
 def test_modes():
     def of(mode, staleness=None, quorum=None):
         settings = {"mode": mode, "staleness": staleness, "quorum": quorum}
-        clock = Clock.of_settings(settings)
+        clock = StepClock.of_settings(settings)
         return clock.staleness, clock.quorum
 
     assert of("sync") == (0, None)
@@ -27,8 +27,8 @@ def test_modes():
     assert of("backup", None, 2) == (math.inf, 2)
     with pytest.raises(ValueError, match="no mode 'fast'"):
         of("fast")
-    assert names([0, 2]) == "worker 0 and worker 2"
-    assert names([]) == "nobody"
+    assert worker_names([0, 2]) == "worker 0 and worker 2"
+    assert worker_names([]) == "nobody"
 
 
 def test_without_staleness_all_pushes_of_a_clock_are_one_step():

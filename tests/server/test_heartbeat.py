@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.server import messages
-from tf_dgc.server.heartbeat import Heartbeat
+from tf_dgc.server.client import Heartbeat
 from tf_dgc.server.messages import REQUEST, Kind
 from tf_dgc.server.tasks import Task
 
@@ -20,7 +20,7 @@ class Client:
 
     def call(self, slot, words, seconds):
         assert slot == 3 + 1
-        head, body = messages.unseal(REQUEST, words.numpy())
+        head, body = messages.remove_frame(REQUEST, words.numpy())
         self.heard.append((Kind(head["kind"]), body))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from served_loop import WEIGHTS, Fake, body_of, refusal, weights
 
-from tf_dgc.server import handing, messages
+from tf_dgc.server import messages, model_spec
 from tf_dgc.server.messages import REQUEST, Kind, Status
 
 
@@ -127,7 +127,7 @@ def test_time_in_which_the_server_is_busy_counts_against_nobody():
         "incarnation": 100,
         "kind": Kind.PUSH,
     }
-    push = 0, messages.seal(REQUEST, numbers, **fields)
+    push = 0, messages.add_frame(REQUEST, numbers, **fields)
     fake.loop._transport = type("Once", (), {"take": take, "answer": fake.answer})
     fake.loop.runs.is_over = lambda now: len(taken) == 3
     fake.loop.run()
@@ -320,7 +320,7 @@ def test_shapes_and_rates_that_differ_are_named():
     fake.send(0, Kind.JOIN, body_of(fake))
     other = Fake(rule=keras.optimizers.SGD(0.25)).handed
     assert "optimizer config learning_rate is 0.25, not 0.5" in fake.join(1, 0, other)
-    other = json.loads(handing.to_text(fake.handed))
+    other = json.loads(model_spec.model_spec_text(fake.handed))
     other["variables"][0]["shape"] = [2, 4]
     found = fake.join(1, 1, other)
     assert "variables 0 shape 1 is 4, not 3" in found
@@ -328,7 +328,7 @@ def test_shapes_and_rates_that_differ_are_named():
 
 def test_an_optimizer_that_the_server_does_not_know():
     fake = Fake()
-    handed = json.loads(handing.to_text(fake.handed))
+    handed = json.loads(model_spec.model_spec_text(fake.handed))
     handed["optimizer"]["class_name"] = "Mine"
     handed["optimizer"]["module"] = "my_module"
     (reply,) = fake.send(0, Kind.JOIN, messages.to_body(json.dumps(handed)))

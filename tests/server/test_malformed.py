@@ -12,9 +12,9 @@ from served_loop import WEIGHTS, Fake, body_of, refusal, weights
 
 from tf_dgc.compressors import CountSketch, TopK
 from tf_dgc.schedules import WarmupSparsity
-from tf_dgc.server import checking, handing, messages
-from tf_dgc.server.messages import MOST_WORDS, Kind, Status
-from tf_dgc.server.saved import Saved
+from tf_dgc.server import messages, model_spec, validation
+from tf_dgc.server.checkpoint import ServerCheckpoint
+from tf_dgc.server.messages import MAX_WORDS, Kind, Status
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_a_description_of_what_cannot_be(path, value):
 def test_a_model_that_this_machine_has_no_memory_for(monkeypatch):
     fake = Fake()
     memory = psutil.virtual_memory()._replace(total=23)
-    monkeypatch.setattr(checking.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(validation.psutil, "virtual_memory", lambda: memory)
     said = "its variables have 24 bytes, and the server's machine 23"
     assert said in fake.join(0)
 
@@ -131,7 +131,7 @@ def test_a_request_of_more_parts_than_it_can_have(kind):
         fake.send(0, Kind.JOIN, body_of(fake))
     elif kind != Kind.JOIN:
         fake.join(0)
-    part = np.zeros([MOST_WORDS], np.int32)
+    part = np.zeros([MAX_WORDS], np.int32)
     for number in range(10):
         (reply,) = fake.send(0, kind, part, part=number, parts=1000)
         if reply[1]["status"]:
@@ -170,7 +170,7 @@ def test_a_later_run_whose_checkpoint_is_damaged(tmp_path):
     """It is refused; another one goes on."""
     fake = Fake()
     fake.join(0)
-    fake.loop.runs._saved = Saved(tmp_path, 60.0, fake.lines.append)
+    fake.loop.runs._saved = ServerCheckpoint(tmp_path, 60.0, fake.lines.append)
     (tmp_path / "server-run-2.npz").write_text("damaged")
     said = fake.join(1, handed={**fake.handed, "run": 1})
     assert "cannot go on from" in said
@@ -194,5 +194,5 @@ def test_what_is_as_it_should_be(rule, compressor):
     fake = Fake(rule=rule)
     variable = keras.Variable(np.zeros([2, 3]), dtype="float16", name="kernel")
     given = rule, compressor, [variable], [False], [False]
-    handed = handing.collect(fake.handed["settings"], 2, *given)
-    checking.check(json.loads(handing.to_text(handed)))
+    handed = model_spec.create_model_spec(fake.handed["settings"], 2, *given)
+    validation.check_model_spec(json.loads(model_spec.model_spec_text(handed)))

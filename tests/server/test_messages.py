@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc.launch import loopback
-from tf_dgc.server import messages, sealing
+from tf_dgc.multiworker.launch import launcher
+from tf_dgc.server import client, messages
+from tf_dgc.server.client import RequestMessage
 from tf_dgc.server.messages import REPLY, REQUEST, DamagedError, Kind, Status
-from tf_dgc.server.sealing import Asked
 
 BODY = np.array([5, -7, 2**31 - 1, -(2**31)], np.int32)
 
@@ -15,18 +15,20 @@ BODY = np.array([5, -7, 2**31 - 1, -(2**31)], np.int32)
 def request(**changed):
     fields = {"kind": Kind.PUSH, "worker": 3, "incarnation": 2**61 + 5, "number": 77}
     fields |= {"step": 12, "rate": 0.1, "part": 1, "parts": 2, **changed}
-    return messages.seal(
+    return messages.add_frame(
         REQUEST, BODY, secret=messages.secret_words("between us"), **fields
     )
 
 
 def reply(**changed):
     fields = {"status": Status.DONE, "incarnation": 2**61 + 5, "number": 77}
-    return messages.seal(REPLY, BODY, **{**fields, "clock": 9, "parts": 1, **changed})
+    return messages.add_frame(
+        REPLY, BODY, **{**fields, "clock": 9, "parts": 1, **changed}
+    )
 
 
 def test_a_request_comes_back():
-    head, body = messages.unseal(REQUEST, request())
+    head, body = messages.remove_frame(REQUEST, request())
     assert head["kind"] == Kind.PUSH
     assert (head["worker"], head["number"], head["step"]) == (3, 77, 12)
     assert (head["incarnation"], head["rate"]) == (2**61 + 5, 0.1)
@@ -35,7 +37,7 @@ def test_a_request_comes_back():
 
 def test_tensorflow_seals_the_same_words(monkeypatch):
     monkeypatch.setenv(messages.SECRET_VARIABLE, "between us")
-    asked = Asked(
+    asked = RequestMessage(
         tf.constant(int(Kind.PUSH)),
         tf.constant(12, tf.int64),
         tf.constant(0.1, tf.float64),
@@ -43,13 +45,13 @@ def test_tensorflow_seals_the_same_words(monkeypatch):
         tf.constant(2),
     )
     number = tf.constant(77, tf.int64)
-    words = sealing.seal(asked, tf.constant(BODY), number, 3, 2**61 + 5)
+    words = client.frame_request(asked, tf.constant(BODY), number, 3, 2**61 + 5)
     np.testing.assert_array_equal(words.numpy(), request())
 
 
 def test_tensorflow_reads_replies():
     number = tf.constant(77, tf.int64)
-    right, answer = sealing.unseal(tf.constant(reply()), number, 2**61 + 5)
+    right, answer = client.parse_reply(tf.constant(reply()), number, 2**61 + 5)
     assert right
     assert (answer.status, answer.clock, answer.parts) == (Status.DONE, 9, 1)
     np.testing.assert_array_equal(answer.body, BODY)
@@ -69,19 +71,19 @@ def test_tensorflow_reads_replies():
 )
 def test_another_reply_is_not_taken(words):
     number = tf.constant(77, tf.int64)
-    right, _ = sealing.unseal(tf.constant(words, tf.int32), number, 2**61 + 5)
+    right, _ = client.parse_reply(tf.constant(words, tf.int32), number, 2**61 + 5)
     assert not right
 
 
 def test_what_a_refusal_says():
     text = messages.to_body('no: "why" é')
     fields = {"status": Status.REFUSED, "incarnation": 5, "number": 7, "parts": 1}
-    words = tf.constant(messages.seal(REPLY, text, **fields))
-    right, answer = sealing.unseal(words, tf.constant(7, tf.int64), 5)
+    words = tf.constant(messages.add_frame(REPLY, text, **fields))
+    right, answer = client.parse_reply(words, tf.constant(7, tf.int64), 5)
     assert right
-    assert sealing.text_of(answer.body).numpy() == rb'no: "why" \xe9'
+    assert client.reply_text(answer.body).numpy() == rb'no: "why" \xe9'
     for number, process in [(8, 5), (7, 6)]:  # another one's
-        right, _ = sealing.unseal(words, tf.constant(number, tf.int64), process)
+        right, _ = client.parse_reply(words, tf.constant(number, tf.int64), process)
         assert not right
 
 
@@ -90,13 +92,13 @@ def test_a_word_that_changed_on_the_way_is_noticed(place):
     words = request()
     words[place] ^= 1 << (place % 32)
     with pytest.raises(DamagedError):
-        messages.unseal(REQUEST, words)
+        messages.remove_frame(REQUEST, words)
 
 
 @pytest.mark.parametrize("words", [request()[:10], request()[:-1], np.zeros(40, "<i4")])
 def test_what_is_no_message_is_refused(words):
     with pytest.raises(DamagedError):
-        messages.unseal(REQUEST, words)
+        messages.remove_frame(REQUEST, words)
 
 
 def test_the_head_of_what_is_none():
@@ -110,11 +112,11 @@ def test_secrets(monkeypatch):
     assert messages.secret_words("a") != messages.secret_words("b")
     monkeypatch.setenv(messages.SECRET_VARIABLE, "a")
     assert messages.secret_words() == messages.secret_words("a")
-    assert messages.SECRET_VARIABLE == loopback.SECRET_VARIABLE
+    assert messages.SECRET_VARIABLE == launcher.SECRET_VARIABLE
 
 
 def test_parts():
-    most = messages.MOST_WORDS
+    most = messages.MAX_WORDS
     body = np.arange(2 * most + 3, dtype=np.int32)
     assert [messages.num_parts(n) for n in (0, 1, most, most + 1)] == [1, 1, 1, 2]
     parts = [messages.part_of(body, i) for i in range(messages.num_parts(len(body)))]

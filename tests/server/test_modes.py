@@ -10,7 +10,7 @@ from selection import exhaustive, slow
 from serving import Served, Trained, leaving, run_together
 
 import tf_dgc
-from tf_dgc.server import connection, messages
+from tf_dgc.server import client, messages
 
 STEPS = 3
 TOP_K = {"compressor": tf_dgc.compressors.TopK(0.9), "min_compress_size": 100}
@@ -71,8 +71,8 @@ def test_sync_equals_mirrored_workers(
 
 def test_adam_on_the_server_is_adam(monkeypatch):
     """Without compression, by one worker, and in parts of two kilobytes."""
-    for module in (connection, messages):
-        monkeypatch.setattr(module, "MOST_WORDS", 500)
+    for module in (client, messages):
+        monkeypatch.setattr(module, "MAX_WORDS", 500)
     gradients, weights = make_gradients(1, STEPS, "float32"), initial_weights("float32")
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.01])
 

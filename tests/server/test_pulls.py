@@ -13,10 +13,10 @@ from selection import rows
 from serving import Served, Trained, leaving, run_together
 
 import tf_dgc
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import QSGD, TopK
-from tf_dgc.server import changed, pulls
-from tf_dgc.server.copies import Copies
+from tf_dgc.server import pulls
+from tf_dgc.server.pulls import WorkerCopies
 
 SHAPES = [(20, 30), (7,), (5, 8)]
 
@@ -24,12 +24,12 @@ SHAPES = [(20, 30), (7,), (5, 8)]
 def make(dtype, counts=(10, 7, 40)):
     rng = np.random.default_rng(0)
     wide = tf.float64 if dtype == "float64" else tf.float32
-    layout = [Tensor(f"t{i}", s, wide, i == 1) for i, s in enumerate(SHAPES)]
+    layout = [TensorSpec(f"t{i}", s, wide, i == 1) for i, s in enumerate(SHAPES)]
 
     def variables(scale):
         return [keras.Variable(scale * rng.normal(size=s), dtype=dtype) for s in SHAPES]
 
-    return pulls.Form(layout, counts), variables(1.0), variables(0.0)
+    return pulls.PullLayout(layout, counts), variables(1.0), variables(0.0)
 
 
 def numbers(variables):
@@ -39,9 +39,9 @@ def numbers(variables):
 @pytest.mark.parametrize("dtype", rows(["float32", "float64", "bfloat16"], ["float32"]))
 def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
     form, of_server, of_worker = make(dtype)
-    copies = Copies(of_server, form)
+    copies = WorkerCopies(of_server, form)
     copies.reset(3)
-    pulls.assign(of_worker, pulls.collect(of_server))
+    pulls.assign_entries(of_worker, pulls.collect_entries(of_server))
     for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     for step in range(3):
@@ -52,7 +52,7 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
         before, wanted = numbers(of_worker), numbers(of_server)
         words = copies.pull(3)
         assert words.shape == [form.num_words]
-        pulls.take(form, of_worker, words)
+        pulls.take_entries(form, of_worker, words)
         for k, old, new, found in zip(
             form.counts, before, wanted, numbers(of_worker), strict=True
         ):
@@ -65,7 +65,7 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
             else:
                 np.testing.assert_array_equal(found, new)
     for _ in range(600 // 10):  # nothing moves any more, and all arrives
-        pulls.take(form, of_worker, copies.pull(3))
+        pulls.take_entries(form, of_worker, copies.pull(3))
     for mine, theirs in zip(numbers(of_worker), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -73,7 +73,7 @@ def test_the_largest_differences_are_pulled_exactly_and_the_rest_is_kept(dtype):
 @pytest.mark.parametrize("native", [False, True])
 def test_a_pull_is_taken_alike_with_and_without_native_operations(monkeypatch, native):
     form, of_server, of_worker = make("float32")
-    copies = Copies(of_server, form)
+    copies = WorkerCopies(of_server, form)
     copies.reset(0)
     touch(of_server, 0, 0.5)
     copies.note(None)
@@ -84,9 +84,9 @@ def test_a_pull_is_taken_alike_with_and_without_native_operations(monkeypatch, n
         pytest.skip("the native operations are not built")
     damaged = words.numpy() ^ (np.arange(len(words)) == 9).astype(np.int32)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        pulls.take(form, of_worker, tf.constant(damaged))
+        pulls.take_entries(form, of_worker, tf.constant(damaged))
     np.testing.assert_array_equal(numbers(of_worker)[0], before[0])
-    pulls.take(form, of_worker, words)
+    pulls.take_entries(form, of_worker, words)
     every = zip(
         form.counts, before, numbers(of_worker), numbers(of_server), strict=True
     )
@@ -109,7 +109,7 @@ def touch(variables, step, share):
 
 
 def test_what_is_known_is_counted_once():
-    known = changed.Changed([1600, 0])
+    known = pulls.ChangedEntries([1600, 0])
     for _ in range(100):  # the same 40 of 100 that a list may have
         known.add([np.arange(40, dtype=np.int32), np.zeros(0, np.int32)])
     np.testing.assert_array_equal(known.take()[0], np.arange(40))
@@ -122,7 +122,7 @@ def test_what_is_known_is_counted_once():
 @pytest.mark.parametrize("missing, is_left", [(10, False), (11, True)])
 def test_a_comparison_that_finds_no_more_is_the_last(missing, is_left):
     form, of_server, _ = make("float32")
-    copies = Copies(of_server, form)
+    copies = WorkerCopies(of_server, form)
     copies.reset(0)
     copies.note(None)
     values = numbers(of_server)[0].copy()
@@ -137,7 +137,7 @@ def told_and_not():
     """Return what is traced once, of all examples."""
     form, of_server, _ = make("float32")
     workers = [[keras.Variable(v.numpy()) for v in of_server] for _ in range(2)]
-    return form, of_server, workers, *(Copies(of_server, form) for _ in range(2))
+    return form, of_server, workers, *(WorkerCopies(of_server, form) for _ in range(2))
 
 
 @settings(max_examples=20)
@@ -148,17 +148,17 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
     told.reset(0)
     untold.reset(0)
     for worker in workers:
-        pulls.assign(worker, pulls.collect(of_server))
+        pulls.assign_entries(worker, pulls.collect_entries(of_server))
     for step, share in enumerate(shares):
         touched = touch(of_server, step, share)
         told.note(None if blind and step == 2 else touched)
         untold.note(None)
         for copies, worker in zip((told, untold), workers, strict=True):
-            pulls.take(form, worker, copies.pull(0))
+            pulls.take_entries(form, worker, copies.pull(0))
         for mine, theirs in zip(*map(numbers, workers), strict=True):
             np.testing.assert_array_equal(mine, theirs)
     for _ in range(600 // 10):
-        pulls.take(form, workers[0], told.pull(0))
+        pulls.take_entries(form, workers[0], told.pull(0))
     for mine, theirs in zip(numbers(workers[0]), numbers(of_server), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert told._changed[0].take() is not None  # nothing is compared any more
@@ -178,9 +178,9 @@ def test_what_is_known_to_have_changed_is_pulled_as_if_all_was_compared(shares, 
 def test_where_a_rule_changes_all_nothing_is_known(
     monkeypatch, inner, corrects, is_known
 ):
-    noted, note = [], Copies.note
+    noted, note = [], WorkerCopies.note
     monkeypatch.setattr(
-        Copies, "note", lambda self, t: (noted.append(t), note(self, t))
+        WorkerCopies, "note", lambda self, t: (noted.append(t), note(self, t))
     )
     [gradients], weights = make_gradients(1, 1, "float32"), initial_weights("float32")
     with Served(1) as served:
@@ -199,16 +199,16 @@ def test_where_a_rule_changes_all_nothing_is_known(
 
 
 def test_how_much_is_pulled():
-    tensors = [Tensor("a", (100, 100), tf.float32, False)]
-    tensors += [Tensor("b", (7,), tf.float32, True)]
-    assert pulls.form_of(tensors, TopK(0.99), 3, None).counts == [300, 7]
-    assert pulls.form_of(tensors, TopK(0.5), 3, None).counts == [10_000, 7]
-    assert pulls.form_of(tensors, QSGD(), 3, 0.9).counts == [1000, 7]
+    tensors = [TensorSpec("a", (100, 100), tf.float32, False)]
+    tensors += [TensorSpec("b", (7,), tf.float32, True)]
+    assert pulls.pull_layout(tensors, TopK(0.99), 3, None).counts == [300, 7]
+    assert pulls.pull_layout(tensors, TopK(0.5), 3, None).counts == [10_000, 7]
+    assert pulls.pull_layout(tensors, QSGD(), 3, 0.9).counts == [1000, 7]
 
 
 def test_who_is_gone_is_forgotten():
     form, of_server, _ = make("float32")
-    copies = Copies(of_server, form)
+    copies = WorkerCopies(of_server, form)
     copies.reset(0)
     copies.forget(0)
     copies.forget(1)

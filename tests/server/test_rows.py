@@ -8,8 +8,15 @@ from selection import rows as rows_of
 from serving import Served, leaving, run_together
 
 import tf_dgc
-from tf_dgc.server import handing, messages, model, pulls, rows, tables, tabular
-from tf_dgc.server.rows import Some
+from tf_dgc.server import (
+    embedding_rows,
+    embedding_tables,
+    messages,
+    model,
+    model_spec,
+    pulls,
+)
+from tf_dgc.server.embedding_rows import TableRows
 
 VOCABULARY, WIDTH = 50, 6
 
@@ -33,11 +40,15 @@ def variable(dtype="float32", shape=(VOCABULARY, WIDTH), seed=1):
 )
 def test_rows_arrive_as_they_were(dtype):
     table = variable(dtype)
-    form, given = rows.table_of(table), slices([3, 7, 49])
+    form, given = embedding_rows.table_spec(table), slices([3, 7, 49])
     one, scale = tf.constant(2.0, tf.float64), tf.constant(2.0, tf.float64)
-    words = rows.encode([form, form], [given, slices([])], [scale, one]).numpy()
+    words = embedding_rows.encode_rows(
+        [form, form], [given, slices([])], [scale, one]
+    ).numpy()
     assert len(words) == 2 + 3 * (1 + form.row_words)
-    (some, none), rest = rows.read([form, form], np.append(words, np.int32([1, 2])))
+    (some, none), rest = embedding_rows.read_rows(
+        [form, form], np.append(words, np.int32([1, 2]))
+    )
     np.testing.assert_array_equal(some.ids, [3, 7, 49])
     np.testing.assert_array_equal(some.values, 2 * given.values.numpy())
     assert len(none.ids) == 0
@@ -45,8 +56,10 @@ def test_rows_arrive_as_they_were(dtype):
 
 
 def test_nothing_is_sent_of_what_is_not_finite():
-    form = rows.table_of(variable())
-    words = rows.encode([form], [slices([3])], [tf.constant(np.nan, tf.float64)])
+    form = embedding_rows.table_spec(variable())
+    words = embedding_rows.encode_rows(
+        [form], [slices([3])], [tf.constant(np.nan, tf.float64)]
+    )
     assert words.numpy().tolist() == [0]
 
 
@@ -56,12 +69,12 @@ def test_nothing_is_sent_of_what_is_not_finite():
     ids=["no words", "negative", "too many", "cut", "twice", "order", "below", "above"],
 )
 def test_what_is_no_rows_is_refused(words):
-    form = rows.table_of(variable())
+    form = embedding_rows.table_spec(variable())
     filled = [*words, *[0] * (12 if len(words) > 1 else 0)][
         : None if words != [1, 3] else 4
     ]
     with pytest.raises(ValueError, match=r"rows"):
-        rows.read([form], np.array(filled, np.int32))
+        embedding_rows.read_rows([form], np.array(filled, np.int32))
 
 
 # --- on a server ----------------------------------------------------------------------
@@ -77,10 +90,10 @@ def test_rows_are_updated_as_by_keras(make):
     mine, theirs = variable(), variable()
     one, other = make(0.1), make(0.1)
     one.build([mine]), other.build([theirs])
-    served = tables.Tables([mine], one)
+    served = embedding_tables.EmbeddingTables([mine], one)
     for step in range(3):
         given = slices([1, 4 + step, 30], step)
-        some = Some(tf.cast(given.indices, tf.int32), given.values)
+        some = TableRows(tf.cast(given.indices, tf.int32), given.values)
         served.update([some], tf.convert_to_tensor(one.learning_rate))
         other.apply([tf.convert_to_tensor(given)], [theirs])
     np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
@@ -88,18 +101,20 @@ def test_rows_are_updated_as_by_keras(make):
 
 def test_a_worker_is_given_the_rows_that_have_changed_since():
     table, own = variable(), variable()
-    forms = [rows.table_of(table)]
-    served = tables.Tables([table], build(keras.optimizers.SGD(0.1), table))
+    forms = [embedding_rows.table_spec(table)]
+    served = embedding_tables.EmbeddingTables(
+        [table], build(keras.optimizers.SGD(0.1), table)
+    )
     for worker in range(2):
         served.reset(worker, 0)
     for clock, ids in enumerate([[1, 2], [2, 40], []], 1):
         given = slices(ids, clock)
-        some = Some(given.indices.numpy().astype(np.int32), given.values)
+        some = TableRows(given.indices.numpy().astype(np.int32), given.values)
         served.update([some], tf.constant(0.1))
         served.note([some], clock)
         words = served.pull(0, clock)
         assert words[0] == len(ids)
-        rows.take(forms, [own], tf.constant(words))
+        embedding_rows.take_rows(forms, [own], tf.constant(words))
         np.testing.assert_array_equal(own.numpy(), table.numpy())
     assert served.pull(1, 3)[:4].tolist() == [3, 1, 2, 40]
     assert served.pull(1, 3).tolist() == [0]
@@ -117,15 +132,15 @@ def test_a_server_refuses_rules_that_move_all_rows():
     table = variable()
     for rule in (keras.optimizers.Adam(), keras.optimizers.SGD(0.1, weight_decay=0.1)):
         with pytest.raises(ValueError, match="changes other rows"):
-            tables.Tables([table], build(rule, table))
+            embedding_tables.EmbeddingTables([table], build(rule, table))
 
 
 def test_pushes_are_added_up_worker_after_worker():
     one, other = (
-        Some(np.array(ids, np.int32), np.full([2, 1], v))
+        TableRows(np.array(ids, np.int32), np.full([2, 1], v))
         for ids, v in [([1, 5], 1.0), ([2, 5], 10.0)]
     )
-    ids, values = tables.add_up([one, other])
+    ids, values = embedding_tables.sum_rows([one, other])
     assert ids.tolist() == [1, 2, 5]
     assert values.ravel().tolist() == [1.0, 10.0, 11.0]
 
@@ -136,11 +151,15 @@ def test_a_push_that_is_no_rows_updates_nothing():
     settings |= {"mode": "async", "pull": "whole", "error_feedback": False, "seed": 0}
     given = settings, 1, keras.optimizers.SGD(1.0), tf_dgc.compressors.TopK()
     table = variable()
-    served = model.Model(handing.collect(*given, [table], [True], [True]))
-    served.load(pulls.collect([table]).numpy())
+    served = model.ServerModel(
+        model_spec.create_model_spec(*given, [table], [True], [True])
+    )
+    served.load(pulls.collect_entries([table]).numpy())
     served.whole(0)
     some = slices([2, 5])
-    words = rows.encode([rows.table_of(table)], [some], [tf.constant(1.0)]).numpy()
+    words = embedding_rows.encode_rows(
+        [embedding_rows.table_spec(table)], [some], [tf.constant(1.0)]
+    ).numpy()
     sound = messages.Push(words, 0, 0)
     for wrong in (words[:-1], np.append(words, np.int32(0))):
         push = messages.Push(wrong, 0, 0)
@@ -280,7 +299,9 @@ def test_with_a_residual_beside_it_and_a_gradient_that_is_not_finite(monkeypatch
 def test_settings_that_do_not_go_with_rows(settings, text):
     given = {"names": ["w0"], "inner": keras.optimizers.SGD(0.1), "mode": "async"}
     with pytest.raises(ValueError, match=text):
-        tabular.check_settings(**{**given, "correction": None, **settings})
+        embedding_tables.check_table_settings(
+            **{**given, "correction": None, **settings}
+        )
 
 
 @pytest.mark.parametrize(
@@ -295,9 +316,11 @@ def test_variables_that_are_no_tables(names, decay, text):
     flat = keras.Variable(np.zeros([3]), name="flat")
     rule = keras.optimizers.SGD(0.1, weight_decay=decay)
     with pytest.raises(ValueError, match=text):
-        tabular.find(names, [variable(), flat], rule)
+        embedding_tables.find_tables(names, [variable(), flat], rule)
 
 
 def test_a_gradient_of_all_rows_is_refused():
     with pytest.raises(ValueError, match=r"Leave it out\. Received: variable table"):
-        tabular.check_gradients([tf.zeros([VOCABULARY, WIDTH])], [variable()], [True])
+        embedding_tables.check_table_gradients(
+            [tf.zeros([VOCABULARY, WIDTH])], [variable()], [True]
+        )

@@ -7,9 +7,9 @@ import tensorflow as tf
 from served_loop import LIMITS, WEIGHTS, Fake, refusal, weights
 from serving import Served, Trained, leaving, run_together, some_weights
 
+from tf_dgc.server.checkpoint import ServerCheckpoint
 from tf_dgc.server.messages import Kind
-from tf_dgc.server.runs import Runs
-from tf_dgc.server.saved import Saved
+from tf_dgc.server.process import TrainingRuns
 
 
 def of_run(fake, run, **changed):
@@ -133,8 +133,8 @@ def test_each_run_has_a_checkpoint_of_its_own(tmp_path):
 
     def begin():
         fake = Fake(number=1)
-        kept = Saved(tmp_path, 10.0, fake.lines.append, now=lambda: time)
-        fake.loop.runs = Runs(1, (0, 1), LIMITS, fake.lines.append, kept)
+        kept = ServerCheckpoint(tmp_path, 10.0, fake.lines.append, now=lambda: time)
+        fake.loop.runs = TrainingRuns(1, (0, 1), LIMITS, fake.lines.append, kept)
         return fake
 
     one, other = begin(), begin()

@@ -8,9 +8,9 @@ import pytest
 from full_disk import disk_of
 from served_loop import WEIGHTS, Fake, refusal, weights
 
-from tf_dgc.server import process, saved
+from tf_dgc.server import checkpoint, process
+from tf_dgc.server.checkpoint import ServerCheckpoint
 from tf_dgc.server.messages import Kind
-from tf_dgc.server.saved import Saved
 from tf_dgc.server.tasks import Task
 
 
@@ -19,7 +19,7 @@ def adam(rate=0.5):
 
 
 def of(directory, fake, seconds=60.0, **others):
-    return Saved(directory, seconds, fake.lines.append, **others)
+    return ServerCheckpoint(directory, seconds, fake.lines.append, **others)
 
 
 def write(directory, fake):
@@ -187,7 +187,7 @@ def test_a_death_while_it_is_written_leaves_the_last_one(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(saved.np, "savez", dies)
+        patch.setattr(checkpoint.np, "savez", dies)
         patch.setattr(pathlib.Path, "unlink", lambda *_, **__: None)
         write(tmp_path, fake)
     assert kept.path.read_bytes() == before
@@ -239,20 +239,20 @@ def test_a_directory_that_cannot_be_is_told_at_the_beginning(monkeypatch, tmp_pa
     with pytest.raises(RuntimeError, match=r"cannot write .*TF_DGC_SERVER_DIR: \[Err"):
         process.serve(Task(("127.0.0.1:1",), 1, None))
     monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path / "new" / "sub"))
-    assert Saved.of_environment(print)
+    assert ServerCheckpoint.of_environment(print)
     assert list(tmp_path.rglob("sub/*")) == []
 
 
 def test_environment(monkeypatch, tmp_path):
-    assert Saved.of_environment(print) is None
+    assert ServerCheckpoint.of_environment(print) is None
     monkeypatch.setenv("TF_DGC_SERVER_DIR", str(tmp_path))
     monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "5")
-    assert Saved.of_environment(print).path == tmp_path / "server.npz"
-    other = Saved.of_environment(print, (2, 3))
+    assert ServerCheckpoint.of_environment(print).path == tmp_path / "server.npz"
+    other = ServerCheckpoint.of_environment(print, (2, 3))
     assert other.path == tmp_path / "server-2.npz"
     monkeypatch.setenv("TF_DGC_SERVER_SECONDS", "often")
     with pytest.raises(ValueError, match="TF_DGC_SERVER_SECONDS must be a positive"):
-        Saved.of_environment(print)
+        ServerCheckpoint.of_environment(print)
 
 
 def test_a_worker_of_before_is_told_to_start_again(tmp_path):

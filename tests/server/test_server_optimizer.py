@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc.cli import main
-from tf_dgc.launch import loopback
-from tf_dgc.server import handing, process, tasks
+from tf_dgc.multiworker.launch import launcher
+from tf_dgc.server import model_spec, process, tasks
 
 CLUSTER = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
 
@@ -33,13 +33,13 @@ def sgd(**settings):
 
 
 def test_tasks(monkeypatch):
-    assert tasks.find() == tasks.Task(("127.0.0.1:1",), 2, 1)
-    assert tasks.find().is_loopback
+    assert tasks.find_task() == tasks.Task(("127.0.0.1:1",), 2, 1)
+    assert tasks.find_task().is_loopback
     be(monkeypatch, "ps", 0)
-    assert tasks.find().worker is None
+    assert tasks.find_task().worker is None
     be(monkeypatch, cluster={**CLUSTER, "chief": ["a:1"], "ps": ["b:1"]})
-    assert tasks.find() == tasks.Task(("b:1",), 3, 2)
-    assert not tasks.find().is_loopback
+    assert tasks.find_task() == tasks.Task(("b:1",), 3, 2)
+    assert not tasks.find_task().is_loopback
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,12 @@ def test_what_the_server_is_given():
     kernels = [keras.Variable(np.zeros([2, 2]), name="kernel")]
     rule.exclude_from_weight_decay(var_list=biases)
     given = {"mode": "async"}, 2, rule, tf_dgc.compressors.TopK()
-    handed = handing.collect(*given, biases + kernels, [True, False], [False] * 2)
+    handed = model_spec.create_model_spec(
+        *given, biases + kernels, [True, False], [False] * 2
+    )
     assert [v["decays"] for v in handed["variables"]] == [False, True]
-    assert json.loads(handing.to_text(handed)) == handed
-    assert handing.difference(handed, handed) is None
+    assert json.loads(model_spec.model_spec_text(handed)) == handed
+    assert model_spec.spec_difference(handed, handed) is None
 
 
 def test_a_model_is_loaded_without_a_cluster(monkeypatch, tmp_path):
@@ -240,8 +242,8 @@ def test_an_address_that_is_taken(monkeypatch, capsys):
 def test_serving_until_all_have_left(monkeypatch, capsys, secret):
     """A server that others can reach warns if it has no secret."""
     monkeypatch.setenv("TF_DGC_SECRET", secret)
-    (port,) = loopback.free_ports(1)
-    monkeypatch.setattr(process.Loop, "run", lambda loop: None)
+    (port,) = launcher.free_ports(1)
+    monkeypatch.setattr(process.ServerLoop, "run", lambda loop: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
     be(monkeypatch, "ps", 0, {**CLUSTER, "ps": [f"0.0.0.0:{port}"]})
     with pytest.raises(SystemExit, match="0"):

@@ -5,7 +5,7 @@ import pytest
 
 from tf_dgc.server import messages
 from tf_dgc.server.messages import REPLY, REQUEST, Kind, Status
-from tf_dgc.server.sessions import Reply, Session
+from tf_dgc.server.sessions import SessionReply, WorkerSession
 
 BODY = np.arange(3, dtype=np.int32)
 
@@ -15,22 +15,22 @@ class Asking:
 
     def __init__(self):
         self.replies = []
-        self.session = Session(9, 0, self.replies.append)
+        self.session = WorkerSession(9, 0, self.replies.append)
 
     def ask(self, number, body=BODY, kind=Kind.PUSH, part=0, parts=1):
         fields = {"kind": kind, "number": number, "part": part, "parts": parts}
-        words = messages.seal(REQUEST, body, incarnation=9, **fields)
-        return self.session.take(*messages.unseal(REQUEST, words))
+        words = messages.add_frame(REQUEST, body, incarnation=9, **fields)
+        return self.session.take(*messages.remove_frame(REQUEST, words))
 
     def told(self):
-        return [messages.unseal(REPLY, words) for words in self.replies]
+        return [messages.remove_frame(REPLY, words) for words in self.replies]
 
 
 def test_a_request_is_answered_once():
     asking = Asking()
     np.testing.assert_array_equal(asking.ask(1), BODY)
     assert asking.session.held == Kind.PUSH
-    asking.session.answer(Reply(body=2 * BODY, clock=4))
+    asking.session.answer(SessionReply(body=2 * BODY, clock=4))
     ((head, body),) = asking.told()
     assert (head["number"], head["clock"], head["incarnation"]) == (1, 4, 9)
     np.testing.assert_array_equal(body, 2 * BODY)
@@ -39,7 +39,7 @@ def test_a_request_is_answered_once():
 def test_one_that_comes_again_gets_the_same_reply_and_does_nothing():
     asking = Asking()
     assert asking.ask(1) is not None
-    asking.session.answer(Reply(body=BODY))
+    asking.session.answer(SessionReply(body=BODY))
     assert asking.ask(1) is None
     first, second = asking.replies
     np.testing.assert_array_equal(first, second)
@@ -50,20 +50,20 @@ def test_one_that_comes_again_while_it_is_held_lets_the_first_go():
     asking = Asking()
     asking.ask(1)
     assert asking.ask(1) is None
-    asking.session.answer(Reply(body=BODY))
+    asking.session.answer(SessionReply(body=BODY))
     (wait, _), (done, body) = asking.told()
     assert (wait["status"], done["status"]) == (Status.WAIT, Status.DONE)
     np.testing.assert_array_equal(body, BODY)
 
 
 def test_parts_are_put_together(monkeypatch):
-    monkeypatch.setattr(messages, "MOST_WORDS", 2)
+    monkeypatch.setattr(messages, "MAX_WORDS", 2)
     asking, body = Asking(), np.arange(5, dtype=np.int32)
     assert asking.ask(1, body[:2], part=0, parts=3) is None
     assert asking.ask(1, body[:2], part=0, parts=3) is None  # again
     assert asking.ask(2, body[2:4], part=1, parts=3) is None
     np.testing.assert_array_equal(asking.ask(3, body[4:], part=2, parts=3), body)
-    asking.session.answer(Reply(body=body, clock=6))
+    asking.session.answer(SessionReply(body=body, clock=6))
     for part in (1, 2):
         assert asking.ask(3 + part, body[:0], Kind.MORE, part) is None
     told = asking.told()
@@ -76,10 +76,10 @@ def test_parts_are_put_together(monkeypatch):
 
 def test_replies_that_have_been_had_are_not_kept(monkeypatch):
     """Each may be a model."""
-    monkeypatch.setattr(messages, "MOST_WORDS", 2)
+    monkeypatch.setattr(messages, "MAX_WORDS", 2)
     asking, body = Asking(), np.arange(4, dtype=np.int32)
     asking.ask(1)
-    asking.session.answer(Reply(body=body))
+    asking.session.answer(SessionReply(body=body))
     asking.ask(2, body[:0], Kind.MORE, 1)
     asking.ask(2, body[:0], Kind.MORE, 1)  # again
     assert [b.tolist() for _, b in asking.told()] == [[0, 1], [2, 3], [2, 3]]
@@ -101,7 +101,7 @@ def test_what_is_out_of_turn_is_refused(number):
     asking = Asking()
     for before in (1, 2):
         asking.ask(before)
-        asking.session.answer(Reply())
+        asking.session.answer(SessionReply())
     if number == 3:  # while another one is held
         asking.ask(3)
         number = 4

@@ -9,8 +9,7 @@ from served_loop import Fake
 from serving import Served, Trained, leaving, run_together, some_weights
 
 import tf_dgc
-from tf_dgc.server import joining
-from tf_dgc.server.sharding import shards
+from tf_dgc.server.worker import join_servers, split_into_shards
 
 SHAPES = [(40, 30), (5,), (20, 30), (30, 10)]
 
@@ -18,13 +17,13 @@ SHAPES = [(40, 30), (5,), (20, 30), (30, 10)]
 @pytest.mark.parametrize("number", [1, 2, 3, 7])
 def test_shards_are_balanced_and_none_is_empty(number):
     sizes = np.random.default_rng(0).integers(0, 1000, 40).tolist()
-    found = shards(sizes, number)
+    found = split_into_shards(sizes, number)
     assert sorted(i for some in found for i in some) == list(range(40))
     assert all(some == sorted(some) for some in found)
     loads = [sum(sizes[i] for i in some) for some in found]
     assert max(loads) - min(loads) <= max(sizes)
-    assert shards([1, 1, 100, 1], 2) == [[2], [0, 1, 3]]
-    assert shards([0] * number, number) == [[i] for i in range(number)]
+    assert split_into_shards([1, 1, 100, 1], 2) == [[2], [0, 1, 3]]
+    assert split_into_shards([0] * number, number) == [[i] for i in range(number)]
 
 
 def test_more_servers_than_variables(monkeypatch):
@@ -167,7 +166,7 @@ class Link:
 
 def test_who_gives_weights_gives_them_to_the_first_server_last():
     said = []
-    joining.join([Link(name, said) for name in "abc"])
+    join_servers([Link(name, said) for name in "abc"])
     assert said == [
         *("enter a", "enter b", "give b", "enter c", "give c", "give a"),
         *("start a", "start b", "start c"),
@@ -176,14 +175,14 @@ def test_who_gives_weights_gives_them_to_the_first_server_last():
 
 def test_others_wait_until_the_first_server_has_weights():
     said = []
-    joining.join([Link(name, said, asks=[False]) for name in "ab"])
+    join_servers([Link(name, said, asks=[False]) for name in "ab"])
     assert said == ["enter a", "start a", "enter b", "start b"]
 
 
 def test_who_was_to_give_them_is_gone_after_it_gave_some():
     said = []
     first = Link("a", said, asks=[False, True], starts=[False, True])
-    joining.join([first, Link("b", said, asks=[False])])
+    join_servers([first, Link("b", said, asks=[False])])
     assert said == [
         *("enter a", "start a"),
         *("enter a", "enter b", "give a", "start a", "start b"),
@@ -198,5 +197,5 @@ def test_one_without_its_checkpoint(missing):
         for name in "ab"
     ]
     with pytest.raises(RuntimeError, match=f"tf_dgc: {missing} begins anew, where"):
-        joining.join(links)
+        join_servers(links)
     assert said[-2:] == ["leave a", "leave b"]

@@ -19,7 +19,7 @@ def test_strangers_and_damage_are_refused_by_name():
     assert "it is of another program or version" in refusal(reply)
     (reply,) = fake.send(1, 77)
     assert "its kind, 77, is unknown" in refusal(reply)
-    words = messages.seal(
+    words = messages.add_frame(
         REQUEST, np.zeros([0], np.int32), kind=Kind.PUSH, worker=0, number=3
     )
     (reply,) = fake.take(1, words)

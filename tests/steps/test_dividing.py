@@ -5,16 +5,16 @@ import pytest
 import tensorflow as tf
 from selection import in_turn
 
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.distribute.worker_variables import PerWorkerVariable
-from tf_dgc.ops import loader
-from tf_dgc.steps import native, operations
-from tf_dgc.steps.plan import LocalStep, Plan
-from tf_dgc.transforms.preconditioning import Divisor, make_numbers
+from tf_dgc import native_library
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable
+from tf_dgc.steps import native, tensorflow_ops
+from tf_dgc.steps.plan import LocalStep, StepPlan
+from tf_dgc.steps.preconditioning import Divisor, divisor_numbers
 
 pytestmark = pytest.mark.skipif(
-    loader.native().library is None,
-    reason=f"no native operations: {loader.native().reason}",
+    native_library.load_library().library is None,
+    reason=f"no native operations: {native_library.load_library().reason}",
 )
 SHAPES = [(300, 33), (70, 50), (2001,)]
 COUNTS = [100, 7, 2001]
@@ -22,14 +22,14 @@ COUNTS = [100, 7, 2001]
 
 def numbers(active=True, epsilon=1e-7):
     step, factors = tf.constant(3.0, tf.float64), tf.constant([1.0, 4.0])
-    return make_numbers(factors, step, 0.9, 0.999, epsilon, active)
+    return divisor_numbers(factors, step, 0.9, 0.999, epsilon, active)
 
 
 def make_step(dtype, epsilon=1e-7, active=True, momentum=True, bad=False):
     """Return a step of two tensors that are divided, and an exempt one."""
     wide = "float64" if dtype == "float64" else "float32"
     layout = [
-        Tensor(str(i), shape, tf.as_dtype(wide), exempt=len(shape) < 2)
+        TensorSpec(str(i), shape, tf.as_dtype(wide), uncompressed=len(shape) < 2)
         for i, shape in enumerate(SHAPES)
     ]
     rng = np.random.default_rng(7)
@@ -40,21 +40,21 @@ def make_step(dtype, epsilon=1e-7, active=True, momentum=True, bad=False):
             variable.value.assign(make(tuple(variable.shape)))
         return made
 
-    def draw(shape):
+    def keys(shape):
         return rng.normal(size=shape) * 10.0 ** rng.integers(-20, 19, shape)
 
-    gradients = [np.clip(draw(s), -6e4, 6e4) * rng.integers(0, 2, s) for s in SHAPES]
+    gradients = [np.clip(keys(s), -6e4, 6e4) * rng.integers(0, 2, s) for s in SHAPES]
     if bad:
         gradients[0][5, 5] = np.nan
-    moments = variables("moment", lambda s: draw(s) ** 2 * rng.integers(0, 2, s))
+    moments = variables("moment", lambda s: keys(s) ** 2 * rng.integers(0, 2, s))
     rows = tf.unstack(numbers(active, epsilon))
     divisors = [Divisor(m, row, active) for m, row in zip(moments, rows, strict=False)]
     return LocalStep(
-        Plan(layout, COUNTS, False),
+        StepPlan(layout, COUNTS, False),
         [tf.cast(tf.constant(g), dtype) for g in gradients],
         [1.0, 0.375, 1.0],
-        variables("velocity", draw) if momentum else None,
-        variables("residual", draw),
+        variables("velocity", keys) if momentum else None,
+        variables("residual", keys),
         [tf.constant(11)] * 3,
         0.9 if momentum else 0.0,
         False,
@@ -91,7 +91,7 @@ def test_the_same_bits(monkeypatch, case, level):
     settings = {"dtype": "float32", **CASES[case]}
     monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
     mine = results(native, make_step(**settings))
-    theirs = results(operations, make_step(**settings))
+    theirs = results(tensorflow_ops, make_step(**settings))
     for a, b in zip(mine, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tf_dgc.compressors.base import Native
-from tf_dgc.ops import loader
-from tf_dgc.steps import engine_on_gpu, native
+from tf_dgc import native_library
+from tf_dgc.compressors.base import NativeMethod
+from tf_dgc.steps import engine_step, native
 
 
 @pytest.fixture
@@ -15,13 +15,15 @@ def take(monkeypatch):
 
     def answer(methods, problem="", on_gpu=(True, True, True)):
         state = SimpleNamespace(cuda_problem=problem, cuda_methods=["whole", "two_bit"])
-        monkeypatch.setattr(loader, "native", lambda: state)
+        monkeypatch.setattr(native_library, "load_library", lambda: state)
         monkeypatch.setattr(native, "is_on_gpu", lambda variables: variables[0])
-        memory = SimpleNamespace(
+        worker_state = SimpleNamespace(
             velocity=on_gpu[:1], residual=on_gpu[1:2], second_moment=on_gpu[2:]
         )
-        inputs = SimpleNamespace(memory=memory)
-        return engine_on_gpu.suits(inputs, [Native(name) for name in methods])
+        inputs = SimpleNamespace(worker_state=worker_state)
+        return engine_step.gpu_supports(
+            inputs, [NativeMethod(name) for name in methods]
+        )
 
     return answer
 

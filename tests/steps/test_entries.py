@@ -6,18 +6,24 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.collectives.requests import Entries, Result, Sum, marks, whole
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives.requests import (
+    AllReduce,
+    Result,
+    SparseEntries,
+    position_mask,
+    to_dense_tensor,
+)
 from tf_dgc.compressors.base import Compressor
-from tf_dgc.steps.views import views
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.steps.flat_buffer import flat_views
+from tf_dgc.testing import Simulation
 
 
 def entries(rng, size, number):
     """Return so many entries of a tensor, some of which are 0."""
     positions = np.sort(rng.choice(size, number, replace=False)).astype(np.int32)
     values = rng.integers(-2, 3, number).astype(np.float32)
-    return Entries(tf.constant(positions), tf.constant(values), size)
+    return SparseEntries(tf.constant(positions), tf.constant(values), size)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
@@ -25,18 +31,20 @@ def test_parts_of_entries_are_those_of_the_whole(sizes, data):
     size = sum(sizes)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     rows = [entries(rng, size, rng.integers(0, size + 1)) for _ in range(3)]
-    tensors = [Tensor(str(n), (n,), tf.float32, False) for n in sizes]
-    (view,) = views(tensors, together=True)
+    tensors = [TensorSpec(str(n), (n,), tf.float32, False) for n in sizes]
+    (view,) = flat_views(tensors, together=True)
     results = view.results(Result(rows, rows[0], entries=1), [{} for _ in sizes])
     ends = np.cumsum(sizes)[:-1]
 
     def joined(parts):
-        return np.concatenate([whole(part).numpy() for part in parts])
+        return np.concatenate([to_dense_tensor(part).numpy() for part in parts])
 
-    total = np.sum([whole(row).numpy() for row in rows], axis=0)
+    total = np.sum([to_dense_tensor(row).numpy() for row in rows], axis=0)
     np.testing.assert_array_equal(joined(r.sum for r in results), total)
-    np.testing.assert_array_equal(joined(r.sent for r in results), whole(rows[0]))
-    numbers = [part.sum() for part in np.split(marks(rows[0]).numpy(), ends)]
+    np.testing.assert_array_equal(
+        joined(r.sent for r in results), to_dense_tensor(rows[0])
+    )
+    numbers = [part.sum() for part in np.split(position_mask(rows[0]).numpy(), ends)]
     assert [int(r.entries) for r in results] == numbers
 
 
@@ -53,14 +61,14 @@ class Ones(Compressor):
     def bytes(self, shape, dtype):
         return 4 * len(self.places)
 
-    def exchange(self, values, state, draw):
+    def exchange(self, values, state, keys):
         size = values.shape.num_elements()
-        total = yield Sum(tf.fill([len(self.places)], 1.0))
+        total = yield AllReduce(tf.fill([len(self.places)], 1.0))
         rows = [
-            Entries(tf.constant([at]), 0 * total[:1] + self.value, size)
+            SparseEntries(tf.constant([at]), 0 * total[:1] + self.value, size)
             for at in self.places
         ]
-        return Result(rows, rows[draw.worker], entries=1)
+        return Result(rows, rows[keys.worker], entries=1)
 
 
 @pytest.mark.parametrize(("places", "fits"), [((3, 3), False), ((3, 4), True)])

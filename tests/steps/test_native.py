@@ -11,15 +11,15 @@ from harness import Trainer, initial_weights, make_gradients
 from selection import rows
 
 import tf_dgc
-from tf_dgc.codecs import header
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.ops import loader
+from tf_dgc import native_library
+from tf_dgc.codecs import buffer
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import Plan
+from tf_dgc.steps.plan import StepPlan
 
 pytestmark = pytest.mark.skipif(
-    loader.native().library is None,
-    reason=f"no native operations: {loader.native().reason}",
+    native_library.load_library().library is None,
+    reason=f"no native operations: {native_library.load_library().reason}",
 )
 
 O = keras.optimizers  # noqa: E741
@@ -50,11 +50,11 @@ CASES = {
     "sign": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "sign"}),
     "mxint8": (
         lambda: O.SGD(0.1, momentum=0.9),
-        {"value_dtype": "mxint8", "exempt_dtype": "bfloat16"},
+        {"value_dtype": "mxint8", "uncompressed_dtype": "bfloat16"},
     ),
     "mxfp4": (
         lambda: O.SGD(0.1, momentum=0.9),
-        {"value_dtype": "mxfp4", "exempt_dtype": "mxint8", "sparsity": SCHEDULE},
+        {"value_dtype": "mxfp4", "uncompressed_dtype": "mxint8", "sparsity": SCHEDULE},
     ),
     "float32": (lambda: O.SGD(0.1, momentum=0.9), {"value_dtype": "float32"}),
 }
@@ -107,7 +107,7 @@ def test_both_paths_give_the_same_bits(
     as_numpy = tf.as_dtype(dtype).as_numpy_dtype
     gradients = make_gradients(num_workers, STEPS, as_numpy, SHAPES)
     mine, my_stats = train(strategies[num_workers], case, as_numpy, gradients)
-    monkeypatch.setattr(native, "is_live", lambda variables: False)
+    monkeypatch.setattr(native, "is_available", lambda variables: False)
     theirs, their_stats = train(strategies[num_workers], case, as_numpy, gradients)
     assert my_stats == their_stats
     for a, b in zip(mine, theirs, strict=True):
@@ -131,7 +131,7 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
     """Compress from zero state; return words, velocity and residual."""
     make = [tf.Variable(tf.zeros([t.size], t.dtype)) for t in layout + layout]
     velocity, residual = make[: len(layout)], make[len(layout) :]
-    words = loader.native().library.tf_dgc_compress(
+    words = native_library.load_library().library.tf_dgc_compress(
         gradients=gradients,
         velocity=[v.handle for v in velocity],
         residual=[v.handle for v in residual],
@@ -146,8 +146,8 @@ def run_compress(gradients, counts, layout, momentum=0.5, offsets=None, scales=N
         divisors=tf.zeros([0, 5], tf.float64),
         nesterov=False,
         factor_masking=True,
-        largest_exponents=native._exponents(Plan(layout, counts, False)),
-        **native.agreed(Plan(layout, counts, False)),
+        largest_exponents=native._exponents(StepPlan(layout, counts, False)),
+        **native.layout_attributes(StepPlan(layout, counts, False)),
     )
     return words, velocity, residual
 
@@ -164,11 +164,11 @@ def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
     monkeypatch.setenv("TF_DGC_VECTOR_LEVEL", level)
     rng = np.random.default_rng(3)
     layout = [
-        Tensor("", (70_000,), tf.float32, False, value_dtype),
-        Tensor("", (33,), tf.float64, True, "float64"),
-        Tensor("", (500,), tf.float64, False, value_dtype),
-        Tensor("", (77,), tf.float32, True, None, "bfloat16"),
-        Tensor("", (77,), tf.float32, True, None, "mxint8"),
+        TensorSpec("", (70_000,), tf.float32, False, value_dtype),
+        TensorSpec("", (33,), tf.float64, True, "float64"),
+        TensorSpec("", (500,), tf.float64, False, value_dtype),
+        TensorSpec("", (77,), tf.float32, True, None, "bfloat16"),
+        TensorSpec("", (77,), tf.float32, True, None, "mxint8"),
     ]
     counts = [97, 33, 6, 77, 77]
     gradients = [rng.normal(size=t.size).astype(t.dtype.name) for t in layout]
@@ -176,7 +176,7 @@ def test_buffer_is_that_of_the_reference(monkeypatch, value_dtype, level):
     selections = []
     for g, k, tensor in zip(gradients, counts, layout, strict=True):
         where = np.sort(np.argsort(-np.abs(g))[:k])
-        selections.append((None, g) if tensor.exempt else (where, g[where]))
+        selections.append((None, g) if tensor.uncompressed else (where, g[where]))
     reference = wire_reference.encode(
         reference_layout(layout), counts, selections, True
     )
@@ -196,7 +196,7 @@ def test_ties_are_broken_from_the_offset(content):
     if content == "few zeros left":
         gradient[:] = 0
         gradient[7:57] = 1.0
-    layout = [Tensor("", (n,), tf.float32, False, "float32")]
+    layout = [TensorSpec("", (n,), tf.float32, False, "float32")]
     words, _, _ = run_compress([gradient], [k], layout, offsets=[offset])
     ((where, _),), _ = wire_reference.decode(
         words.numpy().view(np.uint32), reference_layout(layout), [k]
@@ -208,7 +208,7 @@ def test_ties_are_broken_from_the_offset(content):
 
 def test_denormals_are_zero():
     """A velocity that decays to denormals would make every step slow."""
-    layout = [Tensor("", (5000,), tf.float32, False, "float32")]
+    layout = [TensorSpec("", (5000,), tf.float32, False, "float32")]
     gradient = np.full(5000, 1e-39, "float32")
     _, velocity, residual = run_compress([gradient], [5], layout)
     assert not np.any(velocity[0].numpy())
@@ -219,15 +219,15 @@ def test_denormals_are_zero():
 def test_nan_leaves_its_entries_out(share):
     """A whole step is left out by scales of NaN (`clipping.drop`)."""
     layout = [
-        Tensor("", (5000,), tf.float32, False, "float32"),
-        Tensor("", (5,), tf.float32, True, "float32"),
+        TensorSpec("", (5000,), tf.float32, False, "float32"),
+        TensorSpec("", (5,), tf.float32, True, "float32"),
     ]
     gradient = np.ones(5000, "float32")
     gradient[::share] = np.nan
     words, velocity, residual = run_compress(
         [gradient, np.ones(5, "float32")], [5, 5], layout
     )
-    assert words[header.FLAGS] == 1
+    assert words[buffer.FLAGS_WORD] == 1
     finite = np.isfinite(gradient)
     for state in (velocity[0].numpy(), residual[0].numpy()):
         assert not np.any(state[~finite])
@@ -236,10 +236,10 @@ def test_nan_leaves_its_entries_out(share):
 
 
 def test_overflow_of_the_residual_counts_as_nonfinite():
-    layout = [Tensor("", (5000,), tf.float64, False, "float64")]
+    layout = [TensorSpec("", (5000,), tf.float64, False, "float64")]
     gradient = np.full(5000, 1e308)
     words, _, _ = run_compress([gradient], [5], layout, scales=[10.0])
-    assert words[header.FLAGS] == 1
+    assert words[buffer.FLAGS_WORD] == 1
 
 
 # --- bad input ------------------------------------------------------------------------
@@ -256,13 +256,13 @@ def test_overflow_of_the_residual_counts_as_nonfinite():
     ],
 )
 def test_wrong_arguments(counts, offsets, size, what):
-    layout = [Tensor("", (5,), tf.float32, False, "float32")]
+    layout = [TensorSpec("", (5,), tf.float32, False, "float32")]
     with pytest.raises(tf.errors.InvalidArgumentError, match=what):
         run_compress([np.ones(size, "float32")], counts, layout, offsets=offsets)
 
 
 def test_a_variable_that_changed_its_shape():
-    layout = [Tensor("", (5,), tf.float32, True, "float32")]
+    layout = [TensorSpec("", (5,), tf.float32, True, "float32")]
     words, _, _ = run_compress([np.ones(5, "float32")], [5], layout)
     variable = tf.Variable(tf.zeros([5]), shape=tf.TensorShape(None))
     variable.assign(tf.zeros([2, 2]))
@@ -271,17 +271,17 @@ def test_a_variable_that_changed_its_shape():
 
 
 def descend(variable, words, layout, counts):
-    return loader.native().library.tf_dgc_descend(
+    return native_library.load_library().library.tf_dgc_descend(
         variables=[variable.handle],
         rate=tf.constant(0.5, tf.float64),
         buffers=words[tf.newaxis],
         counts=tf.constant(counts),
         T=[t.dtype for t in layout],
-        **native.agreed(Plan(layout, counts, False)),
+        **native.layout_attributes(StepPlan(layout, counts, False)),
     )
 
 
-LAYOUT = [Tensor("", (1000,), tf.float32, False, "float32")]
+LAYOUT = [TensorSpec("", (1000,), tf.float32, False, "float32")]
 
 
 def good_words():

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc.codecs import header
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc import native_library
+from tf_dgc.codecs import buffer
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors.common.one_round import to_words
-from tf_dgc.ops import loader
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import Plan
+from tf_dgc.steps.plan import StepPlan
 
 pytestmark = pytest.mark.skipif(
-    loader.native().library is None,
-    reason=f"no native operations: {loader.native().reason}",
+    native_library.load_library().library is None,
+    reason=f"no native operations: {native_library.load_library().reason}",
 )
 
-PLAN = Plan([Tensor("", (5,), tf.float32, True)], [5], False)
+PLAN = StepPlan([TensorSpec("", (5,), tf.float32, True)], [5], False)
 
 
 def ones_of(number):
@@ -37,21 +37,21 @@ def operands(**changes):
 
 
 def words_of(values):
-    agreed = native.agreed(PLAN)
+    agreed = native.layout_attributes(PLAN)
     body = to_words(tf.constant(values, tf.float32))
-    return header.seal(agreed["fingerprint"], 5 + 5, [body], tf.constant(True))
+    return buffer.add_header(agreed["fingerprint"], 5 + 5, [body], tf.constant(True))
 
 
 def apply_words(words, **changes):
     """Apply buffers of one worker; return the variables that were given."""
     variables, given = operands(**changes)
     try:
-        native.library().tf_dgc_apply(
+        native.ops().tf_dgc_apply(
             **given,
             buffers=words[tf.newaxis],
-            counts=native.counts(PLAN),
+            counts=native.entry_counts(PLAN),
             T=[tf.float32],
-            **native.agreed(PLAN),
+            **native.layout_attributes(PLAN),
         )
     except tf.errors.InvalidArgumentError as error:
         return variables, str(error)
@@ -61,7 +61,7 @@ def apply_words(words, **changes):
 def apply_sums(sums, flat=False, **changes):
     variables, given = operands(**changes)
     try:
-        native.library().tf_dgc_apply_sums(**given, sums=sums, flat=flat)
+        native.ops().tf_dgc_apply_sums(**given, sums=sums, flat=flat)
     except tf.errors.InvalidArgumentError as error:
         return variables, str(error)
     return variables, ""

@@ -6,12 +6,12 @@ import tensorflow as tf
 from selection import rows
 
 from tf_dgc import compressors
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.exchanges import Gossip, Place
-from tf_dgc.local import neighbours
-from tf_dgc.steps.memory import initial_value
-from tf_dgc.steps.near import Coder
-from tf_dgc.testing.communicator import run_all
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import Gossip, Rank
+from tf_dgc.local.gossip import Neighbors, check_gossip
+from tf_dgc.steps.neighbors import NeighborCoder
+from tf_dgc.steps.state import initial_value
+from tf_dgc.testing import run_all
 
 SHAPES = [(30, 40), (7,), (5, 5)]
 
@@ -19,7 +19,7 @@ SHAPES = [(30, 40), (7,), (5, 5)]
 def goes(name):
     gossip = Gossip("ring", step_size=0.5)
     try:
-        neighbours.check(gossip, compressors.get(name), None, None, 3)
+        check_gossip(gossip, compressors.get(name), None, None, 3)
     except ValueError:
         return False
     return True
@@ -46,10 +46,10 @@ def test_most_methods_are_among_them():
 
 def coder(name, dtype):
     tensors = [
-        Tensor(f"t{i}", shape, tf.as_dtype(dtype), i == 1)
+        TensorSpec(f"t{i}", shape, tf.as_dtype(dtype), i == 1)
         for i, shape in enumerate(SHAPES)
     ]
-    return Coder(compressors.get(name), tensors, 3, tf.constant(5, tf.int64))
+    return NeighborCoder(compressors.get(name), tensors, 3, tf.constant(5, tf.int64))
 
 
 def states(name, dtype):
@@ -109,7 +109,7 @@ def test_what_is_damaged_is_refused():
 def test_workers_move_by_their_row_of_the_matrix(name, number):
     gossip = Gossip("ring")
     (matrix,) = gossip.weights(number)
-    places = [Place(worker, number) for worker in range(number)]
+    places = [Rank(worker, number) for worker in range(number)]
     values = [some_values("float64", worker) for worker in range(number)]
     coded = [
         coder(name, "float64").encode(v, tf.constant(True), place.worker)
@@ -122,7 +122,7 @@ def test_workers_move_by_their_row_of_the_matrix(name, number):
     sent = np.array([np.concatenate(s.values) for _, s in coded])
     pulls = []
     for place, rows_of, mine in zip(places, run_all(rounds), sent, strict=True):
-        them = neighbours.Neighbours(gossip, place, tf.constant(7, tf.int64))
+        them = Neighbors(gossip, place, tf.constant(7, tf.int64))
         pull = np.zeros_like(mine)
         for row, worker, share in zip(rows_of, them.workers, them.shares, strict=True):
             theirs = coder(name, "float64").decode(row, values[place.worker], worker)

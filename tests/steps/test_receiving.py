@@ -9,12 +9,12 @@ import tensorflow as tf
 from selection import rows
 
 from tf_dgc import compressors, schedules
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.server import validation
-from tf_dgc.steps import pushing
-from tf_dgc.steps.base import Inputs
-from tf_dgc.steps.memory import make_memory
-from tf_dgc.steps.receiving import Receiver
+from tf_dgc.steps import push
+from tf_dgc.steps.base import StepInputs
+from tf_dgc.steps.push import PushReceiver
+from tf_dgc.steps.state import create_worker_state
 
 SHAPES = [(30, 40), (7,), (25, 20)]
 SCHEDULE = schedules.PiecewiseConstantSparsity([3], [0.0, 0.9])
@@ -41,11 +41,11 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
     """Return a worker's push, and what receives it."""
     kind = tf.as_dtype(dtype)
     tensors = [
-        Tensor(f"t{i}", s, kind, exempt=i == 1, largest=math.inf)
+        TensorSpec(f"t{i}", s, kind, uncompressed=i == 1, largest=math.inf)
         for i, s in enumerate(SHAPES)
     ]
     feedback = compressor.error_feedback in ("required", "default")
-    memory = make_memory(
+    worker_state = create_worker_state(
         tensors,
         compressor,
         keeps_residual=feedback,
@@ -59,24 +59,26 @@ def take(compressor, dtype, step, seed=0, worker=1, momentum=0.0, bad=False):
     if bad:
         gradients[0] *= math.nan
     number = tf.constant(step, tf.int64)
-    inputs = Inputs(
+    inputs = StepInputs(
         compressor,
         tensors,
         [0, 1, 2],
         gradients,
         [0.5] * 3,
-        memory,
+        worker_state,
         momentum,
         False,
         True,
         7,
         number,
         worker,
-        pushing.NUM_WORKERS,
+        push.NUM_WORKERS,
         [t.size for t in tensors],
     )
-    pushed = pushing.push(inputs)
-    receivers = [Receiver(compressor, tensors, feedback, 7, n) for n in (False, True)]
+    pushed = push.push(inputs)
+    receivers = [
+        PushReceiver(compressor, tensors, feedback, 7, n) for n in (False, True)
+    ]
     return pushed, receivers, number
 
 

@@ -7,12 +7,12 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc.codecs import value_types, wire
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.codecs.wire import Selection
-from tf_dgc.distribute.communicator import Communicator
+from tf_dgc.codecs import buffer, value_types
+from tf_dgc.codecs.buffer import SelectedEntries
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import plan
+from tf_dgc.steps.plan import plan_step
 
 SHAPES = [(40, 50), (5,), (60, 25)]
 SPARSITY = 0.99
@@ -27,21 +27,25 @@ class EveryOther(Communicator):
 
     def __init__(self, strategy, value_dtype):
         super().__init__(strategy)
-        layout = [Tensor("", s, tf.float32, len(s) < 2, value_dtype) for s in SHAPES]
-        self._plan = plan(layout, SPARSITY, self.num_workers)
+        layout = [
+            TensorSpec("", s, tf.float32, len(s) < 2, value_dtype) for s in SHAPES
+        ]
+        self._plan = plan_step(layout, SPARSITY, self.num_workers)
 
     def answer(self, request, check=None):
         layout, counts = self._plan.layout, self._plan.counts
-        positions = wire.positions(request.words, layout, counts)
-        values = wire.values(request.words, layout, counts)
+        positions = buffer.sent_positions(request.words, layout, counts)
+        values = buffer.sent_values(request.words, layout, counts)
         selections, delivered = [], []
         for t, where, found in zip(layout, positions, values, strict=True):
-            if not t.exempt:
+            if not t.uncompressed:
                 kept = tf.range(tf.size(found)) % 2 == 0
                 found = tf.where(kept, found, 0.0)
                 delivered.append(kept)
-            selections.append(Selection(where, value_types.encode(found, t.value_type)))
-        words = wire.encode(layout, counts, selections, tf.constant(True))
+            selections.append(
+                SelectedEntries(where, value_types.encode_values(found, t.value_type))
+            )
+        words = buffer.encode_sparse(layout, counts, selections, tf.constant(True))
         reply = super().answer(request._replace(words=words), check)
         return reply._replace(delivered=tf.concat(delivered, axis=0))
 
@@ -88,7 +92,7 @@ def test_what_is_left_out_on_the_way_is_kept(
     monkeypatch, strategies, path, factor_masking, value_dtype
 ):
     if path == "operations":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
     strategy = strategies[2]
 
     def make_optimizer():
@@ -119,7 +123,7 @@ def test_what_is_left_out_on_the_way_is_kept(
     for mine, theirs in pairs:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
     # In four steps of 20 and 15 entries, half of which arrive.
-    last = trainer.local(list(optimizer.kept.memory.last_sent._last.values()))
+    last = trainer.local(list(optimizer.kept.worker_state.last_sent._last.values()))
     for worker in last:
         for tensor, most in zip(worker, (40, 32), strict=True):
             assert 10 <= np.count_nonzero(tensor) <= most

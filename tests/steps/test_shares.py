@@ -13,18 +13,18 @@ from harness import (
 )
 
 import tf_dgc
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.steps import native
-from tf_dgc.steps.plan import shares
+from tf_dgc.steps.plan import split_uncompressed
 
 SGD = keras.optimizers.SGD
 # At three workers the bias is worth a collective of its own.
 SHAPES = [(50, 40), (60_000,), (7, 3)]
 
 
-def tensors(*sizes, exempt):
+def tensors(*sizes, uncompressed):
     return [
-        Tensor("", (n,), tf.float32, i in exempt, "float32")
+        TensorSpec("", (n,), tf.float32, i in uncompressed, "float32")
         for i, n in enumerate(sizes)
     ]
 
@@ -32,23 +32,23 @@ def tensors(*sizes, exempt):
 @pytest.mark.parametrize(
     ("layout", "num_workers", "expected"),
     [
-        (tensors(9, 10**6, 10**6, exempt=[0, 1]), 1, [[0, 1, 2]]),
-        (tensors(9, 10**6, 10**6, exempt=[0, 1]), 2, [[0, 1, 2]]),
-        (tensors(9, 10**6, 10**6, exempt=[0, 1]), 3, [[2], [0, 1]]),
-        (tensors(9, 1000, 10**6, exempt=[0, 1]), 3, [[0, 1, 2]]),
-        (tensors(9, 1000, 10**6, exempt=[0, 1]), 64, [[2], [0, 1]]),
-        (tensors(9, 10**6, exempt=[0, 1]), 64, [[0, 1]]),
-        (tensors(9, 10**6, exempt=[]), 64, [[0, 1]]),
+        (tensors(9, 10**6, 10**6, uncompressed=[0, 1]), 1, [[0, 1, 2]]),
+        (tensors(9, 10**6, 10**6, uncompressed=[0, 1]), 2, [[0, 1, 2]]),
+        (tensors(9, 10**6, 10**6, uncompressed=[0, 1]), 3, [[2], [0, 1]]),
+        (tensors(9, 1000, 10**6, uncompressed=[0, 1]), 3, [[0, 1, 2]]),
+        (tensors(9, 1000, 10**6, uncompressed=[0, 1]), 64, [[2], [0, 1]]),
+        (tensors(9, 10**6, uncompressed=[0, 1]), 64, [[0, 1]]),
+        (tensors(9, 10**6, uncompressed=[]), 64, [[0, 1]]),
     ],
 )
 def test_what_travels_together(layout, num_workers, expected):
-    assert shares(layout, num_workers) == expected
+    assert split_uncompressed(layout, num_workers) == expected
 
 
 @pytest.mark.parametrize("path", ["native", "operations", "composed"])
 def test_what_is_handed_over(monkeypatch, strategies, path):
     if path == "operations":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
     method = "qsgd" if path == "composed" else tf_dgc.compressors.TopK(0.99)
     weights = initial_weights("float32", SHAPES)
     trainer = Trainer(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.ops import loader
+from tf_dgc import native_library
 from tf_dgc.optimizers.validation import uses_error_feedback
 from tf_dgc.steps import accumulation, native
 
@@ -23,7 +23,11 @@ METHODS = [
     tf_dgc.compressors.PowerSGD(2),
     tf_dgc.compressors.ATOMO(2),
 ]
-PATHS = ["native", "tensorflow"] if loader.native().library else ["tensorflow"]
+PATHS = (
+    ["native", "tensorflow"]
+    if native_library.load_library().library
+    else ["tensorflow"]
+)
 
 
 def slices(rng, dtype):
@@ -69,7 +73,7 @@ def states(gradients, dtype="float32", momentum=0.9, **settings):
 @pytest.mark.parametrize("path", PATHS)
 def test_the_same_bits_as_by_the_whole(monkeypatch, path, dtype, settings):
     if path != "native":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
     as_numpy = tf.as_dtype(dtype).as_numpy_dtype
     rng = np.random.default_rng(3)
     sparse = [slices(rng, as_numpy) for _ in range(STEPS)]
@@ -94,7 +98,7 @@ def test_a_norm_is_that_of_summed_rows(name):
 @pytest.mark.parametrize("path", PATHS)
 def test_without_rows_the_gradient_is_zero(monkeypatch, path):
     if path != "native":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
     none = tf.IndexedSlices(tf.zeros((0, 33)), tf.zeros([0], tf.int32), SHAPE)
     weights, *kept = states([none])
     np.testing.assert_array_equal(weights, np.ones(SHAPE))
@@ -120,7 +124,7 @@ def test_rows_are_ascending_and_distinct():
 @pytest.mark.parametrize("path", PATHS)
 def test_rows_that_do_not_exist(monkeypatch, path, row):
     if path != "native":
-        monkeypatch.setattr(native, "is_live", lambda variables: False)
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
     gradient = tf.IndexedSlices(tf.ones((1, 33)), tf.constant([row]), SHAPE)
     with pytest.raises(tf.errors.InvalidArgumentError):
         states([gradient])

@@ -7,11 +7,16 @@ import tensorflow as tf
 from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
-from tf_dgc import compressors
-from tf_dgc.collectives.requests import Sum
-from tf_dgc.ops import loader
-from tf_dgc.steps import composed, fused, kinds, native, operations
-from tf_dgc.steps.base import Outcome
+from tf_dgc import compressors, native_library
+from tf_dgc.collectives.requests import AllReduce
+from tf_dgc.steps import (
+    generic_step,
+    implementations,
+    native,
+    tensorflow_ops,
+    top_k_step,
+)
+from tf_dgc.steps.base import StepOutcome
 
 
 def sum_everything(inputs):
@@ -19,16 +24,20 @@ def sum_everything(inputs):
 
     def step():
         flat = [tf.reshape(g, [-1]) for g in inputs.gradients]
-        (total,) = yield [Sum(tf.concat(flat, axis=0))]
+        (total,) = yield [AllReduce(tf.concat(flat, axis=0))]
         sizes = [t.size for t in inputs.tensors]
         halves = [part / 2 for part in tf.split(total, sizes)]
-        return Outcome(lambda: (halves, tf.constant(0)), sum(sizes), 8 * sum(sizes))
+        return StepOutcome(lambda: (halves, tf.constant(0)), sum(sizes), 8 * sum(sizes))
 
     return step()
 
 
 def test_a_third_kind_of_step(monkeypatch, strategies):
-    monkeypatch.setattr(kinds, "KINDS", [sum_everything, *kinds.KINDS])
+    monkeypatch.setattr(
+        implementations,
+        "IMPLEMENTATIONS",
+        [sum_everything, *implementations.IMPLEMENTATIONS],
+    )
     weights = initial_weights()
     trainer = Trainer(
         strategies[2],
@@ -60,10 +69,13 @@ def take_step(monkeypatch, strategy, make_optimizer):
         monkeypatch.setattr(module, name, recorded)
         return recorded
 
-    recorded = [spy(fused, "begin"), spy(composed, "begin")]
-    monkeypatch.setattr(kinds, "KINDS", recorded)
+    recorded = [
+        spy(top_k_step, "start_top_k_step"),
+        spy(generic_step, "start_generic_step"),
+    ]
+    monkeypatch.setattr(implementations, "IMPLEMENTATIONS", recorded)
     spy(native, "compress")
-    spy(operations, "compress")
+    spy(tensorflow_ops, "compress")
     (gradients,) = make_gradients(2, 1)
     Trainer(strategy, make_optimizer, initial_weights()).step(gradients)
     return set(taken)
@@ -75,20 +87,25 @@ SGD = keras.optimizers.SGD
 @pytest.mark.parametrize(
     ("make_optimizer", "kind"),
     [
-        (lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.9), "fused"),
-        (lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.0), "composed"),
-        (lambda: tf_dgc.CompressedOptimizer(SGD(1.0), "top_k"), "fused"),
+        (lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.9), "top_k_step"),
+        (lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.0), "generic_step"),
+        (lambda: tf_dgc.CompressedOptimizer(SGD(1.0), "top_k"), "top_k_step"),
         (
             lambda: tf_dgc.CompressedOptimizer(SGD(1.0), "top_k", error_feedback=False),
-            "composed",
+            "generic_step",
         ),
-        (lambda: tf_dgc.CompressedOptimizer(SGD(1.0), compressors.QSGD()), "composed"),
+        (
+            lambda: tf_dgc.CompressedOptimizer(SGD(1.0), compressors.QSGD()),
+            "generic_step",
+        ),
     ],
 )
 def test_which_kind_is_chosen(monkeypatch, strategies, make_optimizer, kind):
     taken = take_step(monkeypatch, strategies[2], make_optimizer)
-    path = {"native" if loader.native().library else "operations"}
-    assert taken == ({"fused"} | path if kind == "fused" else {"composed"})
+    path = {"native" if native_library.load_library().library else "tensorflow_ops"}
+    assert taken == (
+        {"top_k_step"} | path if kind == "top_k_step" else {"generic_step"}
+    )
 
 
 def test_a_subclass_of_top_k_is_composed(monkeypatch, strategies):
@@ -102,12 +119,12 @@ def test_a_subclass_of_top_k_is_composed(monkeypatch, strategies):
         strategies[2],
         lambda: tf_dgc.CompressedOptimizer(SGD(1.0), Mine(0.9)),
     )
-    assert taken == {"composed"}
+    assert taken == {"generic_step"}
 
 
 def test_without_the_native_operations(monkeypatch, strategies):
-    monkeypatch.setattr(native, "is_live", lambda variables: False)
+    monkeypatch.setattr(native, "is_available", lambda variables: False)
     taken = take_step(
         monkeypatch, strategies[2], lambda: tf_dgc.DGCOptimizer(SGD(1.0), 0.9)
     )
-    assert taken == {"fused", "operations"}
+    assert taken == {"top_k_step", "tensorflow_ops"}

@@ -6,22 +6,24 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc import compressors
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.steps.views import views
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.steps.flat_buffer import flat_views
 
 
-def tensors(*sizes, exempt=False):
-    return [Tensor(f"t{i}", (n,), tf.float32, exempt) for i, n in enumerate(sizes)]
+def tensors(*sizes, uncompressed=False):
+    return [
+        TensorSpec(f"t{i}", (n,), tf.float32, uncompressed) for i, n in enumerate(sizes)
+    ]
 
 
 def test_positions_of_all_together_are_int32():
     half = 2**30
-    (view,) = views(tensors(half, half - 1), together=True)
+    (view,) = flat_views(tensors(half, half - 1), together=True)
     assert view.seen.size == tf.int32.max
     with pytest.raises(ValueError, match=r"2 tensors from t0 on, with 2147483648"):
-        views(tensors(half, half), together=True)
-    assert len(views(tensors(half, half), together=False)) == 2
-    assert len(views(tensors(half, half, exempt=True), together=True)) == 2
+        flat_views(tensors(half, half), together=True)
+    assert len(flat_views(tensors(half, half), together=False)) == 2
+    assert len(flat_views(tensors(half, half, uncompressed=True), together=True)) == 2
 
 
 @pytest.mark.parametrize("method", [compressors.GlobalTopK, compressors.LGC])

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import compressors
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 # Settings that a method is tested with beside its defaults.
 VARIANTS = {
@@ -180,7 +180,7 @@ def draws_anything(case):
 
 def overhead(message):
     """Return the bytes of a collective that belong to no tensor."""
-    if isinstance(message, compressors.Sum):
+    if isinstance(message, compressors.AllReduce):
         return message.values.dtype.size
     return 4 * 5
 

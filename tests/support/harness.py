@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc._internals import launching
-from tf_dgc.distribute.communicator import Communicator
+from tf_dgc._internals import tf_collectives
+from tf_dgc.collectives.communicator import Communicator
 
 SHAPES = [(40, 50), (50,), (50, 30), (7, 3)]
 
@@ -123,7 +123,7 @@ def record_collectives(monkeypatch):
         return launch_and_record
 
     for name in ("launch_all_gather", "launch_all_reduce"):
-        monkeypatch.setattr(launching, name, spy(getattr(launching, name)))
+        monkeypatch.setattr(tf_collectives, name, spy(getattr(tf_collectives, name)))
     return handed_over
 
 

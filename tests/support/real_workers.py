@@ -6,7 +6,7 @@ import time
 
 from nursery import Nursery
 
-from tf_dgc.launch import loopback, worker_processes
+from tf_dgc.multiworker.launch import launcher, worker_processes
 
 _TIMEOUT = 250.0  # s, for all workers to end; on an idle machine few take 20
 
@@ -59,7 +59,9 @@ class Starter:
         """
         environments = [
             {**of_worker, "CUDA_VISIBLE_DEVICES": "-1", **environment}
-            for of_worker in loopback.environments(loopback.free_ports(num_workers))
+            for of_worker in launcher.worker_environments(
+                launcher.free_ports(num_workers)
+            )
         ]
         environments[-1].update(last or {})
         command = list(map(str, command))
@@ -69,7 +71,7 @@ class Starter:
             deadline = time.monotonic() + timeout
             codes = [w.wait(max(1, deadline - time.monotonic())) for w in workers]
         finally:
-            worker_processes.end(workers)
+            worker_processes.end_processes(workers)
             for log in logs:
                 print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
         return Finished(codes, logs, directory)
@@ -82,6 +84,6 @@ class Starter:
                 nursery = self._nurseries[rank % 2]
                 workers.append(nursery.start(command, environments[rank], str(log)))
         except BaseException:
-            worker_processes.end(workers)
+            worker_processes.end_processes(workers)
             raise
         return workers

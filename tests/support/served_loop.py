@@ -6,10 +6,10 @@ import keras
 import numpy as np
 
 from tf_dgc.compressors import NoCompression
-from tf_dgc.server import handing, messages
-from tf_dgc.server.loop import Loop
-from tf_dgc.server.members import Limits
+from tf_dgc.server import messages, model_spec
 from tf_dgc.server.messages import REPLY, REQUEST, Kind, Status
+from tf_dgc.server.process import ServerLoop
+from tf_dgc.server.sessions import Limits
 
 LIMITS = Limits(lease=10.0, start=45.0, wait=40.0, work=100.0, hold=1.0)
 WEIGHTS = np.arange(6, dtype=np.float32)
@@ -20,7 +20,9 @@ class Fake:
 
     def __init__(self, mode="async", staleness=None, number=2, rule=None, **others):
         self.time, self.lines, self.sent = 0.0, [], []
-        self.loop = Loop(self, number, LIMITS, "", self.lines.append, lambda: self.time)
+        self.loop = ServerLoop(
+            self, number, LIMITS, "", self.lines.append, lambda: self.time
+        )
         self.service = self.loop.runs.service(0)
         self.number, self.numbers = number, {}
         settings = {"mode": mode, "staleness": staleness}
@@ -28,7 +30,7 @@ class Fake:
         settings |= {"pull": "whole", "pull_sparsity": None, "quorum": None}
         settings |= {"correction": None, "correction_strength": None, **others}
         variable = keras.Variable(np.zeros([2, 3]), dtype="float32", name="kernel")
-        self.handed = handing.collect(
+        self.handed = model_spec.create_model_spec(
             settings,
             number,
             rule or keras.optimizers.SGD(0.5),
@@ -39,7 +41,7 @@ class Fake:
         )
 
     def answer(self, slot, words):
-        self.sent.append((slot, *messages.unseal(REPLY, words)))
+        self.sent.append((slot, *messages.remove_frame(REPLY, words)))
 
     def send(self, worker, kind, body=(), process=0, repeat=False, **changed):
         """Let a worker send a message; return the replies that it brings about."""
@@ -49,7 +51,7 @@ class Fake:
         fields = {"number": self.numbers[key], "parts": 1, "step": self.clock}
         fields["rate"] = np.nan  # as of a schedule
         fields |= {"incarnation": 100 + process, "worker": worker, "kind": kind}
-        words = messages.seal(
+        words = messages.add_frame(
             REQUEST, np.asarray(body, np.int32), **{**fields, **changed}
         )
         slot = worker + self.number * (kind in (Kind.BEAT, Kind.LEAVE))
@@ -77,7 +79,7 @@ class Fake:
         return model.clock if model else 0
 
     def join(self, worker, process=0, handed=None):
-        text = messages.to_body(handing.to_text(handed or self.handed))
+        text = messages.to_body(model_spec.model_spec_text(handed or self.handed))
         told = self.send(worker, Kind.JOIN, text, process)
         mine = worker, 100 + process
         _, head, body = next(t for t in told if (t[0], t[1]["incarnation"]) == mine)
@@ -107,4 +109,4 @@ def refusal(reply):
 
 
 def body_of(fake):
-    return messages.to_body(handing.to_text(fake.handed))
+    return messages.to_body(model_spec.model_spec_text(fake.handed))

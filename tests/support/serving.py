@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import tf_dgc
 from tf_dgc._internals import rpc
-from tf_dgc.launch import loopback
-from tf_dgc.server.loop import Loop
-from tf_dgc.server.members import Limits
+from tf_dgc.multiworker.launch import launcher
+from tf_dgc.server.process import ServerLoop
+from tf_dgc.server.sessions import Limits
 
 QUICK = Limits(lease=30.0, start=20.0, wait=20.0, work=60.0, hold=0.2)
 
@@ -29,11 +29,11 @@ class Server:
 
     def __init__(self, num_workers, limits, shard):
         self.lines, self.error = [], None
-        (port,) = loopback.free_ports(1)
+        (port,) = launcher.free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.transport = rpc.Server(self.address, 2 * num_workers)
         settings = {"say": self.lines.append, "secret": "", "shard": shard}
-        self.loop = Loop(self.transport, num_workers, limits, **settings)
+        self.loop = ServerLoop(self.transport, num_workers, limits, **settings)
         self.service = self.loop.runs.service(0)
         self._over = threading.Event()
         self._threads = [

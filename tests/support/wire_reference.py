@@ -30,7 +30,7 @@ def encode(layout, counts, selections, finite):
     body = []
     for item, k, (positions, values) in zip(layout, counts, selections, strict=True):
         size, dtype, value_type = item
-        if is_exempt(value_type):
+        if is_uncompressed(value_type):
             body += value_words(values, coded_as(value_type, dtype))
         else:
             low, high = _position_bits(positions, size, k)
@@ -56,7 +56,7 @@ def decode(words, layout, counts):
     selections = []
     for (size, dtype, value_type), k in zip(layout, counts, strict=True):
         positions = None
-        if is_exempt(value_type):
+        if is_uncompressed(value_type):
             k, value_type = size, coded_as(value_type, dtype)
         else:
             width = low_width(size, k)
@@ -72,7 +72,7 @@ def length(layout, counts):
     """Return how many words a buffer has."""
     words = 5
     for (size, dtype, value_type), k in zip(layout, counts, strict=True):
-        if is_exempt(value_type):
+        if is_uncompressed(value_type):
             words += num_value_words(size, coded_as(value_type, dtype))
             continue
         width = low_width(size, k)
@@ -82,7 +82,7 @@ def length(layout, counts):
     return words
 
 
-def is_exempt(value_type):
+def is_uncompressed(value_type):
     return value_type.partition(":")[0] == "exempt"
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dgc
-from tf_dgc.checkpoint import generations
-from tf_dgc.cluster import coordination, meeting
+from tf_dgc.multiworker import backup as multiworker_backup
+from tf_dgc.multiworker import consensus, coordination
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
@@ -141,7 +141,7 @@ def scenario_methods(directory):
 
 def scenario_two_levels(directory):
     """Machines of workers that are none: all four are on this one."""
-    exchange = tf_dgc.exchanges.Hierarchical([[0, 2], [1, 3]])
+    exchange = tf_dgc.collectives.Hierarchical([[0, 2], [1, 3]])
 
     def make():
         return tf_dgc.DGCOptimizer(SGD(0.05, momentum=0.9), 0.9, exchange=exchange)
@@ -282,13 +282,13 @@ def scenario_start(directory):
 def start_bytes(seed):
     """Return what crossed the loopback meanwhile, the weights' size, and them."""
     keras.utils.set_random_seed(seed)
-    meeting.rendezvous(STRATEGY, "start")
+    consensus.wait_for_workers(STRATEGY, "start")
     before = LOOPBACK_SENT.read_text()
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((700,)), keras.layers.Dense(3000)])
         optimizer = dgc()
         optimizer.build(model.trainable_variables)
-    meeting.rendezvous(STRATEGY, "end")
+    consensus.wait_for_workers(STRATEGY, "end")
     return {
         "sent": int(LOOPBACK_SENT.read_text()) - int(before),
         "weights": 4 * model.count_params(),
@@ -305,7 +305,7 @@ def train_before_the_chief_is_alone(directory):
         model.fit(x, y, batch_size=16, verbose=0)
 
     train()
-    meeting.rendezvous(STRATEGY, "begin")
+    consensus.wait_for_workers(STRATEGY, "begin")
     os.environ["TF_DGC_TIMEOUT"] = "3"
     return model, train
 
@@ -357,7 +357,7 @@ def scenario_backup_until_the_chief_dies(directory):
     class DieInTheNextSave(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1 and RANK == 0:
-                generations.write_manifest = lambda *_: os.kill(
+                multiworker_backup.write_manifest = lambda *_: os.kill(
                     os.getpid(), signal.SIGKILL
                 )
 
@@ -455,7 +455,7 @@ def scenario_peer_ends(directory):
     checkpoint = tf.train.Checkpoint(optimizer=optimizer)
     saved = checkpoint.write(str(directory / f"c-{RANK}"))
     (directory / f"pid-{RANK}").write_text(str(os.getpid()))
-    meeting.rendezvous(STRATEGY, "begin")
+    consensus.wait_for_workers(STRATEGY, "begin")
     if victim == RANK:
         time.sleep(0 if late else 2)  # later than the others, who wait already
         raise ValueError("the disk of this worker is full")
@@ -470,7 +470,7 @@ def scenario_peer_ends(directory):
         "load weights": lambda: model.load_weights(weights),
         "load": load,
         "read": lambda: optimizer.residual[0].numpy(),
-        "agree": lambda: meeting.agree(STRATEGY, dict),
+        "agree": lambda: consensus.require_equal(STRATEGY, dict),
         "write": lambda: checkpoint.write(str(directory / f"d-{RANK}")),
         "restore": lambda: checkpoint.read(saved),
         "fit": train,
@@ -482,10 +482,10 @@ def scenario_peer_ends(directory):
 def scenario_peer_leaves(directory):
     """The last worker ends early, and by no error that anybody could be told of."""
     tf_dgc.prepare(STRATEGY)
-    meeting.rendezvous(STRATEGY, "begin")
+    consensus.wait_for_workers(STRATEGY, "begin")
     if RANK == 1:
         sys.exit(3)
-    return what_it_raises(lambda: meeting.rendezvous(STRATEGY, "go on"))
+    return what_it_raises(lambda: consensus.wait_for_workers(STRATEGY, "go on"))
 
 
 def what_it_raises(way):

@@ -13,8 +13,26 @@ from keras.src.optimizers import base_optimizer
 from keras.src.utils import tracking
 from tensorflow.python.distribute import values
 
-from tf_dgc._internals import keras_files, optimizer_copies
+from tf_dgc._internals import optimizer_copies
 from tf_dgc.arguments import show
+
+# --- What Keras saves and loads of one optimizer: methods that are replaced on it.
+
+METHODS = ("save_own_variables", "load_own_variables")
+
+
+def leave_out_of_files(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let Keras save nothing of this instance: its owner does."""
+    for name in METHODS:
+        setattr(optimizer, name, lambda store: None)
+
+
+def load_only_if(
+    optimizer: keras.optimizers.Optimizer, wanted: Callable[[], bool]
+) -> None:
+    """Let Keras load the state of this instance only where its owner's was loaded."""
+    load = optimizer.load_own_variables
+    optimizer.load_own_variables = lambda store: load(store) if wanted() else None
 
 
 def arguments_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
@@ -237,7 +255,7 @@ _ACCUMULATE = "_backend_increment_gradient_accumulators"
 _ACROSS_REPLICAS = ("_apply_weight_decay", "_backend_update_step", _ACCUMULATE)
 
 
-_REPLACED_HERE = {*_ACROSS_REPLICAS, *keras_files.METHODS, "_get_current_learning_rate"}
+_REPLACED_HERE = {*_ACROSS_REPLICAS, *METHODS, "_get_current_learning_rate"}
 
 
 def replace_update_step(
@@ -333,3 +351,72 @@ class CoupledDecay(keras.optimizers.Optimizer):
 def overwrites_with_gradient(variable: Any) -> bool:
     """Whether Keras overwrites the variable by its gradient (float8 scales)."""
     return getattr(variable, "overwrite_with_gradient", False)
+
+
+# --- Learning rates of Keras's optimizers: multiplied by a variable, or by calls.
+
+
+def scale_rate(
+    optimizer: keras.optimizers.Optimizer, factor: tf.Variable
+) -> Callable[[], Any]:
+    """Multiply the learning rate; return a function of it as it was, a variable or not.
+
+    Args:
+        optimizer: optimizer, not yet built.
+        factor: factor, a scalar.
+    """
+    given = optimizer._learning_rate
+
+    def rate() -> Any:
+        if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+            return given(optimizer._iterations)
+        return given
+
+    def scaled() -> Any:
+        value = tf.convert_to_tensor(rate())
+        return value * tf.cast(factor, value.dtype)
+
+    optimizer.learning_rate = scaled
+    return rate
+
+
+def count_rate_by_calls(
+    optimizer: keras.optimizers.Optimizer, calls: Callable[[], tf.Tensor]
+) -> None:
+    """Let a schedule go by calls, where this instance counts steps of several.
+
+    So does that of an optimizer of Keras, which accumulates itself: its `_iterations`
+    are calls, and a schedule is asked for these.
+
+    Args:
+        optimizer: optimizer, which does not accumulate.
+        calls: function that returns the number of calls before this one, a scalar.
+    """
+    stock = optimizer._get_current_learning_rate
+
+    def current(self: Any) -> Any:
+        rate = self._learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(calls())
+        return stock()
+
+    optimizer._get_current_learning_rate = types.MethodType(current, optimizer)
+
+
+# --- Moving averages of weights, which Keras's optimizers keep with `use_ema`.
+
+
+def update_averages(optimizer: keras.optimizers.Optimizer) -> None:
+    """Do with these averages what Keras does in a call that only accumulates.
+
+    Args:
+        optimizer: optimizer that keeps them.
+    """
+    variables = optimizer._trainable_variables
+    optimizer._update_model_variables_moving_average(variables)
+    if every := optimizer.ema_overwrite_frequency:
+        keras.ops.cond(
+            (optimizer.iterations + 1) % every == 0,
+            lambda: optimizer._overwrite_model_variables_with_average_value(variables),
+            lambda: None,
+        )

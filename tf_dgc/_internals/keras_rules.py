@@ -1,12 +1,90 @@
 """What the update of a Keras optimizer consists of; some of its names are private."""
 
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tf_dgc._internals.ages import age
 from tf_dgc._internals.keras_optimizers import behaves_as, variable_index
+
+# --- Private names of what an optimizer remembers, and of how old that is.
+
+
+def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Let what this instance remembers have an age of its own.
+
+    The bias corrections of an Adam go by it, and all else that `update_step` does with
+    `iterations`. Schedules of the learning rate and accumulation go by the iterations
+    (`_iterations`), of which `update_step` alone is shown others.
+
+    Returns:
+        Variable of the iteration with which the state began, 0 at first; of no
+        aggregation, as those of an optimizer that steps alone.
+    """
+    began = keras.Variable(
+        0, dtype=optimizer._iterations.dtype, trainable=False, name="began"
+    )
+    optimizer._tf_dgc_began = began  # by that Keras counts it among its variables
+    stock = optimizer._backend_update_step
+
+    def update_step(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+        attributes = vars(self)  # not those that Keras tracks
+        iterations = attributes["_iterations"]
+        attributes["_iterations"] = tf.convert_to_tensor(iterations.value) - began.value
+        try:
+            stock(grads, variables, learning_rate)
+        finally:
+            attributes["_iterations"] = iterations
+
+    optimizer._backend_update_step = types.MethodType(update_step, optimizer)
+    return began
+
+
+def age_counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return what an instance counts its age by; nothing if it does not."""
+    began = getattr(optimizer, "_tf_dgc_began", None)
+    return [] if began is None else [began]
+
+
+def counts_age(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return all that an instance counts: its calls, and when its state began.
+
+    Its `iterations` are no variable where it accumulates gradients.
+    """
+    return [optimizer._iterations, *age_counters(optimizer)]
+
+
+def state_age(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return what `update_step` is to take for the iterations of this step."""
+    for began in age_counters(optimizer):
+        calls = tf.convert_to_tensor(optimizer._iterations.value) - began.value
+        return calls // (optimizer.gradient_accumulation_steps or 1)
+    return optimizer.iterations
+
+
+def reset_state(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let the state begin with this step; in replica context."""
+    optimizer._tf_dgc_began.assign(optimizer._iterations.value)
+
+
+def lists_of_slots(
+    optimizer: keras.optimizers.Optimizer, number: int
+) -> list[list[keras.Variable]]:
+    """Return the attributes that are a variable for each of so many of the model.
+
+    But for those of every Keras optimizer (`_variables`, `_trainable_variables`).
+    """
+    found = {k: v for k, v in vars(optimizer).items() if isinstance(v, list)}
+    return [
+        slots
+        for name, slots in found.items()
+        if name not in ("_variables", "_trainable_variables")
+        and len(slots) == number
+        and all(isinstance(v, keras.Variable) for v in slots)
+    ]
+
 
 _SLOTS = {
     "sgd": [],
@@ -75,7 +153,7 @@ def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
         rho, momentum = optimizer.rho, optimizer.momentum
         return [rho, 1 - rho, optimizer.epsilon, momentum]
     ops = keras.ops
-    step = ops.cast(age(optimizer) + 1, "float32")
+    step = ops.cast(state_age(optimizer) + 1, "float32")
     powers = [
         ops.power(ops.cast(beta, "float32"), step)
         for beta in (optimizer.beta_1, optimizer.beta_2)
@@ -113,3 +191,48 @@ _NAMES: dict[type, Callable[[Any], str]] = {
     keras.optimizers.AdamW: _adam_name,
     keras.optimizers.RMSprop: _rmsprop_name,
 }
+
+
+# --- Updates of some rows of a variable alone, with the bits of Keras's own.
+
+
+def has_row_rule(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a step of the optimizer leaves rows as they are whose gradient is 0.
+
+    That is plain descent, and Adagrad; weight decay apart.
+    """
+    if behaves_as(optimizer, keras.optimizers.SGD):
+        return not optimizer.momentum
+    return behaves_as(optimizer, keras.optimizers.Adagrad)
+
+
+def update_rows(
+    optimizer: Any,
+    variable: keras.Variable,
+    ids: tf.Tensor,
+    gradient: tf.Tensor,
+    rate: tf.Tensor,
+) -> None:
+    """Update rows by the rule of an optimizer that `knows` allows.
+
+    Args:
+        optimizer: optimizer, built.
+        variable: variable of which they are rows.
+        ids: ids of the rows, distinct, int32 `[r]`.
+        gradient: gradient of the rows, `[r, width]`.
+        rate: learning rate, a scalar.
+    """
+    shape = tf.stack([tf.size(ids), *variable.shape[1:]])
+    gradient = tf.cast(tf.reshape(gradient, shape), variable.dtype)
+    change = gradient * tf.cast(rate, gradient.dtype)
+    if isinstance(optimizer, keras.optimizers.Adagrad):
+        sums = optimizer._accumulators[variable_index(optimizer, variable)]
+        _scatter(tf.raw_ops.ResourceScatterAdd, sums, ids, tf.square(gradient))
+        change /= tf.sqrt(tf.gather(sums.value, ids) + optimizer.epsilon)
+    _scatter(tf.raw_ops.ResourceScatterSub, variable, ids, change)
+
+
+def _scatter(
+    operation: Any, variable: keras.Variable, ids: tf.Tensor, values: tf.Tensor
+) -> None:
+    operation(resource=variable.value.handle, indices=ids, updates=values)

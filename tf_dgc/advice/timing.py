@@ -9,10 +9,103 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_dgc.advice.candidates import Candidate, copy_of
-from tf_dgc.exchanges import Asked
-from tf_dgc.optimizers import choosing, validation
+from tf_dgc import compressors
+from tf_dgc._internals.optimizer_copies import copy_optimizer
+from tf_dgc.arguments import show
+from tf_dgc.collectives import RequestSize
+from tf_dgc.optimizers import autotune, validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
+from tf_dgc.optimizers.dgc import DGCOptimizer
+from tf_dgc.schedules import check_period
+
+# --- Candidates: the ways to train that are compared.
+
+DENSE = "dense"
+PERIOD = 16
+"""Steps between two exchanges of local SGD, as a candidate."""
+DEFAULT = (DENSE, "float16", "uniform_8bit", "power_sgd", "dgc", f"local_sgd {PERIOD}")
+"""What is compared by itself, and of equally fast ones the first is advised."""
+
+
+class Candidate(NamedTuple):
+    """A way to train.
+
+    Attributes:
+        name: name of it, as `advise(methods=...)` takes it.
+        make: function of an inner optimizer that returns the one whose step is timed.
+        period: number of steps from one exchange to the next.
+        code: text to write in a script, where the optimizer was.
+    """
+
+    name: str
+    make: Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
+    period: int = 1
+    code: str = "optimizer"
+
+
+def find_candidates(names: Sequence[str] | str) -> list[Candidate]:
+    """Return candidates by name; the dense one is always among them, and first.
+
+    Args:
+        names: "dense", "dgc", "dgc SPARSITY", "local_sgd PERIOD", or methods as
+            `tf-dgc methods` lists them; one alone, too.
+
+    Raises:
+        ValueError: for other names.
+    """
+    names = [names] if isinstance(names, str) else names
+    wanted = [DENSE, *(name for name in names if name != DENSE)]
+    return [_find(name) for name in dict.fromkeys(wanted)]
+
+
+def copy_model(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return another optimizer of the same settings; of a built one, of its config."""
+    if inner.built:
+        return type(inner).from_config(inner.get_config())
+    return copy_optimizer(inner)
+
+
+def check_candidates(
+    wanted: Sequence[Candidate], inner: keras.optimizers.Optimizer
+) -> None:
+    """Raise `ValueError` if one cannot be made, before any is timed.
+
+    Args:
+        wanted: ways to train.
+        inner: optimizer that they are to be made of, which is copied.
+    """
+    for candidate in wanted:
+        try:
+            candidate.make(copy_model(inner))
+        except ValueError as error:
+            raise ValueError(f"{candidate.name!r} cannot be: {error}") from error
+
+
+def _find(name: str) -> Candidate:
+    kind, _, number = name.partition(" ")
+    try:
+        if name == DENSE:
+            return Candidate(name, lambda inner: inner)
+        if kind == "dgc":
+            sparsity = float(number or 0.999)
+            code = "tf_dgc.DGCOptimizer(optimizer" + (
+                f", {sparsity})" if number else ")"
+            )
+            return Candidate(name, lambda i: DGCOptimizer(i, sparsity), code=code)
+        if kind == "local_sgd":
+            period = check_period(int(number or PERIOD))
+            code = f"tf_dgc.local_sgd(optimizer, {period})"
+            # A local step is the inner optimizer's own.
+            return Candidate(name, lambda inner: inner, period, code)
+        method = compressors.METHODS[name]
+    except (KeyError, ValueError):
+        raise ValueError(
+            '`methods` must be of "dense", "dgc", "dgc 0.99", "local_sgd 16" and '
+            f"{', '.join(sorted(compressors.METHODS))}. Received: {show(name)}"
+        ) from None
+    code = f'tf_dgc.CompressedOptimizer(optimizer, "{name}")'
+    return Candidate(name, lambda i: CompressedOptimizer(i, method()), code=code)
+
 
 _WARM_UP = 3
 _LEAST = 5
@@ -32,7 +125,7 @@ class Timed(NamedTuple):
 
     candidate: Candidate
     seconds: float
-    asked: Callable[[int], list[Asked]]
+    asked: Callable[[int], list[RequestSize]]
     merges: bool = False
 
 
@@ -58,18 +151,18 @@ def time_steps(
     first, *others = candidates
     share = budget / max(1, len(others)) / 2
     with _kept(model):
-        dense = _Steps(model, data, first.make(copy_of(inner)))
+        dense = _Steps(model, data, first.make(copy_model(inner)))
         reference = statistics.median(dense.take(share))
         found = [Timed(first, reference, dense.asked)]
         for candidate in others:
-            made = candidate.make(copy_of(inner))
+            made = candidate.make(copy_model(inner))
             if candidate.period > 1:  # its steps are those of the first
                 found.append(Timed(candidate, reference, dense.asked))
                 continue
             steps = _Steps(model, data, made)
             ratio = _ratio(steps, dense, share)
-            took = ratio * reference
-            found.append(Timed(candidate, took, steps.asked, steps.merges))
+            hyperparameters = ratio * reference
+            found.append(Timed(candidate, hyperparameters, steps.asked, steps.merges))
     return found
 
 
@@ -123,15 +216,15 @@ class _Steps:
             return False
         return validation.allows(optimizer, bool(optimizer.residual))[1]
 
-    def asked(self, num_workers: int) -> list[Asked]:
+    def asked(self, num_workers: int) -> list[RequestSize]:
         """Return what a step asks for with so many workers."""
         optimizer = self._optimizer
         if not isinstance(optimizer, CompressedOptimizer):
-            return [Asked("sum", float(self._num_bytes))]
+            return [RequestSize("sum", float(self._num_bytes))]
         asks = optimizer.compressor, optimizer.tensors, num_workers
         # Where it is known only when it runs, as much as in these steps.
-        sent = [Asked("gather", float(optimizer.stats.bytes_per_step))]
-        return choosing.what_is_asked(*asks) or sent
+        sent = [RequestSize("gather", float(optimizer.stats.bytes_per_step))]
+        return autotune.request_sizes(*asks) or sent
 
 
 def _loss(model: keras.Model, data: Any) -> tf.Tensor:

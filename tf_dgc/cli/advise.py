@@ -15,12 +15,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.advice.advising import Advice, advise
+from tf_dgc.advice.advise import Advice, advise
 from tf_dgc.arguments import show
 from tf_dgc.cli import listing
-from tf_dgc.cluster import meeting, tf_config, workers
-from tf_dgc.distribute.startup import multi_worker_strategy
-from tf_dgc.reports import pictures
+from tf_dgc.multiworker import consensus, tf_config, workers
+from tf_dgc.multiworker.strategy import multi_worker_strategy
+from tf_dgc.reports import page
 
 _COLUMNS = (
     *("workers", "method", "exchange"),
@@ -34,12 +34,12 @@ def main(options: argparse.Namespace) -> int:
     given["methods"] = options.methods
     try:
         strategy = multi_worker_strategy() if options.measure else None
-        tells = strategy is None or meeting.is_chief(strategy)
+        tells = strategy is None or consensus.is_chief(strategy)
         if strategy is None:
             _check_nobody_else()
         if tells:
             _check_files(options)
-        with tf_config.alone():
+        with tf_config.single_worker():
             model = _model(options.model, options.imports)
         found = advise(
             model,
@@ -74,7 +74,7 @@ def _check_files(options: argparse.Namespace) -> None:
         OSError: if a file cannot be written.
     """
     if options.html:
-        pictures.check()
+        page.check_pictures()
     for path in filter(None, (options.json, options.html)):
         there = os.path.exists(path)
         with open(path, "a"):
@@ -91,12 +91,12 @@ def _check_nobody_else() -> None:
     tf_config.check_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     number = len(workers.addresses(resolver.cluster_spec()))
-    if number > 1 and os.environ.get(workers.ALONE_VARIABLE) != "1":
+    if number > 1 and os.environ.get(workers.SINGLE_WORKER_VARIABLE) != "1":
         raise ValueError(
             f"TF_CONFIG names {number} workers. Pass --measure on all of them, in "
             "place of --bandwidth and --latency, to have their links measured; for "
             "links that you describe start one process, without `tf-dgc run`, and "
-            f"unset TF_CONFIG or set {workers.ALONE_VARIABLE}=1."
+            f"unset TF_CONFIG or set {workers.SINGLE_WORKER_VARIABLE}=1."
         )
 
 
@@ -202,4 +202,4 @@ def _text(found: Advice) -> str:
     ]
     head = f"{found.model}, batches of {found.batch_size} for each worker:\n"
     said = "\n".join(found.sentences())
-    return f"{head}\n{listing.table(_COLUMNS, rows)}\n\n{said}"
+    return f"{head}\n{listing.text_table(_COLUMNS, rows)}\n\n{said}"

@@ -11,15 +11,15 @@ import keras
 import tensorflow as tf
 
 import tf_dgc
+from tf_dgc import native_library
 from tf_dgc._internals import tracing
-from tf_dgc.launch import onednn
-from tf_dgc.ops import loader
+from tf_dgc.multiworker.launch import onednn
 
 
 def main() -> int:
     """Print what was found; return 1 if native operations are wanted and missing."""
     try:
-        state = loader.native()
+        state = native_library.load_library()
     except (ImportError, ValueError) as error:
         print(f"native operations: error. {error}", file=sys.stderr)
         return 1
@@ -29,11 +29,11 @@ def main() -> int:
         print(f"\n{advice}")
     missing = state.wanted and state.library is None
     if missing:
-        print(f"\nSteps take several times as long. {loader.ADVICE}")
+        print(f"\nSteps take several times as long. {native_library.ADVICE}")
     return int(missing)
 
 
-def report(state: loader.Native) -> list[tuple[str, str]]:
+def report(state: native_library.NativeLibrary) -> list[tuple[str, str]]:
     """Return names and values to print.
 
     Args:

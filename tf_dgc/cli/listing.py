@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tf_dgc import exchanges
+from tf_dgc import collectives
+from tf_dgc.collectives import Cost
 from tf_dgc.compressors import METHODS, Compressor
-from tf_dgc.exchanges import Cost
 
 _COLUMNS = ("name", "kind", "bytes/element", "state", "error feedback", "reference")
 _OF_EXCHANGES = ("name", "of a sum", "of a gather", "of DGC's entries", "reference")
@@ -17,7 +17,11 @@ def main(size: int) -> int:
     """Print the table for float32 matrices of `size` entries."""
     shape = as_matrix(size)
     print(f"Defaults, for a matrix of {shape[0]} x {shape[1]} float32 entries:\n")
-    print(table(_COLUMNS, [row(METHODS[name](), shape) for name in sorted(METHODS)]))
+    print(
+        text_table(
+            _COLUMNS, [method_row(METHODS[name](), shape) for name in sorted(METHODS)]
+        )
+    )
     return 0
 
 
@@ -27,13 +31,13 @@ def list_exchanges(num_workers: int) -> int:
         f"Rounds, and the most that one of {num_workers} workers sends, in payloads "
         "of a worker:\n"
     )
-    names = exchanges.names()
-    print(table(_OF_EXCHANGES, [_row_of(name, num_workers) for name in names]))
+    names = collectives.names()
+    print(text_table(_OF_EXCHANGES, [_row_of(name, num_workers) for name in names]))
     return 0
 
 
 def _row_of(name: str, num_workers: int) -> tuple[str, ...]:
-    exchange = exchanges.get(name)
+    exchange = collectives.get(name)
     gather = exchange.cost_of_gather(1, num_workers)
     merge = exchange.cost_of_merge if exchange.drops_entries else None
     return (
@@ -49,7 +53,7 @@ def _cost(cost: Cost) -> str:
     return f"{cost.rounds}, {cost.sent:.4g}"
 
 
-def row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
+def method_row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Return the cells of one method.
 
     Args:
@@ -68,7 +72,7 @@ def row(compressor: Compressor, shape: tuple[int, ...]) -> tuple[str, ...]:
     )
 
 
-def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def text_table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return rows below the names of the columns, aligned."""
     lines = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
         options.error(f"--ssh: {wrong}; received: {options.ssh!r}")
     if not options.module and not os.path.isfile(options.script):
         options.error(f"no such script: {options.script}")
-    from tf_dgc.launch import launcher, starts
+    from tf_dgc.multiworker.launch import launcher
 
     how = ["-m"] if options.module else []
     command = [sys.executable, *how, options.script, *options.args]
@@ -91,8 +91,8 @@ def _run(options: argparse.Namespace) -> int:
             options.error(f"--log-dir: {error}")
     hosts = None
     if options.hosts:
-        hosts = starts.Hosts(options.hosts, options.port, options.ssh)
-        last = starts.last_port(hosts, 1 + options.max_restarts)
+        hosts = launcher.Hosts(options.hosts, options.port, options.ssh)
+        last = launcher.last_port(hosts, 1 + options.max_restarts)
         if last > LAST_PORT:
             options.error(
                 f"--port: with --max-restarts {options.max_restarts} ports up to "
@@ -110,16 +110,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _remote(options: argparse.Namespace) -> int:
-    from tf_dgc.launch import remote
+    from tf_dgc.multiworker.launch import remote
 
     return remote.main()
 
 
 def _serve(options: argparse.Namespace) -> int:
     _load()
-    from tf_dgc.cli import serving
+    from tf_dgc.cli import serve
 
-    return serving.main()
+    return serve.main()
 
 
 def _about_workers(script: str, arguments: Sequence[str]) -> str:

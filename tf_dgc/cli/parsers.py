@@ -1,11 +1,69 @@
 """Parsers: what each command takes, and its help."""
 
 import argparse
+import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tf_dgc.cli.kinds import above_0, count, count_or_0, counts, hosts, port
-from tf_dgc.launch import starts
+from tf_dgc import arguments
+from tf_dgc.multiworker.launch import launcher
+
+# --- Kinds: what options may be, each a function of a text, as argparse takes it.
+
+_HOST = re.compile(r"(?:\w[\w.-]*@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])")
+
+
+def positive_count(text: str, least: int = 1) -> int:
+    """Return a whole number that is not below the least."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, {least} or more; received: {text}"
+        )
+    return int(text)
+
+
+def nonnegative_count(text: str) -> int:
+    """Return a whole number, 0 or more."""
+    return positive_count(text, least=0)
+
+
+def port_number(text: str) -> int:
+    """Return the number of a port."""
+    if not arguments.is_port(text):
+        raise argparse.ArgumentTypeError(
+            f"must be a port, from 1 to {arguments.LAST_PORT}; received: {text}"
+        )
+    return int(text)
+
+
+def positive_counts(text: str) -> list[int]:
+    """Return whole numbers that have commas between them."""
+    return [positive_count(part) for part in text.split(",")]
+
+
+def positive_number(text: str) -> float:
+    """Return a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0; received: {text}")
+    return number
+
+
+def host_names(text: str) -> list[str]:
+    """Return names of hosts that have commas between them."""
+    names = text.split(",")
+    if not all(_HOST.fullmatch(name) for name in names):
+        raise argparse.ArgumentTypeError(
+            "must be names of hosts with commas between them, such as a, me@a or "
+            "[::1], twice for two workers, without ports or numbers of workers; "
+            f"received: {text}"
+        )
+    return names
+
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
@@ -25,40 +83,40 @@ def add_run(commands: Any, command: Command) -> None:
     run.set_defaults(run=command, error=run.error)
     run.add_argument(
         "--workers",
-        type=count,
+        type=positive_count,
         metavar="N",
         help="number of workers on this machine",
     )
     run.add_argument(
         "--hosts",
-        type=hosts,
+        type=host_names,
         metavar="A,B,...",
         help="machines, with a worker on each; twice for two. Directory and Python "
         "must be where they are here, and ssh must need no password",
     )
     run.add_argument(
         "--port",
-        type=port,
-        default=starts.PORT,
+        type=port_number,
+        default=launcher.PORT,
         metavar="P",
-        help=f"first port that workers on --hosts listen on ({starts.PORT})",
+        help=f"first port that workers on --hosts listen on ({launcher.PORT})",
     )
     run.add_argument(
         "--ssh",
-        default=starts.SSH,
+        default=launcher.SSH,
         metavar="COMMAND",
-        help=f"what is followed by a host and a command there ({starts.SSH})",
+        help=f"what is followed by a host and a command there ({launcher.SSH})",
     )
     run.add_argument(
         "--servers",
-        type=count_or_0,
+        type=nonnegative_count,
         default=0,
         metavar="S",
         help="number of parameter servers for tf_dgc.ServerOptimizer (0)",
     )
     run.add_argument(
         "--max-restarts",
-        type=count_or_0,
+        type=nonnegative_count,
         default=0,
         metavar="K",
         help="how often to start all workers again after one failed (0)",
@@ -128,7 +186,7 @@ def add_exchanges(commands: Any, command: Command) -> None:
     ways.set_defaults(run=command)
     ways.add_argument(
         "--workers",
-        type=count,
+        type=positive_count,
         default=8,
         metavar="N",
         help="number of workers (8)",
@@ -146,7 +204,7 @@ def add_methods(commands: Any, command: Command) -> None:
     methods.set_defaults(run=command)
     methods.add_argument(
         "--size",
-        type=count,
+        type=positive_count,
         default=1_000_000,
         metavar="N",
         help="entries of the tensor that bytes per element are of (1,000,000)",
@@ -183,20 +241,20 @@ def add_advise(commands: Any, command: Command) -> None:
     )
     advise.add_argument(
         "--batch-size",
-        type=count,
+        type=positive_count,
         default=32,
         metavar="B",
         help="of a worker (32)",
     )
     advise.add_argument(
         "--workers",
-        type=counts,
+        type=positive_counts,
         metavar="N,...",
         help="numbers of workers (2,4,8; with --measure those that there are)",
     )
     advise.add_argument(
         "--length",
-        type=count,
+        type=positive_count,
         metavar="N",
         help="of axes of inputs that may have any length; words of a text (32)",
     )
@@ -210,7 +268,7 @@ def add_advise(commands: Any, command: Command) -> None:
     )
     advise.add_argument(
         "--seconds",
-        type=above_0,
+        type=positive_number,
         default=20.0,
         help="to spend on timed steps (20)",
     )

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from tf_dgc.launch.log_records import Piece, Separator
+from tf_dgc.multiworker.launch.output import LogPiece, LogSeparator
 
 VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
 _STDERR = 2
@@ -50,7 +50,7 @@ def without_tensorflow_log() -> Iterator[None]:
 
 def _pass_on(descriptor: int) -> None:
     """Write to standard error what is read and is no log; then end the process."""
-    separator = Separator()
+    separator = LogSeparator()
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     try:
         while data := os.read(descriptor, _CHUNK):
@@ -60,7 +60,7 @@ def _pass_on(descriptor: int) -> None:
         os._exit(0)
 
 
-def _write(pieces: list[Piece]) -> None:
+def _write(pieces: list[LogPiece]) -> None:
     for text, severity in pieces:
         if severity is None:
             os.write(_STDERR, text.encode())

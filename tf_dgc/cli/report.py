@@ -5,15 +5,15 @@ import os
 import pathlib
 import sys
 
-from tf_dgc.reports import logdir, of_runs, record
-from tf_dgc.reports.record import Run
+from tf_dgc.reports import record, run_page
+from tf_dgc.reports.record import RunRecord
 
 
 def main(options: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     try:
         runs = dict(zip(_names(options.runs), map(_read, options.runs), strict=True))
-        text = of_runs.make(runs)
+        text = run_page.run_page(runs)
         pathlib.Path(options.out).write_text(text, encoding="utf-8")
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"tf-dgc report: {error}")
@@ -21,8 +21,8 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: str) -> Run:
-    return logdir.read(path) if os.path.isdir(path) else record.read(path)
+def _read(path: str) -> RunRecord:
+    return record.read_logdir(path) if os.path.isdir(path) else record.read_record(path)
 
 
 def _names(paths: list[str]) -> list[str]:

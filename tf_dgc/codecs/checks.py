@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_dgc import clipping
 from tf_dgc._internals import tracing
-from tf_dgc.transforms import clipping
 
 _DAMAGED = (
     "The buffer was damaged on its way or built wrongly; restart from a checkpoint."
 )
 
 
-class Check(NamedTuple):
+class BufferCheck(NamedTuple):
     """A number of every worker that must be as expected, modulo 2**32.
 
     Attributes:
@@ -29,7 +29,7 @@ class Check(NamedTuple):
     advice: str = _DAMAGED
 
 
-def gate(checks: Sequence[Check], results: Any) -> Any:
+def require(checks: Sequence[BufferCheck], results: Any) -> Any:
     """Return `results`, to be had only if all checks hold.
 
     XLA drops assertions, so within it nothing is checked.
@@ -70,17 +70,17 @@ def gate(checks: Sequence[Check], results: Any) -> Any:
         )
 
 
-def hold(checks: Sequence[Check]) -> tf.Tensor:
+def all_hold(checks: Sequence[BufferCheck]) -> tf.Tensor:
     """Return whether all checks hold, a scalar bool."""
-    return tf.reduce_all(hold_of_each(checks))
+    return tf.reduce_all(hold_per_worker(checks))
 
 
-def hold_of_each(checks: Sequence[Check]) -> tf.Tensor:
+def hold_per_worker(checks: Sequence[BufferCheck]) -> tf.Tensor:
     """Return whether all checks hold of each worker, bool `[N]`."""
     return tf.logical_not(tf.reduce_any(_compare(checks)[2], axis=0))
 
 
-def _compare(checks: Sequence[Check]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _compare(checks: Sequence[BufferCheck]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return what was received, `[checks, N]`, what was expected, and what is wrong."""
     received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
     expected = tf.convert_to_tensor([_int64(c.expected) for c in checks], tf.int64)
@@ -88,7 +88,7 @@ def _compare(checks: Sequence[Check]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     return received, expected, tf.not_equal(received, expected[:, tf.newaxis])
 
 
-def finite_sums(
+def require_finite_sums(
     sums: Sequence[tf.Tensor],
     narrow: Sequence[tf.DType | None],
     labels: Sequence[str],
@@ -117,10 +117,10 @@ def finite_sums(
         lambda: tf.fill([len(held)], True),
         lambda: tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in held]),
     )
-    return gate_sums(finite, {s.dtype.name for s in held}, labels, results)
+    return require_finite(finite, {s.dtype.name for s in held}, labels, results)
 
 
-def gate_sums(
+def require_finite(
     finite: tf.Tensor, types: Collection[str], labels: Sequence[str], results: Any
 ) -> Any:
     """Return `results`, to be had only if all sums are finite; see `finite_sums`.

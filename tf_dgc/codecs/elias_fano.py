@@ -8,8 +8,8 @@ retrieval by content and address of static files", JACM 21 (1974).
 import tensorflow as tf
 
 from tf_dgc._internals import tracing
-from tf_dgc.codecs import bitstream
-from tf_dgc.codecs.checks import Check
+from tf_dgc.codecs.bits import num_stream_words, to_unsigned, unpack_bits
+from tf_dgc.codecs.checks import BufferCheck
 
 
 def stream_bits(size: int, k: int | tf.Tensor) -> list:
@@ -41,7 +41,7 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
     low = tf.bitwise.bitwise_and(positions, _mask(width))
     offsets = ranks * width  # int32 will do: k * l <= n * l / 2**l <= n / 2
     shift = tf.bitwise.bitwise_and(offsets, 31)
-    low_words, high_words = map(bitstream.num_words, _stream_bits(size, k, width))
+    low_words, high_words = map(num_stream_words, _stream_bits(size, k, width))
     bit = _ranks(size, k) + _wide(tf.bitwise.right_shift(positions, width), size)
     # No two entries share a bit, so the sum of a word's parts is their union. A part
     # that continues in the next word is 0 unless there is one.
@@ -66,7 +66,7 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
 
 def decode(
     words: tf.Tensor, size: int, k: int | tf.Tensor
-) -> tuple[tf.Tensor, list[Check]]:
+) -> tuple[tf.Tensor, list[BufferCheck]]:
     """Decode the positions of N workers.
 
     Args:
@@ -79,13 +79,15 @@ def decode(
         the words are, the shape is this.
     """
     width = _low_width(size, k)
-    high = words[:, bitstream.num_words(_stream_bits(size, k, width)[0]) :]
+    high = words[:, num_stream_words(_stream_bits(size, k, width)[0]) :]
     rest = tf.cast(_set_bits(high, size, k) - _ranks(size, k), tf.int32)
     rest = tf.bitwise.left_shift(rest, width)
     positions = tf.bitwise.bitwise_or(rest, _decode_low(words, k, width))
     return positions, [
-        Check("number of positions", _num_ones(high), k),
-        Check("positions out of order or too high", _num_wrong(positions, size), 0),
+        BufferCheck("number of positions", _num_ones(high), k),
+        BufferCheck(
+            "positions out of order or too high", _num_wrong(positions, size), 0
+        ),
     ]
 
 
@@ -121,7 +123,7 @@ def _ranks(size: int, k: int | tf.Tensor) -> tf.Tensor:
 def _decode_low(
     words: tf.Tensor, k: int | tf.Tensor, width: int | tf.Tensor
 ) -> tf.Tensor:
-    words = bitstream.unsigned(words)
+    words = to_unsigned(words)
     offsets = tf.range(k) * width
     shift = tf.cast(tf.bitwise.bitwise_and(offsets, 31), tf.uint32)
     one = tf.constant(1, tf.uint32)
@@ -134,7 +136,7 @@ def _decode_low(
 
 def _set_bits(high: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
     """Return where the bits of N streams are set, `[N, k]`."""
-    bits = bitstream.unpack(high)
+    bits = unpack_bits(high)
     if tracing.in_xla_context():
         return _set_bits_in_xla(bits, size, k)
     found = tf.where(tf.cast(bits, tf.bool))[:, 1]

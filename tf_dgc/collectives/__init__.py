@@ -1,17 +1,70 @@
-"""Collectives: what a step asks for, and many tensors' requests as a few.
+"""Collective algorithms: how sums and gathers travel between workers."""
 
-Knows neither methods nor strategies. May import `codecs` and what that may.
-"""
+from tf_dgc.arguments import show
+from tf_dgc.collectives import cost_model, graphs
+from tf_dgc.collectives.algorithm import AlgorithmSteps, CollectiveAlgorithm, Cost, Rank
+from tf_dgc.collectives.auto import Auto
+from tf_dgc.collectives.butterfly import Butterfly
+from tf_dgc.collectives.cost_model import LinkSpeeds, RequestSize, predict_seconds
+from tf_dgc.collectives.gossip import Gossip
+from tf_dgc.collectives.gtopk import GTopK
+from tf_dgc.collectives.hierarchical import Hierarchical
+from tf_dgc.collectives.oktopk import OkTopK, OwnedRegionsAlgorithm, TwoWay
+from tf_dgc.collectives.ring import Ring
+from tf_dgc.collectives.star import Star
+from tf_dgc.collectives.tree import Tree
 
 __all__ = [
-    "entries",
-    "groups",
-    "lockstep",
-    "owning",
-    "owning_operations",
-    "packs",
-    "regions",
-    "requests",
-    "rounds",
-    "space",
+    "AlgorithmSteps",
+    "Auto",
+    "Butterfly",
+    "CollectiveAlgorithm",
+    "Cost",
+    "GTopK",
+    "Gossip",
+    "Hierarchical",
+    "LinkSpeeds",
+    "OkTopK",
+    "OwnedRegionsAlgorithm",
+    "Rank",
+    "RequestSize",
+    "Ring",
+    "Star",
+    "Tree",
+    "TwoWay",
+    "cost_model",
+    "get",
+    "graphs",
+    "names",
+    "predict_seconds",
 ]
+
+_KINDS: tuple[type[CollectiveAlgorithm], ...] = (
+    *(Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay, Hierarchical, Auto),
+)
+_KNOWN = {kind.name: kind for kind in _KINDS}
+
+
+def names() -> list[str]:
+    """Return the names that `get` knows."""
+    return list(_KNOWN)
+
+
+def get(identifier: CollectiveAlgorithm | str) -> CollectiveAlgorithm:
+    """Return an exchange.
+
+    Args:
+        identifier: exchange, or the name of a kind for its defaults.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(identifier, CollectiveAlgorithm):
+        return identifier
+    if isinstance(identifier, str) and identifier in _KNOWN:
+        return _KNOWN[identifier]()
+    raise ValueError(
+        f"`exchange` must be one of {', '.join(map(repr, _KNOWN))}, or a "
+        f"`tf_dgc.collectives.CollectiveAlgorithm`. Received: "
+        f"exchange={show(identifier)}"
+    )

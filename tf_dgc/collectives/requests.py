@@ -5,14 +5,14 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc.choice import Choice
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.smart_cond import BoolOrTensor
 
 Group: TypeAlias = tuple[int, ...] | None
 """Indices of the workers that take part, ascending; None for all."""
 
 
-class Sum(NamedTuple):
+class AllReduce(NamedTuple):
     """Ask for the sum over workers of a float or int32 tensor, by all-reduce.
 
     The reply has the same shape and dtype, and the same bits on all of them.
@@ -26,7 +26,7 @@ class Sum(NamedTuple):
     group: Group = None
 
 
-class Gather(NamedTuple):
+class AllGather(NamedTuple):
     """Ask for every worker's words.
 
     The reply is int32 `[num_workers, w]`, by worker, the same on all of them.
@@ -40,7 +40,7 @@ class Gather(NamedTuple):
     group: Group = None
 
 
-class Swap(NamedTuple):
+class SendRecv(NamedTuple):
     """Ask for what one other worker has, which asks for this one's.
 
     The reply has the same shape and dtype, and differs from worker to worker.
@@ -54,7 +54,7 @@ class Swap(NamedTuple):
     partner: int
 
 
-class Spread(NamedTuple):
+class AllToAll(NamedTuple):
     """Ask for what every worker has for this one (all-to-all).
 
     The reply has the same shape and dtype: row i is what the i-th worker of the group
@@ -87,7 +87,7 @@ class Broadcast(NamedTuple):
     group: Group = None
 
 
-class Form(NamedTuple):
+class BufferLayout(NamedTuple):
     """How words are a buffer of entries (`codecs.wire`), for who merges them.
 
     Attributes:
@@ -95,11 +95,11 @@ class Form(NamedTuple):
         counts: entries of each, ints or scalar int32 tensors.
     """
 
-    layout: Sequence[Tensor]
+    layout: Sequence[TensorSpec]
     counts: Sequence[int | tf.Tensor]
 
 
-class Either(NamedTuple):
+class DenseOrSparse(NamedTuple):
     """Ask for one of two, as all workers alike have decided; the reply is `Both`.
 
     Attributes:
@@ -115,16 +115,16 @@ class Either(NamedTuple):
             that is known.
     """
 
-    dense: Choice
+    dense: BoolOrTensor
     vector: tf.Tensor
     words: tf.Tensor
     entries: int | None = None
     group: Group = None
-    form: Form | None = None
+    form: BufferLayout | None = None
     most_bytes: int | None = None
 
 
-class Left(NamedTuple):
+class Remainder(NamedTuple):
     """What stays with a worker of the sums that it formed on the way.
 
     Attributes:
@@ -137,7 +137,7 @@ class Left(NamedTuple):
     values: tf.Tensor
 
 
-class Both(NamedTuple):
+class DenseOrSparseReply(NamedTuple):
     """Reply to `Either`; what was not asked for is empty.
 
     Attributes:
@@ -153,16 +153,16 @@ class Both(NamedTuple):
     total: tf.Tensor
     buffers: tf.Tensor
     delivered: tf.Tensor | None = None
-    left: Left | None = None
+    left: Remainder | None = None
 
 
-Request: TypeAlias = Sum | Gather
-Primitive: TypeAlias = Request | Swap | Spread | Broadcast
-Message: TypeAlias = Primitive | Either
-Reply: TypeAlias = tf.Tensor | Both
+Request: TypeAlias = AllReduce | AllGather
+Primitive: TypeAlias = Request | SendRecv | AllToAll | Broadcast
+Message: TypeAlias = Primitive | DenseOrSparse
+Reply: TypeAlias = tf.Tensor | DenseOrSparseReply
 
 
-class Entries(NamedTuple):
+class SparseEntries(NamedTuple):
     """A flat tensor that is 0 but at some positions.
 
     Attributes:
@@ -177,7 +177,7 @@ class Entries(NamedTuple):
     size: int
 
 
-Entrywise: TypeAlias = tf.Tensor | Entries | list[Entries]
+DenseOrEntries: TypeAlias = tf.Tensor | SparseEntries | list[SparseEntries]
 """A tensor; its entries that are not 0; or several of these, added up in order."""
 
 
@@ -199,24 +199,24 @@ class Result(NamedTuple):
             factor masking.
     """
 
-    sum: Entrywise
-    sent: tf.Tensor | Entries
+    sum: DenseOrEntries
+    sent: tf.Tensor | SparseEntries
     state: dict[str, tf.Tensor] | None = None
     entries: int | tf.Tensor | None = None
     chosen: tf.Tensor | None = None
 
 
-def marks(entries: Entries) -> tf.Tensor:
+def position_mask(entries: SparseEntries) -> tf.Tensor:
     """Return whether each entry is at one of the positions, bool `[n]`."""
     ones = tf.ones_like(entries.positions)
     return tf.scatter_nd(entries.positions[:, tf.newaxis], ones, [entries.size]) > 0
 
 
-def whole(values: Entrywise) -> tf.Tensor:
+def to_dense_tensor(values: DenseOrEntries) -> tf.Tensor:
     """Return all entries, as a tensor: `[n]`, or of the shape that it has already."""
     if isinstance(values, tf.Tensor):
         return values
-    first, *others = [values] if isinstance(values, Entries) else values
+    first, *others = [values] if isinstance(values, SparseEntries) else values
     total = tf.scatter_nd(first.positions[:, tf.newaxis], first.values, [first.size])
     for more in others:
         at = more.positions[:, tf.newaxis]
@@ -224,4 +224,54 @@ def whole(values: Entrywise) -> tf.Tensor:
     return total
 
 
-Exchange: TypeAlias = Generator[Request, tf.Tensor, Result]
+Aggregation: TypeAlias = Generator[Request, tf.Tensor, Result]
+
+
+# --- Groups: who takes part in what is asked for, and whether that can be.
+
+
+def group_members(message: Message, worker: int, num_workers: int) -> tuple[int, ...]:
+    """Return the workers that take part in what one of them asks for, ascending.
+
+    Args:
+        message: request of that worker.
+        worker: its index among all.
+        num_workers: number of workers, N.
+
+    Raises:
+        ValueError: for groups without it, that are not ascending or name a worker that
+            there is not; for a swap with itself or nobody; for a source outside of the
+            group, and rows that are not one for each worker.
+    """
+    if isinstance(message, SendRecv):
+        _check_partner(message.partner, worker, num_workers)
+        low, high = sorted([worker, message.partner])
+        return low, high
+    group = message.group
+    members = tuple(range(num_workers)) if group is None else tuple(group)
+    known = set(range(num_workers)).issuperset(members)
+    if worker not in members or not known or sorted(set(members)) != list(members):
+        raise ValueError(
+            "A group must name workers in ascending order, each once, the one that "
+            f"asks among them. Received: group={group} of worker {worker} of "
+            f"{num_workers}"
+        )
+    if isinstance(message, Broadcast) and message.source not in members:
+        raise ValueError(
+            "What is broadcast must come from a worker of the group. Received: "
+            f"source={message.source}, workers {list(members)}"
+        )
+    if isinstance(message, AllToAll) and message.rows.shape[0] != len(members):
+        raise ValueError(
+            f"There must be a row for each of {len(members)} workers. Received: rows "
+            f"of shape {message.rows.shape}"
+        )
+    return members
+
+
+def _check_partner(partner: int, worker: int, num_workers: int) -> None:
+    if not 0 <= partner < num_workers or partner == worker:
+        raise ValueError(
+            "A swap must be asked for by both workers of a pair. Received: worker "
+            f"{worker} asks for worker {partner} of {num_workers}"
+        )

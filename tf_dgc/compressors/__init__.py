@@ -9,17 +9,17 @@ from typing import Any
 import keras
 
 from tf_dgc.arguments import show
-from tf_dgc.collectives.requests import Entries as Entries
-from tf_dgc.collectives.requests import Exchange as Exchange
-from tf_dgc.collectives.requests import Gather as Gather
+from tf_dgc.collectives.requests import Aggregation as Aggregation
+from tf_dgc.collectives.requests import AllGather as AllGather
+from tf_dgc.collectives.requests import AllReduce as AllReduce
 from tf_dgc.collectives.requests import Result as Result
-from tf_dgc.collectives.requests import Sum as Sum
-from tf_dgc.collectives.requests import whole as whole
+from tf_dgc.collectives.requests import SparseEntries as SparseEntries
+from tf_dgc.collectives.requests import to_dense_tensor as to_dense_tensor
 from tf_dgc.compressors import base
 from tf_dgc.compressors.adacomp import AdaComp as AdaComp
 from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
-from tf_dgc.compressors.base import Draw as Draw
+from tf_dgc.compressors.base import RandomKeys as RandomKeys
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.chunkedtopk import ChunkedTopK as ChunkedTopK
@@ -70,11 +70,13 @@ METHODS: dict[str, type[Compressor]] = {method.name: method for method in _METHO
 def __dir__() -> list[str]:
     """Return what is public, without the files that the methods are in."""
     ours = [n for n, v in globals().items() if _is_from_here(v) and n[0] != "_"]
-    return ["Exchange", "METHODS", "base", *ours]
+    return ["Aggregation", "METHODS", "base", *ours]
 
 
 def _is_from_here(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).startswith((__name__, Sum.__module__))
+    return str(getattr(value, "__module__", "")).startswith(
+        (__name__, AllReduce.__module__)
+    )
 
 
 def get(identifier: Any) -> Compressor:

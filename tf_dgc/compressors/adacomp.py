@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_whole
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import quantize
 
@@ -67,8 +67,8 @@ class AdaComp(Compressor):
         return 4 * places.num_words(math.prod(shape), self._capacity(shape), "sign")
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Compare with the bins' maxima, and gather."""
         shape = tuple(values.shape)
         gradient = tf.reshape(values - state["residual"], [-1])
@@ -79,17 +79,17 @@ class AdaComp(Compressor):
         limit = tf.repeat(largest, width)[: values.shape[0]]
         wanted = (soft >= limit) & (values != 0)
         factor = tf.where(wanted, soft, 0) / tf.where(wanted, limit, 1)
-        positions = places.choose(factor, wanted, self._capacity(shape), draw)
+        positions = places.choose(factor, wanted, self._capacity(shape), keys)
         mean = tf.reduce_mean(tf.cast(largest, tf.float64))
         return (yield from places.exchange_signs(values, positions, mean))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         parameters = [
-            *Native.in_halves(self._capacity(shape)),
-            *Native.in_halves(self._width(shape)),
+            *NativeMethod.in_halves(self._capacity(shape)),
+            *NativeMethod.in_halves(self._width(shape)),
         ]
-        return Native(self.name, [*parameters, self.scale - 1])
+        return NativeMethod(self.name, [*parameters, self.scale - 1])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import Compressor, RandomKeys
 from tf_dgc.compressors.common.low_rank import Sided, as_matrix, leading_subspace
 from tf_dgc.compressors.common.one_round import (
     from_words,
@@ -72,15 +72,15 @@ class ATOMO(Compressor):
         return dtype.size * min(rows * columns, self.budget * (rows + columns))
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Decompose, draw and gather."""
         del state
         rows, columns = as_matrix(tuple(values.shape))
         if self.budget * (rows + columns) >= rows * columns:
             return (yield from send_whole(values, self.aggregation))
-        factors = self._draw(tf.reshape(values, [rows, columns]), draw)
-        gathered = yield Gather(to_words(factors))
+        factors = self._draw(tf.reshape(values, [rows, columns]), keys)
+        gathered = yield AllGather(to_words(factors))
         total = sum_decoded(
             gathered,
             lambda words: self._decode(words, rows, columns, values.dtype),
@@ -89,16 +89,16 @@ class ATOMO(Compressor):
         )
         return Result(total, _product(factors, rows))
 
-    def _draw(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def _draw(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return factors, `[rows + columns, budget]`."""
         # Of what is scaled to 1 first: squares of large numbers overflow.
         largest = tf.reduce_max(tf.abs(values))
         matrix = Sided.of(tf.math.divide_no_nan(values, largest))
-        inside, others = self._bases(matrix, draw)
+        inside, others = self._bases(matrix, keys)
         inside, scales = _decompose(matrix, inside)
         order = tf.argsort(scales, direction="DESCENDING", stable=True)
         odds = probabilities(tf.gather(scales, order), self.budget)
-        start = tf.random.stateless_uniform([], draw.local(), dtype=tf.float64)
+        start = tf.random.stateless_uniform([], keys.local(), dtype=tf.float64)
         marks = start + tf.range(self.budget, dtype=tf.float64)
         drawn = tf.searchsorted(tf.cumsum(odds), marks, side="right")
         # Beyond the last atom, if there are fewer than the budget, is nothing.
@@ -110,15 +110,17 @@ class ATOMO(Compressor):
         right *= tf.cast(weights, values.dtype) * largest
         return tf.concat([right, left] if matrix.flipped else [left, right], axis=0)
 
-    def _bases(self, matrix: Sided, draw: Draw) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def _bases(
+        self, matrix: Sided, keys: RandomKeys
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Return bases of the subspace, and of as much beside it as may be drawn."""
         size, dtype = matrix.rows, matrix.values.dtype
         dimensions = self.budget + _OVERSAMPLED
         if dimensions >= size:
             return tf.eye(size, dtype=dtype), None
-        inside = leading_subspace(matrix, dimensions, draw.local(1))
+        inside = leading_subspace(matrix, dimensions, keys.local(1))
         shape = [size, min(self.budget, size - dimensions)]
-        random = tf.random.stateless_normal(shape, draw.local(2), dtype=dtype)
+        random = tf.random.stateless_normal(shape, keys.local(2), dtype=dtype)
         both = tf.linalg.qr(tf.concat([inside, random], axis=1)).q
         return inside, both[:, dimensions:]
 

@@ -3,7 +3,7 @@
 A method sees one tensor of one worker: `Compressor.exchange` is a generator that asks
 for collectives (`yield Sum(values)`, `yield Gather(words)`) and returns a `Result`. It
 knows nothing of ranks, of strategies or of Keras variables. Whoever runs it packs the
-requests of all tensors of a round into one collective (`collectives/rounds.py`), and
+requests of all tensors of a round into one collective (`collectives/packing.py`), and
 owns the state.
 
 A method of one round, whose payloads are gathered and summed, is a `OneRound`
@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_dgc import schedules
 from tf_dgc.arguments import show
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.draws import Draw
-from tf_dgc.schedules import asking
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 class StateSpec(NamedTuple):
@@ -46,7 +46,7 @@ class StateSpec(NamedTuple):
     elastic: str = "sum"
 
 
-class Native(NamedTuple):
+class NativeMethod(NamedTuple):
     """What the native engine is to do of a tensor (`custom_ops/methods/`).
 
     Attributes:
@@ -65,11 +65,11 @@ class Native(NamedTuple):
         num_words: number of words that it sends in that round.
         num_notes: number of those that it leaves for the same worker's second round;
             where rounds are sums, that the second one leaves for its decoder.
-        by_all: whether all workers must have it, as its sums have other bits than those
-            of `exchange`.
+        all_workers_native: whether all workers must have it, as its sums have other
+            bits than those of `exchange`.
         bounded: whether it takes, as one more parameter, what may be sent of an entry.
-        takes_term: whether it takes, as one more parameter, what each worker may send
-            of an entry that is summed as `summed_as` (`value_types.largest_term`).
+        needs_term_bound: whether it takes, as one more parameter, what each worker may
+            send of an entry that is summed as `summed_as` (`value_types.largest_term`).
     """
 
     name: str
@@ -82,9 +82,9 @@ class Native(NamedTuple):
     first_summed: int = 0
     num_words: int = 0
     num_notes: int = 0
-    by_all: bool = False
+    all_workers_native: bool = False
     bounded: bool = False
-    takes_term: bool = False
+    needs_term_bound: bool = False
 
     @staticmethod
     def in_halves(number: int) -> list[float]:
@@ -183,7 +183,7 @@ class Compressor(abc.ABC):
 
         Of a schedule, by what it comes to; 0 for what sends something of all entries.
         """
-        sparsity = asking.final(getattr(self, "sparsity", 0.0))
+        sparsity = schedules.final_sparsity(getattr(self, "sparsity", 0.0))
         return sparsity / (1.0 - sparsity)
 
     @abc.abstractmethod
@@ -200,8 +200,8 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Send what goes out of one tensor, and return what all workers sent.
 
         Args:
@@ -209,7 +209,7 @@ class Compressor(abc.ABC):
                 error feedback times the learning rate, behind an SGD unless the method
                 `has_units`, and with what was kept back before.
             state: tensors by name, as `state` and `common_state` say.
-            draw: seeds for this tensor in this step.
+            keys: seeds for this tensor in this step.
 
         Yields:
             `Sum` or `Gather`; the same kinds and sizes on all workers.
@@ -218,7 +218,7 @@ class Compressor(abc.ABC):
             A `Result`.
         """
 
-    def native(self, shape: tuple[int, ...]) -> Native | None:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return how the native engine does the same; None if it cannot.
 
         Bit for bit, unless it is `Native.by_all`.

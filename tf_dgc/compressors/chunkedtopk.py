@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.arguments import show
-from tf_dgc.codecs import gaps, value_types
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.codecs import golomb, value_types
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.topk import tie_offset
@@ -39,7 +39,7 @@ class ChunkedTopK(Compressor):
     A value is a sign and one of two sizes. A chunk has a scale, the mean magnitude of
     what it sends, in 8 bits, as a power of `2**0.25` below the largest chunk's. Sizes
     are multiples of it, two for the whole tensor: the means of those above it and of
-    those below. Positions take 7.5 bits each by the code of `codecs/gaps.py`, all in
+    those below. Positions take 7.5 bits each by the code of `codecs/golomb.py`, all in
     all 9.7 bits per entry of a large tensor, 1/212 of float32. Once in many steps it
     has no room for the last few positions, counted from one that is drawn anew each
     time: these stay in the residual.
@@ -79,32 +79,32 @@ class ChunkedTopK(Compressor):
         counts = self._counts(size)
         k = sum(counts)
         scales = -(-len(counts) // 4)
-        words = gaps.num_words(size, k) + quantize.num_words(k, 2) + scales + 3
+        words = golomb.num_words(size, k) + quantize.num_words(k, 2) + scales + 3
         return 4 * words
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Choose, code and gather."""
         del state
-        bound = min(draw.largest, _LARGEST)
-        flat = value_types.at_most(tf.reshape(values, [-1]), bound)
+        bound = min(keys.largest, _LARGEST)
+        flat = value_types.bound(tf.reshape(values, [-1]), bound)
         size, dtype = flat.shape[0], flat.dtype
         (chunk, _), counts = self._cut(size), self._counts(size)
-        k, offset = sum(counts), tie_offset(size, draw)
-        turned = gaps.turn(self._choose(flat, draw), size, offset)
-        where, _ = gaps.encode(turned, size)
-        at = gaps.turn_back(turned, size, offset)
+        k, offset = sum(counts), tie_offset(size, keys)
+        turned = golomb.turn(self._choose(flat, keys), size, offset)
+        where, _ = golomb.encode(turned, size)
+        at = golomb.turn_back(turned, size, offset)
         what = _encode(tf.gather(flat, at), at // chunk, counts)
         words = tf.concat([where, *what], axis=0)
-        gathered = yield Gather(words)
-        split = gaps.num_words(size, k)
+        gathered = yield AllGather(words)
+        split = golomb.num_words(size, k)
 
         def decode(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            turned, _ = gaps.decode(words[:split], size, k)
-            there, at = turned < size, gaps.turn_back(turned, size, offset)
+            turned, _ = golomb.decode(words[:split], size, k)
+            there, at = turned < size, golomb.turn_back(turned, size, offset)
             found = _decode(words[split:], at // chunk, len(counts), dtype)
-            found = value_types.at_most(found, draw.largest)
+            found = value_types.bound(found, keys.largest)
             kept = tf.where(there, found, tf.zeros_like(found))
             return tf.scatter_nd(at[:, tf.newaxis], kept, [size]), there
 
@@ -114,15 +114,15 @@ class ChunkedTopK(Compressor):
         chosen = tf.scatter_nd(at[:, tf.newaxis], number, [size]) > 0
         return Result(total, sent, entries=tf.reduce_sum(number), chosen=chosen)
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         size = math.prod(shape)
         parameters = [
-            *itertools.chain(*map(Native.in_halves, self._cut(size))),
+            *itertools.chain(*map(NativeMethod.in_halves, self._cut(size))),
             self.decay,
-            *gaps.native_parameters(size, sum(self._counts(size))),
+            *golomb.native_parameters(size, sum(self._counts(size))),
         ]
-        return Native(self.name, parameters, bounded=True)
+        return NativeMethod(self.name, parameters, bounded=True)
 
     def _counts(self, size: int) -> list[int]:
         """Return how many entries of each chunk are sent."""
@@ -139,7 +139,7 @@ class ChunkedTopK(Compressor):
         """Return how many entries of a chunk of this length are sent."""
         return -(-self.per_chunk * length // self.chunk)
 
-    def _choose(self, flat: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def _choose(self, flat: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return the positions to be sent, int32 `[k]`, in any order."""
         size = flat.shape[0]
         chunk, _ = self._cut(size)
@@ -150,7 +150,7 @@ class ChunkedTopK(Compressor):
                 rows = tf.abs(tf.reshape(flat[start:end], [-1, width]))
                 k = self._share(width)
                 # `top_k` takes the first of equal ones: no place is to be favoured.
-                turn = tf.cast(draw.tie() * width, tf.int32)
+                turn = tf.cast(keys.tie() * width, tf.int32)
                 best = tf.math.top_k(tf.roll(rows, -turn, 1), k, sorted=False).indices
                 first = start + width * tf.range(rows.shape[0])[:, tf.newaxis]
                 at = first + tf.math.floormod(best + turn, width)

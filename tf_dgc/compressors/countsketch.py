@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_sparsity, check_whole, show
-from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import send_whole
@@ -103,41 +103,44 @@ class CountSketch(Compressor):
         return dtype.size * (size if self._sends_whole(size) else self._numbers(size))
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Sketch, sum, and find the largest."""
         size = values.shape.num_elements()
         if self._sends_whole(size):
             return (yield from send_whole(values, self.aggregation))
         values = tf.reshape(values, [-1])
-        seed = draw.shared if self.second_round else draw.fixed
+        seed = keys.shared if self.second_round else keys.fixed
         sketch = Sketch(
             size, self._cells(size), [seed(i + 1) for i in range(self.rows)]
         )
-        total = yield Sum(sketch.of(values))
+        total = yield AllReduce(sketch.of(values))
         if self.second_round:  # cells that overflowed show nothing
             total = tf.where(tf.math.is_finite(total), total, 0)
         k = num_sent(size, self.sparsity)
-        offset = tie_offset(size, draw)
+        offset = tie_offset(size, keys)
         if not self.second_round:
             return self._fetch(sketch, total, state, values, k, offset)
         positions, _ = top_k(sketch.estimates(total), k, offset)
         mine = tf.gather(values, positions)
-        exact = yield Sum(mine)
-        total, sent = Entries(positions, exact, size), Entries(positions, mine, size)
+        exact = yield AllReduce(mine)
+        total, sent = (
+            SparseEntries(positions, exact, size),
+            SparseEntries(positions, mine, size),
+        )
         return Result(total, sent, entries=k)
 
-    def native(self, shape: tuple[int, ...]) -> Native | None:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native method; None without a second round."""
         size = math.prod(shape)
         if not self.second_round:
             return None
         if self._sends_whole(size):
-            return Native("whole", [math.inf], summed_as=tf.float32)
+            return NativeMethod("whole", [math.inf], summed_as=tf.float32)
         k, cells = num_sent(size, self.sparsity), self._cells(size)
-        return Native(
+        return NativeMethod(
             self.name,
-            [*Native.in_halves(k), *Native.in_halves(cells), self.rows],
+            [*NativeMethod.in_halves(k), *NativeMethod.in_halves(cells), self.rows],
             summed_as=tf.float32,
             num_summed=k,
             first=f"{self.name}, table",
@@ -182,7 +185,7 @@ class CountSketch(Compressor):
         return Result(update, values, after, k)
 
     def _cells(self, size: int) -> int:
-        return places.of_share(size, self.columns)
+        return places.capacity_of(size, self.columns)
 
     def _numbers(self, size: int) -> int:
         k = num_sent(size, self.sparsity) if self.second_round else 0

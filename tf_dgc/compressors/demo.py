@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import arguments
-from tf_dgc.codecs import gaps, value_types
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.codecs import golomb, value_types
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.one_round import sum_decoded
 from tf_dgc.compressors.topk import tie_offset
@@ -84,32 +84,34 @@ class DeMo(Compressor):
                 "smaller `tile`, or exclude the tensor from compression. Received: "
                 f"shape={tuple(shape)}, tile={self.tile}, {size} components"
             )
-        streams = value_types.stream_bits(self.value_dtype or dtype.name, k)
+        streams = value_types.value_bits(self.value_dtype or dtype.name, k)
         values = sum(-(-bits // 32) for bits in streams)
-        return 4 * (gaps.num_words(size, k) + values)
+        return 4 * (golomb.num_words(size, k) + values)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Transform, choose, gather, and turn back."""
         del state
         shape, dtype = values.shape, values.dtype
         size, k = self._sizes(tuple(shape))
-        kind, offset = self.value_dtype or dtype.name, tie_offset(size, draw)
-        bounded = value_types.at_most(values, _LARGEST / self.tile**2)
+        kind, offset = self.value_dtype or dtype.name, tie_offset(size, keys)
+        bounded = value_types.bound(values, _LARGEST / self.tile**2)
         components = _turn(_to_tiles(bounded, self._tile(shape)))
-        turned = gaps.turn(self._choose(components), size, offset)
-        where, _ = gaps.encode(turned, size)
-        at = gaps.turn_back(turned, size, offset)
+        turned = golomb.turn(self._choose(components), size, offset)
+        where, _ = golomb.encode(turned, size)
+        at = golomb.turn_back(turned, size, offset)
         chosen = tf.gather(tf.reshape(components, [-1]), at)
-        words = tf.concat([where, value_types.encode(chosen, kind)], axis=0)
-        gathered = yield Gather(words)
-        split = gaps.num_words(size, k)
+        words = tf.concat([where, value_types.encode_values(chosen, kind)], axis=0)
+        gathered = yield AllGather(words)
+        split = golomb.num_words(size, k)
 
         def decode(words: tf.Tensor) -> tf.Tensor:
-            turned, _ = gaps.decode(words[:split], size, k)
-            at = gaps.turn_back(turned, size, offset)[:, tf.newaxis]
-            found = value_types.decode(words[tf.newaxis, split:], kind, k, dtype)[0]
+            turned, _ = golomb.decode(words[:split], size, k)
+            at = golomb.turn_back(turned, size, offset)[:, tf.newaxis]
+            found = value_types.decode_values(
+                words[tf.newaxis, split:], kind, k, dtype
+            )[0]
             there = tf.where(turned < size, found, tf.zeros_like(found))
             return tf.scatter_nd(at, there, [size])
 
@@ -120,20 +122,20 @@ class DeMo(Compressor):
         total = back(sum_decoded(gathered, decode, [size], dtype))
         return Result(tf.sign(total) if self.sign else total, back(decode(words)))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method, whose sums are rounded otherwise."""
         size, k = self._sizes(shape)
         *_, value_type = sparse.native_places(k, self.value_dtype)
         parameters = [
-            *Native.in_halves(self.tile),
-            *Native.in_halves(self.per_tile),
+            *NativeMethod.in_halves(self.tile),
+            *NativeMethod.in_halves(self.per_tile),
             self.decay,
             float(self.sign),
             value_type,
             _LARGEST / self.tile**2,
-            *gaps.native_parameters(size, k),
+            *golomb.native_parameters(size, k),
         ]
-        return Native(self.name, parameters, by_all=True)
+        return NativeMethod(self.name, parameters, all_workers_native=True)
 
     def _choose(self, components: tf.Tensor) -> tf.Tensor:
         """Return the positions of the largest of each tile, int32 `[k]`."""

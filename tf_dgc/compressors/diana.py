@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.collectives.requests import Exchange, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
 
 
@@ -63,23 +63,23 @@ class DIANA(Compressor):
         return self.quantizer.bytes(shape, dtype)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Quantize the difference, and move the shifts."""
         shift, shift_sum = state["shift"], state["shift_sum"]
-        moved = yield from self.quantizer.exchange(values - shift, {}, draw)
+        moved = yield from self.quantizer.exchange(values - shift, {}, keys)
         mine = tf.reshape(moved.sent, values.shape)
         total = tf.reshape(moved.sum, values.shape)
         alpha = self._alpha(values.shape.num_elements())
         moves = {"shift": shift + alpha * mine, "shift_sum": shift_sum + alpha * total}
         return Result(shift_sum + total, shift + mine, moves)
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method: a quantizer's, with alpha."""
         quantizer = self.quantizer.native(shape)
         name = quantizer.name.replace(self.quantizer.name, self.name)
         parameters = [*quantizer.parameters, self._alpha(math.prod(shape))]
-        return Native(name, parameters, ["shift"], shared=["shift_sum"])
+        return NativeMethod(name, parameters, ["shift"], shared=["shift_sum"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.collectives.requests import Exchange, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
 
 
@@ -70,22 +70,22 @@ class ECQ(Compressor):
         return self.quantizer.bytes(shape, dtype)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Compensate, quantize, and accumulate the error."""
         error = state["error"]
         compensated = values + self.alpha * error
-        sent = yield from self.quantizer.exchange(compensated, {}, draw)
+        sent = yield from self.quantizer.exchange(compensated, {}, keys)
         mine = tf.reshape(sent.sent, values.shape)
         after = self.beta * error + (values - mine)
         bounded = tf.clip_by_value(after, after.dtype.min, after.dtype.max)
         return Result(sent.sum, mine, {"error": bounded})
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method of the quantizer's coding."""
         coded = self.quantizer.native(shape)
         name = coded.name.replace(self.quantizer.name, self.name)
-        return Native(name, [*coded.parameters, self.alpha, self.beta], ["error"])
+        return NativeMethod(name, [*coded.parameters, self.alpha, self.beta], ["error"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream, value_types
-from tf_dgc.compressors.base import Draw, Native
+from tf_dgc.codecs import bits, value_types
+from tf_dgc.compressors.base import NativeMethod, RandomKeys
 from tf_dgc.compressors.common.one_round import OneRound
 
 
@@ -28,21 +28,21 @@ class EFSignSGD(OneRound):
     def words(self, size: int, dtype: tf.DType) -> int:
         """Return those of a magnitude in float32, and of the signs."""
         del dtype
-        return 1 + bitstream.num_words(size)
+        return 1 + bits.num_stream_words(size)
 
-    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return the mean magnitude, and bits that are 1 for negative."""
-        del draw
-        return value_types.encode(values, "sign")
+        del keys
+        return value_types.encode_values(values, "sign")
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return the magnitude with the signs."""
-        return value_types.decode(words[tf.newaxis], "sign", size, dtype)[0]
+        return value_types.decode_values(words[tf.newaxis], "sign", size, dtype)[0]
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         del shape
-        return Native(self.name)
+        return NativeMethod(self.name)
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`, the worst case of `1 - |v|_1^2 / (n |v|^2)` (lemma 8)."""

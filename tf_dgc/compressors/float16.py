@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import value_types
-from tf_dgc.collectives.requests import Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -36,21 +36,21 @@ class Float16(Compressor):
         return self.wire_dtype.size * math.prod(shape)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Round, sum, and widen."""
         del state
-        limit = value_types.largest_term(self.wire_dtype, draw.num_workers)
-        limited = value_types.at_most(values, limit)
-        narrow = value_types.narrow(limited, self.wire_dtype)
-        total = yield Sum(narrow)
+        limit = value_types.largest_term(self.wire_dtype, keys.num_workers)
+        limited = value_types.bound(values, limit)
+        narrow = value_types.round_to(limited, self.wire_dtype)
+        total = yield AllReduce(narrow)
         return Result(tf.cast(total, values.dtype), tf.cast(narrow, values.dtype))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         del shape
         summed_as = self.wire_dtype
-        return Native(summed_as.name, summed_as=summed_as, takes_term=True)
+        return NativeMethod(summed_as.name, summed_as=summed_as, needs_term_bound=True)
 
     def error_bound(self, size: int) -> float:
         """Return the square of the unit roundoff, for entries in the normal range."""

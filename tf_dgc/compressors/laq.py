@@ -7,16 +7,18 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_whole, show
-from tf_dgc.collectives.requests import Exchange, Gather, Request, Result
-from tf_dgc.compressors.base import Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, AllGather, Request, Result
+from tf_dgc.compressors.base import NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import (
+    MethodStates,
+    RoundsResult,
+    TwoRounds,
     from_words,
     only_if,
     sum_decoded,
     to_words,
 )
-from tf_dgc.compressors.common.two_rounds import Ended, States, TwoRounds
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -100,10 +102,10 @@ class LAQ(TwoRounds):
         del shape, dtype
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Quantize the difference, agree on who uploads, and gather what they do."""
-        del draw
+        del keys
         uploaded = state["uploaded"]
         words = self._encode(tf.reshape(values - uploaded, [-1]))
         delta = self._decode(words, values)
@@ -113,7 +115,7 @@ class LAQ(TwoRounds):
         news = tf.where(forced, tf.float32.max, excess)
         mine, anyone = yield from self._decide(news, state["lengths"])
         sent = words * tf.cast(mine, tf.int32)
-        gathered = yield Gather(only_if(anyone, sent))
+        gathered = yield AllGather(only_if(anyone, sent))
         total = state["uploaded_sum"] + self._sum(gathered, tf.size(words), values)
         moved = tf.where(mine, uploaded + delta, uploaded)
         changes = {
@@ -143,7 +145,7 @@ class LAQ(TwoRounds):
         self, news: tf.Tensor, lengths: tf.Tensor
     ) -> Generator[Request, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
         """Return whether this worker uploads, and whether any does."""
-        gathered = yield Gather(to_words(news[tf.newaxis]))
+        gathered = yield AllGather(to_words(news[tf.newaxis]))
         everyone = from_words(gathered, tf.float32, [-1])
         limit = self._limit(lengths, gathered.shape[0])
         return news > limit, tf.reduce_any(everyone > limit)
@@ -183,10 +185,10 @@ class LAQ(TwoRounds):
             like.dtype,
         )
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method; a first one finds what is new."""
         del shape
-        return Native(
+        return NativeMethod(
             self.name,
             [self.bits],
             ["uploaded"],
@@ -196,14 +198,14 @@ class LAQ(TwoRounds):
             num_notes=3,
         )
 
-    def told_first(self, states: States) -> tf.Tensor:
+    def told_first(self, states: MethodStates) -> tf.Tensor:
         """Return the error at the last upload, and whether to upload in any case."""
         error = tf.stack([s["error"].local() for s in states])
         left = tf.stack([s["may_skip"].local() for s in states])
         return tf.stack([error, tf.cast(left < 0.5, tf.float32)], axis=1)
 
     def told_then(
-        self, everyone: tf.Tensor, notes: tf.Tensor, states: States
+        self, everyone: tf.Tensor, notes: tf.Tensor, states: MethodStates
     ) -> tf.Tensor:
         """Return whether this worker uploads, whether any does, and its radius."""
         num_workers = everyone.shape[1]
@@ -215,7 +217,9 @@ class LAQ(TwoRounds):
         anyone = tf.reduce_any(news > limits[:, tf.newaxis], axis=1)
         return tf.stack([mine, tf.cast(anyone, tf.float32), notes[:, 0]], axis=1)
 
-    def settle(self, ended: Ended, states: States) -> list[dict[str, tf.Tensor]]:
+    def settle(
+        self, ended: RoundsResult, states: MethodStates
+    ) -> list[dict[str, tf.Tensor]]:
         """Return lengths, errors and the steps that may be skipped."""
         return [
             {

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import Draw, Native
+from tf_dgc.compressors.base import NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
 
@@ -35,7 +35,7 @@ class Natural(OneRound):
         """Return those of a sign and an exponent each."""
         return quantize.num_words(size, 1 + _EXPONENT_BITS[dtype])
 
-    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return exponents as the format has them, behind the sign."""
         width, dropped = _EXPONENT_BITS[values.dtype], _MANTISSA_BITS[values.dtype]
         integer = tf.int64 if values.dtype == tf.float64 else tf.int32
@@ -43,7 +43,7 @@ class Natural(OneRound):
         # Added to the mantissa, it carries into the exponent as often as it should:
         # exactly, and below the normal range, down to 0, as well.
         chance = tf.random.stateless_uniform(
-            values.shape, draw.local(), maxval=2**dropped, dtype=integer
+            values.shape, keys.local(), maxval=2**dropped, dtype=integer
         )
         exponents = tf.bitwise.right_shift(
             magnitudes + chance, tf.constant(dropped, integer)
@@ -64,10 +64,10 @@ class Natural(OneRound):
         )
         return tf.where(codes >= 2**width, -powers, powers)
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         del shape
-        return Native(self.name)
+        return NativeMethod(self.name)
 
     def error_bound(self, size: int) -> float:
         """Return 1/8."""

@@ -5,8 +5,8 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common.one_round import send_whole
 
 
@@ -27,16 +27,16 @@ class NoCompression(Compressor):
         return dtype.size * math.prod(shape)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Sum."""
-        del state, draw
+        del state, keys
         return (yield from send_whole(values, self.aggregation))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         del shape
-        return Native("whole", [math.inf], (), tf.float32)
+        return NativeMethod("whole", [math.inf], (), tf.float32)
 
     def error_bound(self, size: int) -> float:
         """Return 0."""

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream, value_types
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.codecs import value_types
+from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
 
 
@@ -44,13 +45,13 @@ class OneBit(Compressor):
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of two float32 per column, and of the bits."""
         del dtype
-        return 4 * (2 * self._columns(shape) + bitstream.num_words(math.prod(shape)))
+        return 4 * (2 * self._columns(shape) + num_stream_words(math.prod(shape)))
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Encode, gather, decode and sum."""
-        del state, draw
+        del state, keys
         size, columns, dtype = (
             values.shape.num_elements(),
             self._columns(tuple(values.shape)),
@@ -61,13 +62,13 @@ class OneBit(Compressor):
             return _decode(words, size, columns, dtype)
 
         words = _encode(tf.reshape(values, [-1, columns]))
-        gathered = yield Gather(words)
+        gathered = yield AllGather(words)
         return Result(sum_decoded(gathered, decode, [size], dtype), decode(words))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         del shape
-        return Native(self.name, [self.per_column])
+        return NativeMethod(self.name, [self.per_column])
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the worst is one entry, and zeros of the same bit."""
@@ -95,15 +96,15 @@ def _encode(rows: tf.Tensor) -> tf.Tensor:
         total = tf.reduce_sum(tf.where(side, wide, 0), axis=0)
         count = tf.math.count_nonzero(side, axis=0, dtype=tf.int32)
         means.append(tf.math.divide_no_nan(total, tf.cast(count, tf.float64)))
-    coded = to_words(value_types.narrow(tf.concat(means, axis=0), tf.float32))
+    coded = to_words(value_types.round_to(tf.concat(means, axis=0), tf.float32))
     bits = tf.reshape(tf.cast(negative, tf.int32), [-1])
-    return tf.concat([coded, bitstream.pack(bits)], axis=0)
+    return tf.concat([coded, pack_bits(bits)], axis=0)
 
 
 def _decode(words: tf.Tensor, size: int, columns: int, dtype: tf.DType) -> tf.Tensor:
     """Return float `[size]`."""
     split = 2 * columns
     means = tf.cast(from_words(words[:split], tf.float32, [2, columns]), dtype)
-    bits = bitstream.unpack(words[tf.newaxis, split:])[0, :size]
+    bits = unpack_bits(words[tf.newaxis, split:])[0, :size]
     negative = tf.reshape(bits > 0, [-1, columns])
     return tf.reshape(tf.where(negative, means[1], means[0]), [-1])

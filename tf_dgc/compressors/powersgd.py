@@ -7,11 +7,15 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
-from tf_dgc.collectives.requests import Exchange, Result, Sum
-from tf_dgc.compressors.base import Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
+from tf_dgc.compressors.base import NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.common.low_rank import as_matrix
-from tf_dgc.compressors.common.one_round import send_whole
-from tf_dgc.compressors.common.two_rounds import Ended, States, TwoRounds
+from tf_dgc.compressors.common.one_round import (
+    MethodStates,
+    RoundsResult,
+    TwoRounds,
+    send_whole,
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -61,32 +65,32 @@ class PowerSGD(TwoRounds):
         return dtype.size * min(rows * columns, self.rank * (rows + columns))
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Do one step of the power iteration."""
         rows, columns = as_matrix(tuple(values.shape))
         if self._sends_whole(rows, columns):
             return (yield from send_whole(values, self.aggregation))
         matrix = tf.reshape(values, [rows, columns])
-        start = state["q"] if self.warm_start else self._drawn(columns, values, draw)
-        p_sum = yield Sum(tf.linalg.matmul(matrix, start))
+        start = state["q"] if self.warm_start else self._drawn(columns, values, keys)
+        p_sum = yield AllReduce(tf.linalg.matmul(matrix, start))
         basis = _orthonormal(p_sum)
         q = tf.linalg.matmul(matrix, basis, transpose_a=True)
-        q_sum = yield Sum(q)
+        q_sum = yield AllReduce(q)
         return Result(
             tf.linalg.matmul(basis, q_sum, transpose_b=True),
             tf.linalg.matmul(basis, q, transpose_b=True),
             {"q": _scaled(q_sum)} if self.warm_start else None,
         )
 
-    def native(self, shape: tuple[int, ...]) -> Native | None:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native method; None without a warm start."""
         rows, columns = as_matrix(shape)
         if self._sends_whole(rows, columns):
-            return Native("whole", [math.inf], summed_as=tf.float32)
+            return NativeMethod("whole", [math.inf], summed_as=tf.float32)
         if not self.warm_start:
             return None
-        return Native(
+        return NativeMethod(
             self.name,
             [self.rank],
             summed_as=tf.float32,
@@ -94,14 +98,16 @@ class PowerSGD(TwoRounds):
             first=f"{self.name}, left",
             first_summed=rows * self.rank,
             num_notes=rows * self.rank,
-            by_all=True,
+            all_workers_native=True,
         )
 
-    def told_first(self, states: States) -> list[tf.Tensor]:
+    def told_first(self, states: MethodStates) -> list[tf.Tensor]:
         """Return the start of each tensor's iteration."""
         return [state["q"].local() for state in states]
 
-    def settle(self, ended: Ended, states: States) -> list[dict[str, tf.Tensor]]:
+    def settle(
+        self, ended: RoundsResult, states: MethodStates
+    ) -> list[dict[str, tf.Tensor]]:
         """Return the start of the next one."""
         return [
             {"q": _scaled(tf.reshape(q, state["q"].shape))}
@@ -117,9 +123,9 @@ class PowerSGD(TwoRounds):
         """Return the constructor's arguments."""
         return {"rank": self.rank, "warm_start": self.warm_start}
 
-    def _drawn(self, columns: int, like: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def _drawn(self, columns: int, like: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         shape = [columns, self.rank]
-        return tf.random.stateless_normal(shape, draw.shared(), dtype=like.dtype)
+        return tf.random.stateless_normal(shape, keys.shared(), dtype=like.dtype)
 
     def _sends_whole(self, rows: int, columns: int) -> bool:
         return self.rank * (rows + columns) >= rows * columns

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_dgc._internals import tracing
 from tf_dgc.arguments import check_whole, show
-from tf_dgc.codecs import elias
-from tf_dgc.compressors.base import Draw, Native
+from tf_dgc.codecs import elias_gamma
+from tf_dgc.compressors.base import NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
 
@@ -76,13 +76,13 @@ class QSGD(OneRound):
         norms = self._buckets(size) * dtype.size // 4
         return norms + (self._elias_words(size) or self._fixed_words(size))
 
-    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return norms, then levels."""
         rows = quantize.rows(values, self.bucket)
         norms = quantize.norms(rows)
         # A single entry's share can be rounded to above 1.
         shares = tf.clip_by_value(tf.math.divide_no_nan(rows, norms), -1, 1)
-        levels = quantize.stochastic_round(self.levels * shares, draw.local())
+        levels = quantize.stochastic_round(self.levels * shares, keys.local())
         levels = tf.cast(tf.reshape(levels, [-1])[: values.shape[0]], tf.int32)
         return tf.concat([to_words(norms), self._pack(levels)], axis=0)
 
@@ -96,14 +96,14 @@ class QSGD(OneRound):
         # Multiplied, as a division by a constant is what graphs make that of.
         return tf.reshape(levels * (norms * (1 / self.levels)), [-1])[:size]
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method of the coding, with the words of levels by Elias."""
         size = math.prod(shape)
         words = self._elias_words(size) or 0
         coding = "elias" if words else "fixed"
-        bucket = Native.in_halves(min(size, self.bucket))
-        parameters = [self.levels, *bucket, *Native.in_halves(words)]
-        return Native(f"{self.name}, {coding}", parameters)
+        bucket = NativeMethod.in_halves(min(size, self.bucket))
+        parameters = [self.levels, *bucket, *NativeMethod.in_halves(words)]
+        return NativeMethod(f"{self.name}, {coding}", parameters)
 
     def error_bound(self, size: int) -> float:
         """Return `min(d/s^2, sqrt(d)/s)` for a bucket of d entries."""
@@ -124,12 +124,12 @@ class QSGD(OneRound):
     def _pack(self, levels: tf.Tensor) -> tf.Tensor:
         words = self._elias_words(levels.shape[0])
         if words:
-            return elias.encode(levels, words)
+            return elias_gamma.encode(levels, words)
         return quantize.pack(levels + self.levels, self._width)
 
     def _unpack(self, words: tf.Tensor, size: int) -> tf.Tensor:
         if self._elias_words(size):
-            return elias.decode(words, size)
+            return elias_gamma.decode(words, size)
         return quantize.unpack(words, self._width, size) - self.levels
 
     def _fixed_words(self, size: int) -> int:
@@ -148,7 +148,7 @@ class QSGD(OneRound):
         expected = self.levels * (whole * math.sqrt(self.bucket) + math.sqrt(rest))
         margin = math.sqrt(size * math.log(1 / _OVERFLOWS) / 2)
         total = min(expected + margin, self.levels * size)
-        words = elias.num_words(elias.most_bits(size, total))
+        words = elias_gamma.num_words(elias_gamma.max_bits(size, total))
         if self.coding is None and words >= self._fixed_words(size):
             return None
         return words

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import arguments
-from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
@@ -49,29 +49,31 @@ class RandomK(Compressor):
         return dtype.size * num_sent(math.prod(shape), self.sparsity)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Draw positions, and sum what is there."""
         del state
         values = tf.reshape(values, [-1])
         size = values.shape[0]
         k = num_sent(size, self.sparsity)
-        positions = _draw(size, k, draw)
+        positions = _draw(size, k, keys)
         sent = tf.gather(values, positions)
         if self.unbiased:
             sent *= size / k
-        total = yield Sum(sent)
+        total = yield AllReduce(sent)
         return Result(
-            Entries(positions, total, size), Entries(positions, sent, size), entries=k
+            SparseEntries(positions, total, size),
+            SparseEntries(positions, sent, size),
+            entries=k,
         )
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method, which takes k and the factor of values."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
         factor = size / k if self.unbiased else 1.0
-        parameters = [*Native.in_halves(k), factor]
-        return Native(self.name, parameters, (), tf.float32, k)
+        parameters = [*NativeMethod.in_halves(k), factor]
+        return NativeMethod(self.name, parameters, (), tf.float32, k)
 
     def error_bound(self, size: int) -> float:
         """Return `1 - k/n` (lemma A.1), or `n/k - 1` if unbiased."""
@@ -83,11 +85,11 @@ class RandomK(Compressor):
         return {"sparsity": self.sparsity, "unbiased": self.unbiased}
 
 
-def _draw(size: int, k: int, draw: Draw) -> tf.Tensor:
+def _draw(size: int, k: int, keys: RandomKeys) -> tf.Tensor:
     """Return positions, int32 `[k]`, one of each stretch; ascending from a place on."""
     bounds = tf.range(k + 1, dtype=tf.int64) * size // k
     lengths = bounds[1:] - bounds[:-1]
-    words = tf.random.stateless_uniform([k], draw.shared(), None, None, tf.uint32)
+    words = tf.random.stateless_uniform([k], keys.shared(), None, None, tf.uint32)
     places = bounds[:-1] + tf.math.floormod(tf.cast(words, tf.int64), lengths)
-    offset = tf.cast(tie_offset(size, draw), tf.int64)
+    offset = tf.cast(tie_offset(size, keys), tf.int64)
     return tf.cast(tf.math.floormod(places + offset, size), tf.int32)

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
 
@@ -70,30 +70,30 @@ class RotatedQuantization(Compressor):
         return 2 * dtype.size * blocks + 4 * quantize.num_words(size, self._width)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Rotate, quantize, sum, and rotate back."""
         del state
         values = tf.reshape(values, [-1])
         size, dtype = values.shape[0], values.dtype
-        signs = _signs(size, draw.shared(salt=1), dtype)
-        words = self._encode(self._transform(values * signs), draw)
+        signs = _signs(size, keys.shared(salt=1), dtype)
+        words = self._encode(self._transform(values * signs), keys)
 
         def decode(words: tf.Tensor) -> tf.Tensor:
             return self._decode(words, size, dtype)
 
-        gathered = yield Gather(words)
+        gathered = yield AllGather(words)
         total = sum_decoded(gathered, decode, [size], dtype)
         return Result(
             signs * self._transform(total), signs * self._transform(decode(words))
         )
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         # Longer blocks than fit into the tensor leave it cut into the same ones.
         longest = 1 << max(0, math.prod(shape).bit_length() - 1)
-        block = Native.in_halves(min(self.block, longest))
-        return Native(self.name, [self.levels, *block])
+        block = NativeMethod.in_halves(min(self.block, longest))
+        return NativeMethod(self.name, [self.levels, *block])
 
     def error_bound(self, size: int) -> float:
         """Return `(2 ln d + 2) / (k - 1)^2` for blocks of d entries."""
@@ -125,7 +125,7 @@ class RotatedQuantization(Compressor):
         """Multiply blocks by Hadamard's matrix over `sqrt(d)`, its own inverse."""
         return _join([_hadamard(rows) for rows in self._split(values)])
 
-    def _encode(self, rotated: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def _encode(self, rotated: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return least and greatest of the blocks, then codes 0 to k - 1."""
         codes, ranges = [], []
         for i, rows in enumerate(self._split(rotated)):
@@ -133,7 +133,7 @@ class RotatedQuantization(Compressor):
             high = tf.reduce_max(rows, axis=1, keepdims=True)
             share = tf.math.divide_no_nan(rows - low, high - low)
             exact = (self.levels - 1) * share
-            rounded = quantize.stochastic_round(exact, draw.local(salt=2 + i))
+            rounded = quantize.stochastic_round(exact, keys.local(salt=2 + i))
             codes.append(tf.cast(tf.minimum(rounded, self.levels - 1), tf.int32))
             ranges.append(tf.concat([low, high], axis=1))
         packed = quantize.pack(_join(codes), self._width)

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import arguments
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.topk import num_sent
@@ -61,26 +61,28 @@ class SampledThreshold(Compressor):
         return 4 * places.num_words(size, k, self.value_dtype or dtype.name)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Sample, compare, and gather."""
         del state
         values = tf.reshape(values, [-1])
         magnitudes = tf.abs(values)
         k = num_sent(values.shape[0], self.sparsity)
-        threshold = self._threshold(magnitudes, k, draw)
+        threshold = self._threshold(magnitudes, k, keys)
         wanted = (magnitudes >= threshold) & (values != 0)
-        positions = places.choose(magnitudes, wanted, k, draw)
+        positions = places.choose(magnitudes, wanted, k, keys)
         value_dtype = self.value_dtype or values.dtype.name
         return (yield from places.exchange(values, positions, value_dtype))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
         count, rank = self._sample(size, k)
-        sampled = [*Native.in_halves(count), *Native.in_halves(rank)]
-        return Native(self.name, [*sparse.native_places(k, self.value_dtype), *sampled])
+        sampled = [*NativeMethod.in_halves(count), *NativeMethod.in_halves(rank)]
+        return NativeMethod(
+            self.name, [*sparse.native_places(k, self.value_dtype), *sampled]
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -95,12 +97,12 @@ class SampledThreshold(Compressor):
         count = max(math.ceil(self.sample * size), math.ceil(_EXPECTED * size / k))
         return (0, k) if count >= size else (count, max(1, round(count * k / size)))
 
-    def _threshold(self, magnitudes: tf.Tensor, k: int, draw: Draw) -> tf.Tensor:
+    def _threshold(self, magnitudes: tf.Tensor, k: int, keys: RandomKeys) -> tf.Tensor:
         size = magnitudes.shape[0]
         count, rank = self._sample(size, k)
         if count == 0:
             return tf.math.top_k(magnitudes, k, sorted=True).values[-1]
         chosen = tf.random.stateless_uniform(
-            [count], draw.local(), maxval=size, dtype=tf.int32
+            [count], keys.local(), maxval=size, dtype=tf.int32
         )
         return tf.math.top_k(tf.gather(magnitudes, chosen), rank).values[-1]

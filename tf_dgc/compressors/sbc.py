@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.codecs import value_types
-from tf_dgc.codecs.checks import Check
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.codecs.checks import BufferCheck
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.topk import num_sent
 
@@ -56,26 +56,26 @@ class SBC(Compressor):
         return 4 * (places.position_words(size, k) + 1)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Choose the side, and gather."""
         del state
         values = tf.reshape(values, [-1])
         size, dtype = values.shape[0], values.dtype
         k = num_sent(size, self.sparsity)
-        positions, mean = _larger_side(values, k, draw)
-        coded = tf.bitcast(value_types.narrow(mean, tf.float32), tf.int32)[tf.newaxis]
+        positions, mean = _larger_side(values, k, keys)
+        coded = tf.bitcast(value_types.round_to(mean, tf.float32), tf.int32)[tf.newaxis]
 
-        def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
+        def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[BufferCheck]]:
             found = tf.cast(tf.bitcast(words, tf.float32), dtype)
             return tf.repeat(found, k, axis=1), []
 
         return (yield from places.exchange_coded(positions, size, coded, decode))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         k = num_sent(math.prod(shape), self.sparsity)
-        return Native(self.name, Native.in_halves(k))
+        return NativeMethod(self.name, NativeMethod.in_halves(k))
 
     def error_bound(self, size: int) -> float:
         """Return 1: what is sent is a projection of the tensor, which never adds."""
@@ -87,16 +87,18 @@ class SBC(Compressor):
         return {"sparsity": self.sparsity}
 
 
-def _larger_side(values: tf.Tensor, k: int, draw: Draw) -> tuple[tf.Tensor, tf.Tensor]:
+def _larger_side(
+    values: tf.Tensor, k: int, keys: RandomKeys
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the places of the side, int32 `[k]`, and its mean, float64."""
-    up_at, up = _side(tf.nn.relu(values), k, draw)
-    down_at, down = _side(tf.nn.relu(-values), k, draw)
+    up_at, up = _side(tf.nn.relu(values), k, keys)
+    down_at, down = _side(tf.nn.relu(-values), k, keys)
     return tf.where(up >= down, up_at, down_at), tf.where(up >= down, up, -down)
 
 
-def _side(values: tf.Tensor, k: int, draw: Draw) -> tuple[tf.Tensor, tf.Tensor]:
+def _side(values: tf.Tensor, k: int, keys: RandomKeys) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the places of the k largest above 0, and their mean; 0 without any."""
-    positions = places.choose(values, values > 0, k, draw)
-    found = tf.cast(places.at(values, positions), tf.float64)
+    positions = places.choose(values, values > 0, k, keys)
+    found = tf.cast(places.values_at(values, positions), tf.float64)
     count = tf.math.count_nonzero(found, dtype=tf.float64)
     return positions, tf.reduce_sum(found) / tf.maximum(count, 1.0)

@@ -8,9 +8,16 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_sparsity
 from tf_dgc.codecs import elias_fano
-from tf_dgc.codecs.checks import gate
-from tf_dgc.collectives.requests import Entries, Exchange, Result, Sum, marks, whole
-from tf_dgc.compressors.base import Compressor, Draw
+from tf_dgc.codecs.checks import require
+from tf_dgc.collectives.requests import (
+    Aggregation,
+    AllReduce,
+    Result,
+    SparseEntries,
+    position_mask,
+    to_dense_tensor,
+)
+from tf_dgc.compressors.base import Compressor, RandomKeys
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.topk import num_sent, tie_offset
@@ -55,22 +62,22 @@ class ScaleCom(Compressor):
         return 4 * sparse.position_words(size, k) + dtype.size * k
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Hear from the leader which entries; sum them."""
         values = tf.reshape(values, [-1])
         size = values.shape[0]
         k = num_sent(size, self.sparsity)
-        words = yield Sum(_lead(values, k, draw))
+        words = yield AllReduce(_lead(values, k, keys))
         decoded, checks = elias_fano.decode(words[tf.newaxis], size, k)
-        positions = gate(checks, decoded)[0]
+        positions = require(checks, decoded)[0]
         mine = tf.gather(values, positions)
-        total = Entries(positions, (yield Sum(mine)), size)
-        sent = Entries(positions, mine, size)
+        total = SparseEntries(positions, (yield AllReduce(mine)), size)
+        sent = SparseEntries(positions, mine, size)
         if self.low_pass == 1:
             return Result(total, sent, entries=k)
         gradient = values - tf.reshape(state["residual"], [-1])
-        sent, chosen = whole(sent), marks(sent)
+        sent, chosen = to_dense_tensor(sent), position_mask(sent)
         sent += (1 - self.low_pass) * (gradient - sent)
         return Result(total, sent, entries=k, chosen=chosen)
 
@@ -79,16 +86,16 @@ class ScaleCom(Compressor):
         return {"sparsity": self.sparsity, "low_pass": self.low_pass}
 
 
-def _lead(values: tf.Tensor, k: int, draw: Draw) -> tf.Tensor:
+def _lead(values: tf.Tensor, k: int, keys: RandomKeys) -> tf.Tensor:
     """Return the words of the leader's positions, int32; zeros of all others."""
     size = values.shape[0]
-    leader = tf.math.floormod(tf.cast(draw.step, tf.int64), draw.num_workers)
+    leader = tf.math.floormod(tf.cast(keys.step, tf.int64), keys.num_workers)
 
     def mine() -> tf.Tensor:
-        positions, _ = top_k(values, k, tie_offset(size, draw))
+        positions, _ = top_k(values, k, tie_offset(size, keys))
         return elias_fano.encode(positions, size, k)
 
     length = sparse.position_words(size, k)
-    leads = tf.equal(leader, tf.cast(draw.worker, tf.int64))
+    leads = tf.equal(leader, tf.cast(keys.worker, tf.int64))
     words = tf.cond(leads, mine, lambda: tf.zeros([length], tf.int32))
     return tf.ensure_shape(words, [length])

@@ -5,9 +5,9 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common.one_round import sum_decoded
 
 
@@ -42,11 +42,11 @@ class SignSGD(Compressor):
         """Return those of a bit per row, and of one per entry."""
         del dtype
         rows, columns = _rows(shape)
-        return 4 * (bitstream.num_words(rows) + bitstream.num_words(rows * columns))
+        return 4 * (num_stream_words(rows) + num_stream_words(rows * columns))
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Vote, and count the votes."""
         del state
         shape = _rows(tuple(values.shape))
@@ -54,14 +54,14 @@ class SignSGD(Compressor):
         def decode(words: tf.Tensor) -> tf.Tensor:
             return _decode(words, *shape, values.dtype)
 
-        words = _encode(tf.reshape(values, shape), draw)
-        gathered = yield Gather(words)
+        words = _encode(tf.reshape(values, shape), keys)
+        gathered = yield AllGather(words)
         votes = sum_decoded(gathered, decode, shape, values.dtype)
         return Result(tf.sign(votes), decode(words))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method, which takes the length of a row."""
-        return Native(self.name, Native.in_halves(_rows(shape)[1]))
+        return NativeMethod(self.name, NativeMethod.in_halves(_rows(shape)[1]))
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -71,20 +71,20 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _encode(rows: tf.Tensor, draw: Draw) -> tf.Tensor:
+def _encode(rows: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
     """Return bits of rows, 1 for those that vote, then of entries, 1 for negative."""
     votes = tf.reduce_any(rows != 0, axis=1)
     values = tf.reshape(rows, [-1])
-    coins = tf.random.stateless_uniform(values.shape, draw.local()) < 0.5
+    coins = tf.random.stateless_uniform(values.shape, keys.local()) < 0.5
     negative = tf.where(values == 0, coins, values < 0)
-    streams = [bitstream.pack(tf.cast(bits, tf.int32)) for bits in (votes, negative)]
+    streams = [pack_bits(tf.cast(bits, tf.int32)) for bits in (votes, negative)]
     return tf.concat(streams, axis=0)
 
 
 def _decode(words: tf.Tensor, rows: int, columns: int, dtype: tf.DType) -> tf.Tensor:
     """Return one worker's votes, `[rows, columns]`: -1 or 1, or 0 in other rows."""
-    split = bitstream.num_words(rows)
-    votes = bitstream.unpack(words[tf.newaxis, :split])[0, :rows]
-    negative = bitstream.unpack(words[tf.newaxis, split:])[0, : rows * columns]
+    split = num_stream_words(rows)
+    votes = unpack_bits(words[tf.newaxis, :split])[0, :rows]
+    negative = unpack_bits(words[tf.newaxis, split:])[0, : rows * columns]
     signs = 1 - 2 * tf.cast(tf.reshape(negative, [rows, columns]), dtype)
     return tf.cast(votes, dtype)[:, tf.newaxis] * signs

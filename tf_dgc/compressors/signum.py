@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.collectives.requests import Exchange, Result
-from tf_dgc.compressors.base import Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, Result
+from tf_dgc.compressors.base import NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.signsgd import SignSGD
 
 
@@ -38,18 +38,18 @@ class Signum(SignSGD):
         return {"momentum": StateSpec(shape)}
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Move the momentum, and vote with its sign."""
         beta = self.momentum
         momentum = beta * state["momentum"] + (1 - beta) * values
-        voted = yield from super().exchange(momentum, {}, draw)
+        voted = yield from super().exchange(momentum, {}, keys)
         return Result(voted.sum, voted.sent, {"momentum": momentum})
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         parameters = [*super().native(shape).parameters, self.momentum]
-        return Native(self.name, [*parameters, 1 - self.momentum], ["momentum"])
+        return NativeMethod(self.name, [*parameters, 1 - self.momentum], ["momentum"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

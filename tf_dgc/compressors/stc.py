@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc import arguments
-from tf_dgc.collectives.requests import Exchange, whole
-from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
+from tf_dgc.collectives.requests import Aggregation, to_dense_tensor
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.topk import num_sent, tie_offset
@@ -63,26 +63,26 @@ class STC(Compressor):
         return 4 * sparse.num_words(size, num_sent(size, self.sparsity), "sign")
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Choose and gather; then, if asked for, compress the sum."""
         flat = tf.reshape(values, [-1])
         k = num_sent(flat.shape[0], self.sparsity)
-        positions = _largest(flat, k, draw)
+        positions = _largest(flat, k, keys)
         result = yield from sparse.exchange(flat, positions, k, "sign")
         if not self.downstream:
             return result
-        kept = tf.reshape(state["server_residual"], [-1]) + whole(result.sum)
-        update = _ternary(kept, _largest(kept, k, draw))
+        kept = tf.reshape(state["server_residual"], [-1]) + to_dense_tensor(result.sum)
+        update = _ternary(kept, _largest(kept, k, keys))
         left = tf.reshape(kept - update, values.shape)
         return result._replace(sum=update, state={"server_residual": left})
 
-    def native(self, shape: tuple[int, ...]) -> Native | None:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native method; None with `downstream`."""
         if self.downstream:
             return None
         k = num_sent(math.prod(shape), self.sparsity)
-        return Native("top_k", sparse.native_places(k, "sign"))
+        return NativeMethod("top_k", sparse.native_places(k, "sign"))
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the squared error is `|v|_2^2 - |v_k|_1^2 / k`."""
@@ -93,8 +93,8 @@ class STC(Compressor):
         return {"sparsity": self.sparsity, "downstream": self.downstream}
 
 
-def _largest(values: tf.Tensor, k: int, draw: Draw) -> tf.Tensor:
-    offset = tie_offset(values.shape[0], draw)
+def _largest(values: tf.Tensor, k: int, keys: RandomKeys) -> tf.Tensor:
+    offset = tie_offset(values.shape[0], keys)
     return top_k(values, k, offset)[0]
 
 

@@ -9,11 +9,15 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
-from tf_dgc.collectives.requests import Exchange, Gather, Result
-from tf_dgc.compressors.base import Draw, Native
+from tf_dgc.collectives.requests import Aggregation, AllGather, Result
+from tf_dgc.compressors.base import NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
-from tf_dgc.compressors.common.one_round import maximum, sum_decoded
-from tf_dgc.compressors.common.two_rounds import States, TwoRounds
+from tf_dgc.compressors.common.one_round import (
+    MethodStates,
+    TwoRounds,
+    maximum,
+    sum_decoded,
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -56,8 +60,8 @@ class TernGrad(TwoRounds):
         return dtype.size + 4 * quantize.num_trit_words(math.prod(shape))
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Clip, agree on the scaler, ternarize, and sum."""
         del state
         values = self._clipped(tf.reshape(values, [-1]))
@@ -65,24 +69,24 @@ class TernGrad(TwoRounds):
         scaler = yield from maximum(tf.reduce_max(tf.abs(values)))
         # Of a quotient, which is at most 1, so no level but -1, 0 and 1 comes out.
         shares = tf.math.divide_no_nan(values, scaler)
-        levels = quantize.stochastic_round(shares, draw.local())
+        levels = quantize.stochastic_round(shares, keys.local())
 
         def decode(words: tf.Tensor) -> tf.Tensor:
             return tf.cast(quantize.unpack_trits(words, size) - 1, dtype)
 
         words = quantize.pack_trits(tf.cast(levels, tf.int32) + 1)
-        gathered = yield Gather(words)
+        gathered = yield AllGather(words)
         total = sum_decoded(gathered, decode, [size], dtype)
         return Result(scaler * total, scaler * levels)
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method; a first one finds the scaler."""
         share = self._share(math.prod(shape))
         first = f"{self.name}, scaler"
-        return Native(self.name, [share], first=first, num_words=1, num_notes=1)
+        return NativeMethod(self.name, [share], first=first, num_words=1, num_notes=1)
 
     def told_then(
-        self, everyone: tf.Tensor, notes: tf.Tensor, states: States
+        self, everyone: tf.Tensor, notes: tf.Tensor, states: MethodStates
     ) -> tf.Tensor:
         """Return this worker's scaler, and the largest of all."""
         del states
@@ -103,7 +107,7 @@ class TernGrad(TwoRounds):
         else:
             squares = tf.square(tf.cast(values, tf.float64))
             limit = self._share(values.shape[0]) * tf.sqrt(tf.reduce_sum(squares))
-        limit = tf.minimum(value_types.narrow(limit, values.dtype), largest)
+        limit = tf.minimum(value_types.round_to(limit, values.dtype), largest)
         return tf.clip_by_value(values, -limit, limit)
 
     def _share(self, size: int) -> float:

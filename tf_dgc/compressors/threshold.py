@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number, show
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import sparse
 
@@ -63,31 +63,33 @@ class Threshold(Compressor):
         """Return those of as many positions and values as fit."""
         size = math.prod(shape)
         sent_as = "sign" if self.binary else self.value_dtype or dtype.name
-        return 4 * places.num_words(size, places.of_share(size, self.capacity), sent_as)
+        return 4 * places.num_words(
+            size, places.capacity_of(size, self.capacity), sent_as
+        )
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Compare, and gather."""
         del state
         values = tf.reshape(values, [-1])
         magnitudes = tf.abs(values)
-        capacity = places.of_share(values.shape[0], self.capacity)
+        capacity = places.capacity_of(values.shape[0], self.capacity)
         wanted = magnitudes >= self.threshold
-        positions = places.choose(magnitudes, wanted, capacity, draw)
+        positions = places.choose(magnitudes, wanted, capacity, keys)
         if self.binary:
             tau = tf.constant(self.threshold, values.dtype)
             return (yield from places.exchange_signs(values, positions, tau))
         value_dtype = self.value_dtype or values.dtype.name
         return (yield from places.exchange(values, positions, value_dtype))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
-        capacity = places.of_share(math.prod(shape), self.capacity)
+        capacity = places.capacity_of(math.prod(shape), self.capacity)
         name = f"{self.name}, binary" if self.binary else self.name
         sent_as = "sign" if self.binary else self.value_dtype
         parameters = sparse.native_places(capacity, sent_as)
-        return Native(name, [*parameters, self.threshold])
+        return NativeMethod(name, [*parameters, self.threshold])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -10,15 +10,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc import schedules
 from tf_dgc._internals import tracing
 from tf_dgc.arguments import show
 from tf_dgc.codecs import value_types
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k, top_k_of
-from tf_dgc.compressors.draws import draw_ties
-from tf_dgc.schedules import asking
+from tf_dgc.compressors.random_keys import tie_break_key
 
 # `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
 _ROUNDING = 1e-6
@@ -47,7 +47,7 @@ class TopK(Compressor):
     def __init__(
         self, sparsity: float | Callable = 0.999, value_dtype: str | None = None
     ):
-        self.sparsity = asking.get(sparsity)
+        self.sparsity = schedules.get_sparsity(sparsity)
         value_types.check_choice(value_dtype)
         self.value_dtype = value_dtype
 
@@ -60,41 +60,43 @@ class TopK(Compressor):
         return 4 * sparse.num_words(size, k, self.value_dtype or dtype.name)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Choose, and gather."""
         del state
         values = tf.reshape(values, [-1])
         size = values.shape[0]
-        k = num_sent(size, asking.current(self.sparsity, draw.step))
-        offset = tie_offset(size, draw)
+        k = num_sent(size, schedules.sparsity_at(self.sparsity, keys.step))
+        offset = tie_offset(size, keys)
         value_dtype = self.value_dtype or values.dtype.name
         if tf.is_tensor(k) and tracing.in_xla_context():
-            return (yield from self._in_fixed_shapes(values, k, draw, value_dtype))
+            return (yield from self._in_fixed_shapes(values, k, keys, value_dtype))
         positions, _ = top_k(values, k, offset)
         return (
-            yield from sparse.exchange(values, positions, k, value_dtype, draw.largest)
+            yield from sparse.exchange(values, positions, k, value_dtype, keys.largest)
         )
 
     def _in_fixed_shapes(
-        self, values: tf.Tensor, k: tf.Tensor, draw: Draw, value_dtype: str
-    ) -> Exchange:
+        self, values: tf.Tensor, k: tf.Tensor, keys: RandomKeys, value_dtype: str
+    ) -> Aggregation:
         """Exchange in shapes that are known while tracing, for XLA.
 
         There is room for the most that the schedule ever sends; room that is not used
         is sent as 0.
         """
         size = values.shape[0]
-        capacity = num_sent(size, asking.smallest(self.sparsity))
+        capacity = num_sent(size, schedules.smallest_sparsity(self.sparsity))
         _check_capacity(value_dtype)
-        positions, taken = top_k_of(values, capacity, k, tie_offset(size, draw))
+        positions, taken = top_k_of(values, capacity, k, tie_offset(size, keys))
         at = positions[:, tf.newaxis]
         kept = tf.where(taken, tf.gather(values, positions), 0)
-        kept = value_types.at_most(kept, draw.largest)
+        kept = value_types.bound(kept, keys.largest)
         if capacity == size:
             # Where everything is sent, it is sent exactly: so must all steps be.
-            coded = value_types.encode(kept, value_dtype)[tf.newaxis]
-            rounded = value_types.decode(coded, value_dtype, capacity, values.dtype)[0]
+            coded = value_types.encode_values(kept, value_dtype)[tf.newaxis]
+            rounded = value_types.decode_values(
+                coded, value_dtype, capacity, values.dtype
+            )[0]
             kept = tf.where(tf.equal(k, size), kept, rounded)
             value_dtype = values.dtype.name
         values = tf.scatter_nd(at, kept, [size])
@@ -102,12 +104,12 @@ class TopK(Compressor):
         chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
         return result._replace(entries=k, chosen=chosen)
 
-    def native(self, shape: tuple[int, ...]) -> Native | None:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native method; None if the sparsity is scheduled."""
         if callable(self.sparsity):
             return None
         k = num_sent(math.prod(shape), self.sparsity)
-        return Native(self.name, sparse.native_places(k, self.value_dtype))
+        return NativeMethod(self.name, sparse.native_places(k, self.value_dtype))
 
     def error_bound(self, size: int) -> float | None:
         """Return `1 - k/n` (Stich et al., lemma A.1), if values are sent exactly."""
@@ -117,7 +119,7 @@ class TopK(Compressor):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        sparsity = asking.config_of(self.sparsity)
+        sparsity = schedules.sparsity_config(self.sparsity)
         return {"sparsity": sparsity, "value_dtype": self.value_dtype}
 
 
@@ -149,9 +151,9 @@ def _check_capacity(value_dtype: str) -> None:
         )
 
 
-def tie_offset(size: int, draw: Draw) -> tf.Tensor:
+def tie_offset(size: int, keys: RandomKeys) -> tf.Tensor:
     """Return one tensor's offset, scalar int32 in [0, size), alike on all workers."""
-    return tf.cast(draw.tie() * size, tf.int32)
+    return tf.cast(keys.tie() * size, tf.int32)
 
 
 def tie_offsets(
@@ -167,5 +169,5 @@ def tie_offsets(
     Returns:
         Scalar int32 tensors, uniform in [0, size).
     """
-    ties = draw_ties(seed, iteration, len(sizes))
+    ties = tie_break_key(seed, iteration, len(sizes))
     return tf.unstack(tf.cast(ties * tf.constant(sizes, tf.float64), tf.int32))

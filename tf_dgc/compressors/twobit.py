@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.compressors.base import Draw, Native
+from tf_dgc.compressors.base import NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
 
@@ -46,9 +46,9 @@ class TwoBit(OneRound):
         del dtype
         return quantize.num_words(size, 2)
 
-    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return 1 for t or more, 2 for -t or less, 0 for what is between."""
-        del draw
+        del keys
         above = tf.cast(values >= self.threshold, tf.int32)
         below = tf.cast(values <= -self.threshold, tf.int32)
         return quantize.pack(_ABOVE * above + _BELOW * below, 2)
@@ -58,10 +58,10 @@ class TwoBit(OneRound):
         meaning = tf.constant([0.0, self.threshold, -self.threshold, 0.0], dtype)
         return tf.gather(meaning, quantize.unpack(words, 2, size))
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         del shape
-        return Native(self.name, [self.threshold])
+        return NativeMethod(self.name, [self.threshold])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
-from tf_dgc.compressors.base import Draw, Native
+from tf_dgc.compressors.base import NativeMethod, RandomKeys
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
 
@@ -51,14 +51,14 @@ class Uniform8Bit(OneRound):
         """Return those of one maximum per bucket, and of the codes, 4 in a word."""
         return self._buckets(size) * dtype.size // 4 + math.ceil(size / 4)
 
-    def encode(self, values: tf.Tensor, draw: Draw) -> tf.Tensor:
+    def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return maxima, then codes."""
         size = values.shape[0]
         rows = quantize.rows(values, self.bucket or size)
         largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
         exact = _LEVELS * tf.math.divide_no_nan(rows, largest)
         if self.stochastic:
-            levels = quantize.stochastic_round(exact, draw.local())
+            levels = quantize.stochastic_round(exact, keys.local())
         else:
             levels = tf.round(exact)
         codes = tf.cast(tf.clip_by_value(levels, -_LEVELS, _LEVELS), tf.int8)
@@ -76,11 +76,13 @@ class Uniform8Bit(OneRound):
         # Multiplied, as a division by a constant is what graphs make that of.
         return tf.reshape(levels * (largest * (1 / _LEVELS)), [-1])[:size]
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method, to the nearest or stochastic."""
         size = math.prod(shape)
         name = self.name + (", stochastic" if self.stochastic else "")
-        return Native(name, Native.in_halves(min(size, self.bucket or size)))
+        return NativeMethod(
+            name, NativeMethod.in_halves(min(size, self.bucket or size))
+        )
 
     def error_bound(self, size: int) -> float:
         """Return what follows from errors of at most half a step, or of the entry.

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
-from tf_dgc.codecs.checks import Check
-from tf_dgc.collectives.requests import Exchange
-from tf_dgc.compressors.base import Compressor, Draw, Native, StateSpec
+from tf_dgc.codecs.checks import BufferCheck
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
 from tf_dgc.compressors.common import capacity as places
 from tf_dgc.compressors.common import quantize
 
@@ -70,27 +70,27 @@ class VarianceBased(Compressor):
         """Return those of as many positions and codes as fit, and of an exponent."""
         del dtype
         size = math.prod(shape)
-        capacity = places.of_share(size, self.capacity)
+        capacity = places.capacity_of(size, self.capacity)
         codes = 1 + quantize.num_words(capacity, _BITS)
         return 4 * (places.position_words(size, capacity) + codes)
 
     def exchange(
-        self, values: tf.Tensor, state: dict[str, tf.Tensor], draw: Draw
-    ) -> Exchange:
+        self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
+    ) -> Aggregation:
         """Compare, round and gather."""
         shape, dtype = values.shape, values.dtype
         gradient = tf.reshape(values - state["residual"], [-1])
         values = tf.reshape(values, [-1])
-        capacity = places.of_share(values.shape[0], self.capacity)
+        capacity = places.capacity_of(values.shape[0], self.capacity)
         deviation = _hypotenuse(tf.reshape(state["deviation"], [-1]), gradient)
         certain = tf.abs(values) > math.sqrt(self.alpha) * deviation
         largest = tf.reduce_max(tf.where(certain, tf.abs(values), 0))
         top, below = _powers(values, largest)
-        positions = places.choose(tf.abs(values), certain & (below < 8), capacity, draw)
-        codes = places.at(below + 8 * tf.cast(values < 0, tf.int32), positions)
+        positions = places.choose(tf.abs(values), certain & (below < 8), capacity, keys)
+        codes = places.values_at(below + 8 * tf.cast(values < 0, tf.int32), positions)
         coded = tf.concat([top[tf.newaxis], quantize.pack(codes, _BITS)], axis=0)
 
-        def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[Check]]:
+        def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[BufferCheck]]:
             return _decode(words, capacity, dtype)
 
         result = yield from places.exchange_coded(
@@ -100,12 +100,14 @@ class VarianceBased(Compressor):
         after = tf.where(result.sent != 0, left, waits)
         return result._replace(state={"deviation": tf.reshape(after, shape)})
 
-    def native(self, shape: tuple[int, ...]) -> Native:
+    def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
-        capacity = places.of_share(math.prod(shape), self.capacity)
+        capacity = places.capacity_of(math.prod(shape), self.capacity)
         factors = [math.sqrt(self.alpha), math.sqrt(self.zeta)]
-        return Native(
-            self.name, [*Native.in_halves(capacity), *factors], list(self.state(shape))
+        return NativeMethod(
+            self.name,
+            [*NativeMethod.in_halves(capacity), *factors],
+            list(self.state(shape)),
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -137,12 +139,12 @@ def _powers(values: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _bits(values: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(value_types.narrow(values, tf.float32), tf.int32)
+    return tf.bitcast(value_types.round_to(values, tf.float32), tf.int32)
 
 
 def _decode(
     words: tf.Tensor, capacity: int, dtype: tf.DType
-) -> tuple[tf.Tensor, list[Check]]:
+) -> tuple[tf.Tensor, list[BufferCheck]]:
     """Return values, `[N, capacity]`, of the words of all workers."""
     tops, rest = words[:, :1], words[:, 1:]
     codes = tf.stack(
@@ -152,4 +154,4 @@ def _decode(
     powers = tf.bitcast(tf.bitwise.left_shift(exponents, 23), tf.float32)
     values = tf.cast(tf.where(codes >= 8, -powers, powers), dtype)
     wrong = tf.cast((tops[:, 0] < 0) | (tops[:, 0] > 254), tf.int32)
-    return values, [Check("exponents that are none", wrong, 0)]
+    return values, [BufferCheck("exponents that are none", wrong, 0)]

@@ -6,37 +6,96 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import arguments, compressors
-from tf_dgc._internals import keras_files, keras_optimizers
-from tf_dgc.cluster import tf_config
-from tf_dgc.compressors import Compressor
-from tf_dgc.distribute import divergence
-from tf_dgc.distribute.background import Background
-from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.distribute.preparation import prepare, zeros_expected
-from tf_dgc.distribute.worker_variables import PerWorkerVariable, SharedVariable
-from tf_dgc.exchanges import Exchange, Gossip
-from tf_dgc.inner import settings
-from tf_dgc.inner.descriptions import Serialize
-from tf_dgc.inner.taken import TakeOver
-from tf_dgc.local import moving, neighbours, rules, turns
-from tf_dgc.local.averaging import Averaging
-from tf_dgc.local.delaying import Delaying
-from tf_dgc.local.differing import DifferingOptimizer
-from tf_dgc.local.ending import Ending
-from tf_dgc.local.gossiping import Gossiping
-from tf_dgc.local.rounds import Rounds
-from tf_dgc.local.shown import Shown
-from tf_dgc.metrics import counting
-from tf_dgc.optimizers import kept, matching, validation
-from tf_dgc.optimizers.configuration import LOCAL_SETTINGS, collect_local, take_apart
-from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.schedules import periods
-from tf_dgc.steps.memory import State
+from tf_dgc import arguments, compressors, metrics, schedules
+from tf_dgc._internals import keras_optimizers, keras_rules
+from tf_dgc._internals.optimizer_copies import copy_optimizer
+from tf_dgc.collectives import CollectiveAlgorithm, Gossip
+from tf_dgc.collectives.background import BackgroundReduction
+from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.compressors import Compressor, NoCompression
+from tf_dgc.local import averaging, gossip, streaming
+from tf_dgc.local.averaging import AveragingSynchronizer
+from tf_dgc.local.gossip import GossipSynchronizer
+from tf_dgc.local.rounds import RoundCounter
+from tf_dgc.local.streaming import DelayedSynchronizer
+from tf_dgc.local.synchronizer import Synchronizer
+from tf_dgc.local.weights import LocalWeightsOptimizer, SwappedWeights
+from tf_dgc.multiworker import divergence, tf_config
+from tf_dgc.multiworker.strategy import creating_zero_variables, prepare
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
+from tf_dgc.optimizers import (
+    gradients,
+    inner_hyperparameters,
+    state,
+    unsupported,
+    validation,
+)
+from tf_dgc.optimizers.config import (
+    LOCAL_CONFIG_KEYS,
+    Exclusions,
+    local_config_of,
+    parse_config,
+)
+from tf_dgc.optimizers.inner import get_inner_optimizer
+from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters, Serialize
+from tf_dgc.steps.state import MethodState
+
+# --- The two optimizers of local steps, made ready for what they are given.
+
+
+def create_inner(inner: Any) -> keras.optimizers.Optimizer:
+    """Return a copy of the inner optimizer, whose steps meet nobody.
+
+    Args:
+        inner: an optimizer, or its name or config.
+
+    Raises:
+        ValueError: for anything else, and for optimizers that cannot be wrapped.
+    """
+    inner = get_inner_optimizer(inner, steps_locally=True)
+    unsupported.check_rule_numbers(inner, NoCompression())
+    rule = copy_optimizer(inner, keras_optimizers.count_alone)
+    keras_optimizers.step_alone(rule)
+    keras_rules.count_age(rule)
+    keras_optimizers.leave_out_of_files(rule)
+    return rule
+
+
+def create_outer(
+    outer: Any, compressor: Compressor, feedback: bool, parts: int
+) -> keras.optimizers.Optimizer:
+    """Return a copy of the outer optimizer, which is given what is exchanged.
+
+    Args:
+        outer: an optimizer, or its name or config; None for one that adds the mean.
+        compressor: method of the exchange.
+        feedback: whether what is not sent is kept back.
+        parts: number of parts of the model that take turns.
+
+    Raises:
+        ValueError: for anything else, for optimizers that cannot be wrapped, and for
+            those that do not go together with the method; for None with one of signs.
+    """
+    if outer is None and compressor.sends_signs:
+        raise ValueError(
+            f"{compressor!r} sends signs alone, and not how far workers moved, so each "
+            "round would move every weight by 1. Pass an `outer` whose learning rate "
+            "is how far it is to be, for example `outer=keras.optimizers.SGD(1e-3)`, "
+            "or another method. Received: outer=None"
+        )
+    outer = keras.optimizers.SGD(1.0) if outer is None else outer
+    outer = get_inner_optimizer(outer, what="outer")
+    validation.check_one_momentum(compressor, outer, "outer")
+    streaming.check_outer_with_fragments(outer, parts)
+    unsupported.check_outer_rule(outer, compressor, feedback)
+    rule = copy_optimizer(outer)
+    keras_optimizers.make_scalars_readable(rule)
+    keras_optimizers.replace_all_reduce(rule, list)
+    return rule
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class LocalOptimizer(DifferingOptimizer):
+class LocalOptimizer(LocalWeightsOptimizer):
     """Lets every worker take several steps of its own before they exchange.
 
     In a round each worker takes `period` steps of the inner optimizer, by its own
@@ -76,7 +135,7 @@ class LocalOptimizer(DifferingOptimizer):
         check_every: number of rounds from one in which the workers compare checksums of
             their anchors to the next; the first is one. None for never.
         on_divergence: reaction on all workers if they differ: "raise" or "warn".
-        exchange: way of sums and gathers, or its name; or `tf_dgc.exchanges.Gossip`,
+        exchange: way of sums and gathers, or its name; or `tf_dgc.collectives.Gossip`,
             by which a worker exchanges with its neighbours only, without `outer`.
         track_drift: whether to measure `drift` as a round ends, which takes one more
             collective, of 4 kB.
@@ -104,7 +163,7 @@ class LocalOptimizer(DifferingOptimizer):
             `CompressedOptimizer`, and for variables that are not each replica's own.
     """
 
-    fixed = frozenset(LOCAL_SETTINGS)
+    fixed = frozenset(LOCAL_CONFIG_KEYS)
 
     def __init__(
         self,
@@ -119,25 +178,27 @@ class LocalOptimizer(DifferingOptimizer):
         name: str = "local_optimizer",
         check_every: int | None = 1000,
         on_divergence: str = "raise",
-        exchange: Exchange | str = "ring",
+        exchange: CollectiveAlgorithm | str = "ring",
         track_drift: bool = False,
         delay: int = 0,
         parts: int = 1,
     ):
-        period = periods.get_period(period)
+        period = schedules.get_period(period)
         compressor = compressors.get(compressor)
-        delay, parts = turns.check(delay, parts, period, compressor, exchange)
+        delay, parts = streaming.check_fragments(
+            delay, parts, period, compressor, exchange
+        )
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
         ways = validation.get_exchange(exchange, compressor, feedback, near=True)
-        divergence.check_settings(check_every, on_divergence)
+        divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         number = strategy.num_replicas_in_sync
-        neighbours.check(ways, compressor, error_feedback, outer, number)
-        rule = rules.make_inner(inner)
-        super().__init__(rule, TakeOver({}), name, strategy)
-        self.outer_optimizer = rules.make_outer(outer, compressor, feedback, parts)
-        keras_files.load_only_if(self.outer_optimizer, lambda: self._is_loaded)
+        gossip.check_gossip(ways, compressor, error_feedback, outer, number)
+        rule = create_inner(inner)
+        super().__init__(rule, InnerHyperparameters({}), name, strategy)
+        self.outer_optimizer = create_outer(outer, compressor, feedback, parts)
+        keras_optimizers.load_only_if(self.outer_optimizer, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
@@ -147,18 +208,18 @@ class LocalOptimizer(DifferingOptimizer):
         self.on_divergence = on_divergence
         self.exchange = exchange  # by name, if it was given so
         self.delay, self.parts = delay, parts
-        self.background = Background(strategy) if delay else None
+        self.background = BackgroundReduction(strategy) if delay else None
         hook = self.background.hook if self.background else None
         self.communicator = Communicator(strategy, ways, hook)
         self.anchor: list[SharedVariable] = []
         self.public: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
-        self.compressor_state: list[State] = []
-        self.exempt_dtype: str | None = None
+        self.compressor_state: list[MethodState] = []
+        self.uncompressed_dtype: str | None = None
         self.track_staleness = self.overlap = False
         self.track_drift = bool(track_drift)
-        self._keeps_residual = feedback and not ways.is_near
-        self.kept: kept.Kept | None = None
+        self._keeps_residual = feedback and not ways.is_neighbor_exchange
+        self.kept: state.OptimizerState | None = None
         self._counters: keras.Variable | None = None
 
     # --- before the first step ------------------------------------------------------
@@ -179,38 +240,42 @@ class LocalOptimizer(DifferingOptimizer):
         validation.check_variables(variables)
         validation.check_own_copies(variables)
         self.check_copies()
-        natively = kept.meet(self, variables, self._strategy)
+        use_native = state.compare_workers(self, variables, self._strategy)
         if not variables:
             self.build_without_variables()
             return
-        with zeros_expected(self._strategy), keras_optimizers.tracked():
-            self._create(variables, natively)
+        with creating_zero_variables(self._strategy), keras_optimizers.tracked():
+            self._create(variables, use_native)
 
-    def _create(self, variables: list[keras.Variable], natively: bool) -> None:
+    def _create(self, variables: list[keras.Variable], use_native: bool) -> None:
         self.inner_optimizer.build(variables)
         self.outer_optimizer.build(variables)
-        asks = Exclusions(), self._keeps_residual, self._took, natively
-        made = self.kept = kept.make(self, variables, *asks, self._strategy)
+        asks = Exclusions(), self._keeps_residual, self._hyperparameters, use_native
+        made = self.kept = state.create_state(self, variables, *asks, self._strategy)
         # Only now it is built: what was refused may be mended, and tried again.
         keras_optimizers.remember_variables(self, variables)
         # Keras saves what is an attribute of the optimizer.
-        self._counters = made.memory.counters
-        self.residual = list(made.memory.residual)
-        self.compressor_state = made.of_method
-        kind = Gossiping if made.chosen.exchange.is_near else Averaging
-        ending = self._ending = (Delaying if self.delay else kind)(
+        self._counters = made.worker_state.counters
+        self.residual = list(made.worker_state.residual)
+        self.compressor_state = made.method_state
+        kind = (
+            GossipSynchronizer
+            if made.chosen.exchange.is_neighbor_exchange
+            else AveragingSynchronizer
+        )
+        ending = self._ending = (DelayedSynchronizer if self.delay else kind)(
             self, made, variables
         )
         self.anchor = ending.anchor
-        if isinstance(ending, Gossiping) and ending.known:
+        if isinstance(ending, GossipSynchronizer) and ending.known:
             known = ending.known
             self.public, self._pull = known.public, known.pull
             self.compressor_state = known.states
-        if isinstance(ending, Delaying):
+        if isinstance(ending, DelayedSynchronizer):
             self._moved, self._received = ending.moved, ending.received
         self._drift = ending.drift and ending.drift.variable
-        self._shown = Shown(self._strategy, variables)
-        self._rounds = Rounds(turns.period_of(self), self._strategy)
+        self._shown = SwappedWeights(self._strategy, variables)
+        self._rounds = RoundCounter(streaming.fragment_period(self), self._strategy)
         self._progress = self._rounds.variable
 
     # --- in every step --------------------------------------------------------------
@@ -231,16 +296,19 @@ class LocalOptimizer(DifferingOptimizer):
         """
         validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
         validation.check_in_replica(self.num_workers)
-        grads, variables = matching.match(self, grads, trainable_variables)
+        grads, variables = gradients.match_gradients(self, grads, trainable_variables)
         if not grads:
             return
-        made, rounds = cast(kept.Kept, self.kept), cast(Rounds, self._rounds)
+        made, rounds = (
+            cast(state.OptimizerState, self.kept),
+            cast(RoundCounter, self._rounds),
+        )
         with tf.name_scope(self.name):
-            ends, ending = rounds.ends(), cast(Ending, self._ending)
+            ends, ending = rounds.ends(), cast(Synchronizer, self._ending)
             ending.begin(rounds)
-            asks = grads, variables, self.num_workers, made.natively
-            rounds.count_call(moving.step_alone(self.inner_optimizer, *asks))
-            if isinstance(ending, Delaying):
+            asks = grads, variables, self.num_workers, made.use_native
+            rounds.count_call(averaging.local_step(self.inner_optimizer, *asks))
+            if isinstance(ending, DelayedSynchronizer):
                 ending.receive(rounds, ends)
             rounds.end(ends, lambda: ending.end(rounds))
 
@@ -252,13 +320,15 @@ class LocalOptimizer(DifferingOptimizer):
         return self.communicator.num_workers
 
     @property
-    def stats(self) -> counting.CompressionStats:
+    def stats(self) -> metrics.CompressionStats:
         """What was sent so far and in the last exchange, per worker; steps are rounds.
 
         A gradient that is not finite is counted by `skipped`; `nonfinite` counts
         workers whose weights were not, and that were left out of an exchange.
         """
-        return counting.read(self._counters, kept.name_of(self.kept, self.exchange))
+        return metrics.read_stats(
+            self._counters, state.algorithm_name(self.kept, self.exchange)
+        )
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -282,7 +352,9 @@ class LocalOptimizer(DifferingOptimizer):
         if isinstance(self.exchange, Gossip):
             return super()._wrapped()
         rule = self.outer_optimizer
-        text = settings.describe(type(rule), keras_optimizers.arguments_of(rule))
+        text = inner_hyperparameters.describe_constructor(
+            type(rule), keras_optimizers.arguments_of(rule)
+        )
         return [*super()._wrapped(), f"outer={text}"]
 
     def get_config(self) -> dict[str, Any]:
@@ -296,13 +368,13 @@ class LocalOptimizer(DifferingOptimizer):
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return collect_local(self, serialize)
+        return local_config_of(self, serialize)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "LocalOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        arguments, _ = take_apart(config, custom_objects)
-        with tf_config.loading():
+        arguments, _ = parse_config(config, custom_objects)
+        with tf_config.loading_config():
             return cls(**arguments)

@@ -8,7 +8,6 @@ from tf_dgc import schedules
 from tf_dgc.arguments import show
 from tf_dgc.compressors import ChunkedTopK
 from tf_dgc.local.optimizer import LocalOptimizer
-from tf_dgc.schedules import periods
 
 
 def local_sgd(inner: Any, period: Any = 8, **settings: Any) -> LocalOptimizer:
@@ -38,7 +37,7 @@ def post_local_sgd(
         period: number of local steps from one average to the next from then on.
         **settings: further arguments of `LocalOptimizer`.
     """
-    begin = periods.check_period(begin, "begin")
+    begin = schedules.check_period(begin, "begin")
     steps = schedules.PiecewiseConstantPeriod([begin], [1, period])
     return LocalOptimizer(inner, steps, **settings)
 

@@ -6,15 +6,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dgc.choice import Choice
-from tf_dgc.distribute.copies import Copies
-from tf_dgc.inner import conditions
-from tf_dgc.schedules import periods
+from tf_dgc import schedules
+from tf_dgc.multiworker.worker_variables import ReplicaCopies
+from tf_dgc.optimizers import conditions
+from tf_dgc.smart_cond import BoolOrTensor
 
 _CALLS, _IN_ROUND, _ROUNDS, _SKIPPED, _RESETS, _APART, _UNDER_WAY = range(7)
 
 
-class Rounds:
+class RoundCounter:
     """Counts calls and rounds, in replica context.
 
     Calls, not applied steps: who leaves out a step comes to the exchange all the same.
@@ -43,7 +43,7 @@ class Rounds:
         """Number of the round, from 0, scalar int64."""
         return self._read()[_ROUNDS]
 
-    def begins(self) -> Choice:
+    def begins(self) -> BoolOrTensor:
         """Return whether the round begins with this call."""
         return True if self._period == 1 else tf.equal(self._read()[_IN_ROUND], 0)
 
@@ -51,7 +51,7 @@ class Rounds:
         """Return whether all replicas have the same weights, scalar bool."""
         return tf.equal(self._read()[_APART], 0)
 
-    def is_due(self, delay: int, ends: Choice) -> tf.Tensor:
+    def is_due(self, delay: int, ends: BoolOrTensor) -> tf.Tensor:
         """Return whether what a round ended with is to be waited for, scalar bool.
 
         Args:
@@ -62,14 +62,14 @@ class Rounds:
         soon = tf.logical_or(numbers[_IN_ROUND] >= delay, ends)
         return tf.logical_and(numbers[_UNDER_WAY] > 0, soon)
 
-    def ends(self) -> Choice:
+    def ends(self) -> BoolOrTensor:
         """Return whether the round ends with this call."""
         if self._period == 1:
             return True
         period, numbers = self._period, self._read()
         if callable(period):
             first = numbers[_CALLS] - numbers[_IN_ROUND]
-            period = periods.period_at(period, first)
+            period = schedules.period_at(period, first)
         return numbers[_IN_ROUND] + 1 >= period
 
     def count_call(self, done: tf.Tensor) -> None:
@@ -104,12 +104,12 @@ class Rounds:
         come = tf.stack([0, 0, 0, 0, 0, apart, -now[_UNDER_WAY]])
         self.variable.assign(now + come)
 
-    def end(self, ends: Choice, exchange: Callable[[], None]) -> None:
+    def end(self, ends: BoolOrTensor, exchange: Callable[[], None]) -> None:
         """Call `exchange` in replica context, if the round ends."""
         if isinstance(ends, bool):
             exchange()
         else:
-            conditions.call_if(ends, exchange)
+            conditions.cond_in_all_replicas(ends, exchange)
 
     # --- outside of steps -----------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Rounds:
         """Let the next call begin a round, with the weights that there are then."""
         kept = np.ones([7], np.int64)
         kept[[_IN_ROUND, _APART, _UNDER_WAY]] = 0
-        for copy in Copies(self._strategy, self.variable.value).local:
+        for copy in ReplicaCopies(self._strategy, self.variable.value).local:
             copy.assign(copy.read_value() * kept)
 
     @property
@@ -136,7 +136,7 @@ class Rounds:
         return self._most(_RESETS)
 
     def _most(self, place: int) -> int:
-        copies = Copies(self._strategy, self.variable.value).local
+        copies = ReplicaCopies(self._strategy, self.variable.value).local
         return max(int(copy.numpy()[place]) for copy in copies)
 
     def _read(self) -> tf.Tensor:

@@ -6,26 +6,181 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import arguments, compressors
+from tf_dgc import arguments, compressors, metrics
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.adaptive.unsuited import check_rule
-from tf_dgc.cluster import tf_config
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import CollectiveAlgorithm
+from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.compressors import Compressor
-from tf_dgc.distribute import divergence
-from tf_dgc.distribute.communicator import Communicator
-from tf_dgc.distribute.preparation import prepare, zeros_expected
-from tf_dgc.distribute.worker_variables import PerWorkerVariable
-from tf_dgc.exchanges import Exchange
-from tf_dgc.inner import takeover
-from tf_dgc.inner.descriptions import Serialize
-from tf_dgc.inner.wrapper import OptimizerWrapper
-from tf_dgc.metrics import counting
-from tf_dgc.metrics.staleness import Staleness
-from tf_dgc.optimizers import bucketing, kept, matching, stepping, validation
-from tf_dgc.optimizers.configuration import SETTINGS, collect, take_apart
-from tf_dgc.optimizers.exclusions import Exclusions
-from tf_dgc.steps.memory import State
+from tf_dgc.metrics import Staleness
+from tf_dgc.multiworker import divergence, tf_config
+from tf_dgc.multiworker.divergence import DivergenceCheck
+from tf_dgc.multiworker.strategy import creating_zero_variables, prepare
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable
+from tf_dgc.optimizers import autotune, gradients, state, step_inputs, validation
+from tf_dgc.optimizers.base import OptimizerWrapper
+from tf_dgc.optimizers.config import CONFIG_KEYS, Exclusions, config_of, parse_config
+from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
+from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters, Serialize
+from tf_dgc.optimizers.state import OptimizerState
+from tf_dgc.optimizers.step_inputs import StepBucket
+from tf_dgc.optimizers.unsupported import check_inner_rule
+from tf_dgc.optimizers.update import apply_update
+from tf_dgc.smart_cond import add_counts
+from tf_dgc.steps import implementations
+from tf_dgc.steps.base import StepOutcome
+from tf_dgc.steps.state import MethodState, WorkerState
+
+# --- Overlapping: a step in parts, each exchanged while the backward pass goes on.
+#
+# Each part, of the tensors of a bucket, is a step of its own: nothing of it waits for
+# the
+# gradients of others, and TensorFlow runs it as soon as its own are there. Collectives
+# stand in the order of the buckets, on all workers alike. What workers remember is as
+# it
+# was before, and the model too, if a gradient of any part is not finite on any of them.
+
+
+def run_buckets(
+    communicator: Communicator,
+    parts: Sequence[StepBucket],
+    check: DivergenceCheck | None,
+) -> tuple[StepOutcome, int | tf.Tensor]:
+    """Run a step, as `Communicator.run` does; call it in replica context.
+
+    Args:
+        communicator: communicator of the optimizer.
+        parts: parts of the step, in the order in which the backward pass finishes them.
+        check: rider of the first request; None for none.
+
+    Returns:
+        What the step comes to, and the bytes that the check took.
+    """
+    if len(parts) == 1:
+        return communicator.run(implementations.start_step(parts[0].inputs), check)
+    before = [pair for part in parts for pair in _remember(part.inputs.worker_state)]
+    first, *others = [implementations.start_step(part.inputs) for part in parts]
+    outcome, extra = communicator.run(first, check)
+    outcomes = [outcome, *(communicator.run(step)[0] for step in others)]
+    sums, nonfinite = _decode(parts, outcomes)
+    _restore_if(tf.greater(nonfinite, 0), before)
+    joined = StepOutcome(
+        decode=lambda: (sums, nonfinite),
+        entries=add_counts([outcome.entries for outcome in outcomes]),
+        sent_bytes=add_counts([outcome.sent_bytes for outcome in outcomes]),
+        all_or_none=True,
+    )
+    return joined, extra
+
+
+def _decode(
+    parts: Sequence[StepBucket], outcomes: Sequence[StepOutcome]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Return the sums of all parts, and the number of gradients that left them out."""
+    sums: dict[int, tf.Tensor] = {}
+    counts = []
+    for part, outcome in zip(parts, outcomes, strict=True):
+        found, nonfinite = outcome.decode()
+        sums.update(zip(part.places, found, strict=True))
+        counts.append(nonfinite)
+    return [sums[i] for i in sorted(sums)], tf.reduce_max(tf.stack(counts))
+
+
+def _remember(worker_state: WorkerState) -> list[tuple[Any, tf.Tensor]]:
+    """Return the variables that a step may assign, and their values.
+
+    A value is not copied until something writes to its variable.
+    """
+    states = [variable for state in worker_state.states for variable in state.values()]
+    return [
+        (v, v.local())
+        for v in [*worker_state.residual, *worker_state.velocity, *states]
+    ]
+
+
+def _restore_if(wanted: tf.Tensor, before: Sequence[tuple[Any, tf.Tensor]]) -> None:
+    def restore() -> tf.Tensor:
+        for variable, value in before:
+            variable.assign(value)
+        return tf.constant(True)
+
+    tf.cond(wanted, restore, lambda: tf.constant(True))
+
+
+# --- One step of `CompressedOptimizer`, from gradients to the update.
+
+
+def accumulate_or_step(
+    optimizer: Any,
+    grads: list,
+    variables: list[keras.Variable],
+    hyperparameters: InnerHyperparameters,
+    made: OptimizerState,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Take a step, or the part of one that a call is; arguments are those of `take`."""
+    if made.remembers:
+        grads, variables = gradients.add_repeated(grads, variables)
+
+    def step(given: list) -> None:
+        take_step(optimizer, given, variables, hyperparameters, made, strategy)
+
+    if made.accumulation:
+        made.accumulation.call(optimizer, grads, variables, step)
+    else:
+        step(grads)
+
+
+def take_step(
+    optimizer: Any,
+    grads: list,
+    variables: list[keras.Variable],
+    hyperparameters: InnerHyperparameters,
+    made: OptimizerState,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Take a step; call it in replica context.
+
+    Args:
+        optimizer: `CompressedOptimizer` whose step it is.
+        grads: gradients of the variables.
+        variables: variables of the model.
+        hyperparameters: settings of the inner optimizer that are applied in its place.
+        made: variables that the optimizer keeps.
+        strategy: strategy of the workers.
+    """
+    communicator = optimizer.communicator
+    trained, overwritten = gradients.split_overwritten(grads, variables)
+    extra = gradients.overwrite_variables(communicator, overwritten)
+    if not trained:  # as by Keras, it counts
+        optimizer.iterations.assign_add(1)
+        nothing = {"entries": 0, "nonfinite": tf.constant(0)}
+        metrics.count_step(
+            made.worker_state.counters, sent_bytes=extra, dense_bytes=extra, **nothing
+        )
+        return
+    grads, variables = map(list, zip(*trained, strict=True))
+    with tf.name_scope(optimizer.name):
+        parts = step_inputs.collect_buckets(
+            optimizer, grads, variables, hyperparameters, made
+        )
+        asks = optimizer.iterations.value, optimizer.check_every
+        check = divergence.create_check(
+            strategy, variables, *asks, optimizer.on_divergence
+        )
+        outcome, asked = run_buckets(communicator, parts, check)
+        if made.adam:
+            outcome = made.adam.receive(outcome)
+        known = made.use_native, made.rule, hyperparameters.scales_by_learning_rate
+        nonfinite = apply_update(optimizer.inner_optimizer, outcome, variables, *known)
+        refreshed = made.adam.refresh(communicator) if made.adam else 0
+        metrics.count_step(
+            made.worker_state.counters,
+            entries=outcome.entries,
+            sent_bytes=add_counts([outcome.sent_bytes, asked, extra, refreshed]),
+            dense_bytes=metrics.dense_bytes(variables) + extra,
+            nonfinite=nonfinite,
+        )
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -101,7 +256,7 @@ class CompressedOptimizer(OptimizerWrapper):
             strategy, and workers that were started with different models or settings.
     """
 
-    fixed = frozenset(SETTINGS)
+    fixed = frozenset(CONFIG_KEYS)
 
     def __init__(
         self,
@@ -119,7 +274,7 @@ class CompressedOptimizer(OptimizerWrapper):
         track_staleness: bool = False,
         check_every: int | None = 1000,
         on_divergence: str = "raise",
-        exchange: Exchange | str = "ring",
+        exchange: CollectiveAlgorithm | str = "ring",
         overlap: bool | float | None = None,
     ):
         compressor = compressors.get(compressor)
@@ -127,17 +282,23 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_momentum_correction(momentum_correction, feedback)
         validation.check_min_compress_size(min_compress_size)
         ways = validation.get_exchange(exchange, compressor, feedback)
-        divergence.check_settings(check_every, on_divergence)
+        divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
-        inner = takeover.get_inner(inner)
+        inner = get_inner_optimizer(inner)
         validation.check_one_momentum(compressor, inner)
         corrects = bool(momentum_correction), bool(adam_correction) and feedback
-        weighs = rate_correction and feedback and not compressor.has_units
-        rule, took = takeover.take_over(inner, *corrects, compressor, weighs)
-        validation.check_adam_correction(ways, compressor, feedback, bool(took.adam))
-        check_rule(inner, compressor, feedback, wanted=not adam_correction)
-        bucketing.check(overlap, compressor, took, track_staleness)
-        super().__init__(rule, took, name, strategy)
+        scales_by_learning_rate = (
+            rate_correction and feedback and not compressor.has_units
+        )
+        rule, hyperparameters = extract_hyperparameters(
+            inner, *corrects, compressor, scales_by_learning_rate
+        )
+        validation.check_adam_correction(
+            ways, compressor, feedback, bool(hyperparameters.adam)
+        )
+        check_inner_rule(inner, compressor, feedback, wanted=not adam_correction)
+        autotune.check_overlap(overlap, compressor, hyperparameters, track_staleness)
+        super().__init__(rule, hyperparameters, name, strategy)
         self.compressor, self.error_feedback = compressor, error_feedback
         self.momentum_correction = bool(momentum_correction)
         self.factor_masking = arguments.check_choice("factor_masking", factor_masking)
@@ -155,15 +316,15 @@ class CompressedOptimizer(OptimizerWrapper):
         self.residual: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []
         self.largest_moment: list[PerWorkerVariable] = []
-        self.compressor_state: list[State] = []
+        self.compressor_state: list[MethodState] = []
         self._keeps_residual = feedback
-        self.exempt_dtype: str | None = None
+        self.uncompressed_dtype: str | None = None
         self._exclusions = Exclusions()
-        self._gradient_check = matching.GradientCheck(strategy)
+        self._gradient_check = gradients.GradientCheck(strategy)
         self._counters: keras.Variable | None = None
-        self.kept: kept.Kept | None = None
-        self._of_adam: list[keras.Variable] = []
-        self._of_calls: list[keras.Variable] = []
+        self.kept: state.OptimizerState | None = None
+        self._adam_variables: list[keras.Variable] = []
+        self._accumulation_variables: list[keras.Variable] = []
 
     # --- before the first step ------------------------------------------------------
 
@@ -204,27 +365,30 @@ class CompressedOptimizer(OptimizerWrapper):
         validation.check_scope(self, self._strategy, variables, "build")
         validation.check_variables(variables)
         self.check_copies()
-        natively = kept.meet(self, variables, self._strategy)
+        use_native = state.compare_workers(self, variables, self._strategy)
         if not variables:
             self.build_without_variables()
             return
-        with zeros_expected(self._strategy), keras_optimizers.tracked():
-            self._create(variables, natively)
+        with creating_zero_variables(self._strategy), keras_optimizers.tracked():
+            self._create(variables, use_native)
 
-    def _create(self, variables: list[keras.Variable], natively: bool) -> None:
+    def _create(self, variables: list[keras.Variable], use_native: bool) -> None:
         self.inner_optimizer.build(variables)
-        asks = self._exclusions, self._keeps_residual, self._took, natively
-        made = self.kept = kept.make(self, variables, *asks, self._strategy)
+        asks = self._exclusions, self._keeps_residual, self._hyperparameters, use_native
+        made = self.kept = state.create_state(self, variables, *asks, self._strategy)
         # Only now it is built: what was refused may be mended, and tried again.
         keras_optimizers.remember_variables(self, variables)
         # Keras saves what is an attribute of the optimizer.
-        self._counters = made.memory.counters
-        self.residual = made.of_model(made.memory.residual)
-        self.velocity = made.of_model(made.memory.velocity)
-        self.second_moment = made.of_model(made.memory.second_moment)
-        self.largest_moment = made.of_model(made.memory.largest_moment)
-        self.compressor_state = made.of_method
-        self._of_adam, self._of_calls = made.of_adam, made.of_calls
+        self._counters = made.worker_state.counters
+        self.residual = made.for_model_tensors(made.worker_state.residual)
+        self.velocity = made.for_model_tensors(made.worker_state.velocity)
+        self.second_moment = made.for_model_tensors(made.worker_state.second_moment)
+        self.largest_moment = made.for_model_tensors(made.worker_state.largest_moment)
+        self.compressor_state = made.method_state
+        self._adam_variables, self._accumulation_variables = (
+            made.adam_variables,
+            made.accumulation_variables,
+        )
 
     # --- in every step --------------------------------------------------------------
 
@@ -245,12 +409,12 @@ class CompressedOptimizer(OptimizerWrapper):
         """
         validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
         validation.check_in_replica(self.num_workers)
-        grads, variables = matching.match(self, grads, trainable_variables)
+        grads, variables = gradients.match_gradients(self, grads, trainable_variables)
         if grads:
             self._gradient_check.check(self, variables)
-            made = cast(kept.Kept, self.kept)  # by now
-            asks = self._took, made, self._strategy
-            stepping.take_call(self, grads, variables, *asks)
+            made = cast(state.OptimizerState, self.kept)  # by now
+            asks = self._hyperparameters, made, self._strategy
+            accumulate_or_step(self, grads, variables, *asks)
 
     # --- what users read ------------------------------------------------------------
 
@@ -267,17 +431,19 @@ class CompressedOptimizer(OptimizerWrapper):
     @property
     def num_compressed(self) -> int:
         """Variables that are not exempt; 0 before the optimizer is built."""
-        return sum(not t.exempt for t in self.tensors)
+        return sum(not t.uncompressed for t in self.tensors)
 
     @property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[TensorSpec]:
         """Descriptions of all variables; none before the optimizer is built."""
         return self.kept.tensors if self.kept else []
 
     @property
-    def stats(self) -> counting.CompressionStats:
+    def stats(self) -> metrics.CompressionStats:
         """What was sent so far and in the last step, per worker."""
-        return counting.read(self._counters, kept.name_of(self.kept, self.exchange))
+        return metrics.read_stats(
+            self._counters, state.algorithm_name(self.kept, self.exchange)
+        )
 
     @property
     def staleness(self) -> Staleness | None:
@@ -289,19 +455,19 @@ class CompressedOptimizer(OptimizerWrapper):
             return None
         with self._strategy.scope():
             made = self.kept
-            return made.memory.staleness() if made else Staleness(0.0, 0.0, 0.0)
+            return made.worker_state.staleness() if made else Staleness(0.0, 0.0, 0.0)
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return collect(self, serialize, self._exclusions)
+        return config_of(self, serialize, self._exclusions)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "CompressedOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        arguments, exclusions = take_apart(config, custom_objects)
-        with tf_config.loading():
+        arguments, exclusions = parse_config(config, custom_objects)
+        with tf_config.loading_config():
             optimizer = cls(**arguments)
         optimizer._exclusions = exclusions
         return optimizer

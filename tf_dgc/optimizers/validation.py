@@ -6,12 +6,12 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_dgc import exchanges
-from tf_dgc._internals import keras_optimizers, mirrored, tracing
+from tf_dgc import collectives
+from tf_dgc._internals import keras_optimizers, tf_collectives, tracing
 from tf_dgc.arguments import check_whole, show
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.compressors import Compressor, TopK
-from tf_dgc.exchanges import Exchange
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -45,11 +45,11 @@ def uses_error_feedback(compressor: Compressor, asked: bool | None) -> bool:
 
 
 def get_exchange(
-    identifier: Exchange | str,
+    identifier: CollectiveAlgorithm | str,
     compressor: Compressor,
     feedback: bool,
     near: bool = False,
-) -> Exchange:
+) -> CollectiveAlgorithm:
     """Return an exchange that can carry what a method sends.
 
     Args:
@@ -61,8 +61,8 @@ def get_exchange(
     Raises:
         ValueError: for other names, and for an exchange that cannot.
     """
-    exchange = exchanges.get(identifier)
-    if exchange.is_near and not near:
+    exchange = collectives.get(identifier)
+    if exchange.is_neighbor_exchange and not near:
         raise ValueError(
             "Workers that exchange with neighbours alone have weights of their own. "
             "Use `tf_dgc.LocalOptimizer(inner, 1, exchange=...)`, which lets them. "
@@ -84,25 +84,29 @@ def _merges(compressor: Compressor, feedback: bool) -> bool:
     return type(compressor) is TopK and feedback and not narrow
 
 
-def allows(optimizer: Any, feedback: bool) -> tuple[Exchange, bool]:
+def allows(optimizer: Any, feedback: bool) -> tuple[CollectiveAlgorithm, bool]:
     """Return an optimizer's exchange, and whether another one may merge its entries.
 
     Args:
         optimizer: `CompressedOptimizer`.
         feedback: whether what is not sent is kept back.
     """
-    merges = _merges(optimizer.compressor, feedback) and not optimizer.exempt_dtype
-    return exchanges.get(optimizer.exchange), merges
+    merges = (
+        _merges(optimizer.compressor, feedback) and not optimizer.uncompressed_dtype
+    )
+    return collectives.get(optimizer.exchange), merges
 
 
-def is_exact(ways: Exchange, compressor: Compressor, tensors: Sequence[Tensor]) -> bool:
+def is_exact(
+    ways: CollectiveAlgorithm, compressor: Compressor, tensors: Sequence[TensorSpec]
+) -> bool:
     """Whether values travel as wide as they are, of all tensors that are compressed.
 
     Raises:
         ValueError: if they do not, and what was asked for merges them on the way: each
             merge would round them again, and what that loses is in no residual.
     """
-    wide = [t for t in tensors if t.dtype == tf.float64 and not t.exempt]
+    wide = [t for t in tensors if t.dtype == tf.float64 and not t.uncompressed]
     if not wide or getattr(compressor, "value_dtype", None) is None:
         return True
     if ways.drops_entries:
@@ -115,7 +119,10 @@ def is_exact(ways: Exchange, compressor: Compressor, tensors: Sequence[Tensor]) 
 
 
 def check_adam_correction(
-    exchange: Exchange, compressor: Compressor, feedback: bool, corrects: bool
+    exchange: CollectiveAlgorithm,
+    compressor: Compressor,
+    feedback: bool,
+    corrects: bool,
 ) -> None:
     """Raise `ValueError` for a correction of gradients that are added up before.
 
@@ -136,13 +143,16 @@ def check_adam_correction(
         )
 
 
-def check_exempt_dtype(exchange: Exchange, exempt_dtype: str | None) -> None:
+def check_exempt_dtype(
+    exchange: CollectiveAlgorithm, uncompressed_dtype: str | None
+) -> None:
     """Raise `ValueError` for narrow values that an exchange would round again."""
-    if exchange.drops_entries and exempt_dtype is not None:
+    if exchange.drops_entries and uncompressed_dtype is not None:
         raise ValueError(
             f"{exchange!r} adds up exempt tensors on the way, and would round them "
-            "each time. Use `exempt_dtype=None`, or another `exchange`. Received: "
-            f"exempt_dtype={show(exempt_dtype)}"
+            "each time. Use `uncompressed_dtype=None`, or another `exchange`. "
+            "Received: "
+            f"uncompressed_dtype={show(uncompressed_dtype)}"
         )
 
 
@@ -217,14 +227,16 @@ def check_scope(
             f"Received: a {name} created {_where(strategy)}, and `{what}` called "
             f"{_where(current)}"
         )
-    if mirrored.is_default(strategy) and not (outside is None and current is strategy):
+    if tf_collectives.is_default(strategy) and not (
+        outside is None and current is strategy
+    ):
         raise ValueError(
             f"This {name} was created outside of `strategy.scope()`, and the model "
             f"within it. Move the call of `{name}(...)`, or of the function that "
             "returns it, into `with strategy.scope():`, with the strategy of the "
             f"model. {received}"
         )
-    if outside is not None and mirrored.is_default(its_own):
+    if outside is not None and tf_collectives.is_default(its_own):
         raise ValueError(
             f"The model was created outside of `strategy.scope()`, and this {name} "
             "within it. Move the call that creates the model, such as "
@@ -253,7 +265,7 @@ def _value(variable: Any) -> Any:
 
 def _where(strategy: tf.distribute.Strategy | None) -> str:
     """Return in which scope something was created or called."""
-    if mirrored.is_default(strategy):
+    if tf_collectives.is_default(strategy):
         return "outside of any scope"
     number = cast(tf.distribute.Strategy, strategy).num_replicas_in_sync
     return f"in the scope of a {type(strategy).__name__} of {number} replicas"

@@ -5,17 +5,18 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tf_dgc.checkpoint.saving import replacing
+from tf_dgc.multiworker.saving import replacing
 
 FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Variable:
+class VariableRecord:
     """What a step sends of one variable of the model.
 
     Attributes:
@@ -40,7 +41,7 @@ class Variable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Epoch:
+class EpochRecord:
     """What is known as an epoch ends. Totals are since the first epoch began.
 
     Attributes:
@@ -61,7 +62,7 @@ class Epoch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A run of `fit`, up to its last complete epoch.
 
     Attributes:
@@ -78,11 +79,11 @@ class Run:
     workers: int | None
     versions: dict[str, str]
     methods: dict[str, dict[str, Any]]
-    variables: list[Variable]
-    epochs: list[Epoch]
+    variables: list[VariableRecord]
+    epochs: list[EpochRecord]
 
 
-def write(run: Run, path: str | os.PathLike) -> None:
+def write_record(run: RunRecord, path: str | os.PathLike) -> None:
     """Write a record, complete or not at all.
 
     Args:
@@ -107,7 +108,7 @@ def _plain(setting: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
-def read(path: str | os.PathLike) -> Run:
+def read_record(path: str | os.PathLike) -> RunRecord:
     """Read a record.
 
     Raises:
@@ -118,9 +119,9 @@ def read(path: str | os.PathLike) -> Run:
         found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         if found.pop("format") != FORMAT:
             raise ValueError("another format")
-        variables = [Variable(**v) for v in found.pop("variables")]
-        epochs = [_checked(Epoch(**e)) for e in found.pop("epochs")]
-        return Run(**found, variables=variables, epochs=epochs)
+        variables = [VariableRecord(**v) for v in found.pop("variables")]
+        epochs = [_checked(EpochRecord(**e)) for e in found.pop("epochs")]
+        return RunRecord(**found, variables=variables, epochs=epochs)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "A record must be a file that `CompressionMonitor(path=...)` of this "
@@ -128,7 +129,7 @@ def read(path: str | os.PathLike) -> Run:
         ) from error
 
 
-def _checked(epoch: Epoch) -> Epoch:
+def _checked(epoch: EpochRecord) -> EpochRecord:
     numbers = [epoch.epoch, epoch.steps, epoch.sent_bytes, epoch.seconds]
     for number in [*numbers, *epoch.logs.values()]:
         if number is not None and not isinstance(number, int | float):
@@ -136,7 +137,7 @@ def _checked(epoch: Epoch) -> Epoch:
     return epoch
 
 
-def finite(logs: dict[str, Any]) -> dict[str, float | None]:
+def finite_or_none(logs: dict[str, Any]) -> dict[str, float | None]:
     """Return the numbers among logs, None in place of those that are not finite."""
     found = {}
     for name, value in logs.items():
@@ -146,3 +147,110 @@ def finite(logs: dict[str, Any]) -> dict[str, float | None]:
             continue
         found[name] = number if math.isfinite(number) else None
     return found
+
+
+# --- A directory of Keras's `TensorBoard` callback, as a run.
+
+_TRAIN, _VALIDATION = "train", "validation"
+_EPOCH = "epoch_"
+
+
+def read_logdir(path: str | os.PathLike) -> RunRecord:
+    """Read what was logged at the ends of epochs.
+
+    Of an epoch that was logged twice, the later one counts. Bytes and steps are there
+    if `CompressionMonitor` stood before `TensorBoard` in the list of callbacks.
+
+    Args:
+        path: path of the directory, which has "train" in it.
+
+    Raises:
+        ImportError: if tensorboard is not installed.
+        ValueError: if nothing is there of an epoch's end.
+    """
+    directory = pathlib.Path(path)
+    logs: dict[int, dict[str, float]] = {}
+    ends: dict[int, float] = {}
+    begun: list[float] = []
+    for part, prefix in ((_TRAIN, ""), (_VALIDATION, "val_")):
+        for name, epoch, value, at in _scalars(directory / part, begun):
+            logs.setdefault(epoch, {})[prefix + name] = value
+            ends[epoch] = max(at, ends.get(epoch, at)) if prefix else at
+    if not logs:
+        raise ValueError(
+            "A directory must be one that `keras.callbacks.TensorBoard` wrote while "
+            f"`fit` ended an epoch at least: it has {_TRAIN!r} in it. "
+            f"Received: {os.fspath(path)!r}"
+        )
+    epochs = [
+        _epoch(number, logs[number], ends[number] - min(begun))
+        for number in sorted(logs)
+    ]
+    return RunRecord(directory.resolve().name, None, {}, {}, [], epochs)
+
+
+def _scalars(
+    directory: pathlib.Path, begun: list[float]
+) -> Iterator[tuple[str, int, float, float]]:
+    """Yield name, epoch, value and time of what was logged, the earlier first.
+
+    Args:
+        directory: directory of event files.
+        begun: times of the first event, to which one is added.
+    """
+    if not directory.is_dir():
+        return
+    found = _accumulator(directory)
+    if not found.Tags()["tensors"]:
+        return
+    begun.append(found.FirstEventTimestamp())
+    for tag in found.Tags()["tensors"]:
+        if tag.startswith(_EPOCH):
+            for event in found.Tensors(tag):
+                value = _scalar(event.tensor_proto)
+                if value is not None:
+                    name = tag.removeprefix(_EPOCH)
+                    yield name, event.step, value, event.wall_time
+
+
+def _accumulator(directory: pathlib.Path) -> Any:
+    try:
+        from tensorboard.backend.event_processing import event_accumulator as events
+    except ImportError as error:
+        raise ImportError(
+            "To read a directory of TensorBoard takes tensorboard: pip install "
+            "'tf_dgc[report]'"
+        ) from error
+    everything = {events.TENSORS: 0}
+    return events.EventAccumulator(str(directory), everything).Reload()
+
+
+def _scalar(proto: Any) -> float | None:
+    from tensorboard.util import tensor_util
+
+    value = tensor_util.make_ndarray(proto)
+    return float(value) if value.shape == () and value.dtype.kind in "fiu" else None
+
+
+def _epoch(number: int, logs: dict[str, float], seconds: float) -> EpochRecord:
+    """Return an epoch; bytes of several optimizers are added up, steps are the most."""
+    sent, steps = _of_each(logs, "total_bytes"), _of_each(logs, "iterations")
+    ratios = _of_each(logs, "total_compression_ratio")
+    whole = [sent[k] * ratios[k] for k in sent if ratios.get(k)]
+    return EpochRecord(
+        number,
+        finite_or_none(logs),
+        round(max(steps.values())) if steps else None,
+        round(sum(sent.values())) if sent else None,
+        round(sum(whole)) if whole and len(whole) == len(sent) else None,
+        seconds,
+    )
+
+
+def _of_each(logs: dict[str, float], name: str) -> dict[str, float]:
+    """Return a log, or what several optimizers have of it, by what stands before it."""
+    return {k.removesuffix(name): v for k, v in logs.items() if _is_of(k, name)}
+
+
+def _is_of(key: str, name: str) -> bool:
+    return key == name or key.endswith(f"_{name}")

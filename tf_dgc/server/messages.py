@@ -55,7 +55,7 @@ REPLY = np.dtype(
 )
 """Head of a reply. `clock` is the number of updates that the weights have had."""
 
-MOST_WORDS = rpc.MOST_WORDS - max(REQUEST.itemsize, REPLY.itemsize) // 4
+MAX_WORDS = rpc.MOST_WORDS - max(REQUEST.itemsize, REPLY.itemsize) // 4
 """Words of one part at the most."""
 
 
@@ -114,7 +114,7 @@ def secret_words(secret: str | None = None) -> list[int]:
     return np.frombuffer(digest[:16], "<i4").tolist()
 
 
-def seal(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
+def add_frame(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
     """Return a message.
 
     Args:
@@ -130,7 +130,7 @@ def seal(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
     return words
 
 
-def unseal(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:
+def remove_frame(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:
     """Return head and body of a message.
 
     Args:
@@ -185,12 +185,12 @@ def to_text(body: np.ndarray) -> str:
 
 def num_parts(num_words: int) -> int:
     """Return in how many parts a body goes."""
-    return max(1, -(-num_words // MOST_WORDS))
+    return max(1, -(-num_words // MAX_WORDS))
 
 
 def part_of(body: np.ndarray, part: int) -> np.ndarray:
     """Return one of the parts of a body."""
-    return body[part * MOST_WORDS : (part + 1) * MOST_WORDS]
+    return body[part * MAX_WORDS : (part + 1) * MAX_WORDS]
 
 
 def brief(error: Exception) -> str:

@@ -6,20 +6,47 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import arguments, compressors
+from tf_dgc import arguments, compressors, metrics
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.cluster import tf_config
 from tf_dgc.compressors import Compressor
-from tf_dgc.distribute.worker_variables import PerWorkerVariable
-from tf_dgc.inner import takeover
-from tf_dgc.inner.descriptions import Serialize
-from tf_dgc.inner.wrapper import OptimizerWrapper
-from tf_dgc.metrics import counting
-from tf_dgc.optimizers import matching
+from tf_dgc.multiworker import tf_config
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable
+from tf_dgc.optimizers import gradients
 from tf_dgc.optimizers import validation as common
-from tf_dgc.optimizers.configuration import take_apart
-from tf_dgc.server import configs, process, tabular, validation
-from tf_dgc.server.worker import Worker, remember
+from tf_dgc.optimizers.base import OptimizerWrapper
+from tf_dgc.optimizers.config import parse_config
+from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
+from tf_dgc.optimizers.inner_hyperparameters import Serialize
+from tf_dgc.server import embedding_tables, process, validation
+from tf_dgc.server.worker import ServerWorker, create_worker_memory
+
+# --- Configs of a `ServerOptimizer`: its arguments, as Keras saves them.
+
+SERVER_CONFIG_KEYS = (
+    "mode",
+    "staleness",
+    "compressor",
+    "quorum",
+    "correction",
+    "correction_strength",
+    "error_feedback",
+    "momentum_correction",
+    "factor_masking",
+    "pull",
+    "pull_sparsity",
+    "rows",
+    "min_compress_size",
+    "seed",
+)
+
+
+def server_config_of(optimizer: Any, serialize: Serialize) -> dict[str, Any]:
+    """Return the arguments of a `ServerOptimizer`, with the current learning rate."""
+    return {
+        "name": optimizer.name,
+        "inner": optimizer.inner_config(serialize),
+        **{name: serialize(getattr(optimizer, name)) for name in SERVER_CONFIG_KEYS},
+    }
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -96,7 +123,7 @@ class ServerOptimizer(OptimizerWrapper):
             this worker as its model or settings differ from the first one's.
     """
 
-    fixed = frozenset(configs.SETTINGS)
+    fixed = frozenset(SERVER_CONFIG_KEYS)
 
     def __init__(
         self,
@@ -128,18 +155,18 @@ class ServerOptimizer(OptimizerWrapper):
         common.check_momentum_correction(bool(momentum_correction), feedback)
         common.check_min_compress_size(min_compress_size)
         validation.check_strategy()
-        inner = takeover.get_inner(inner)
+        inner = get_inner_optimizer(inner)
         common.check_one_momentum(compressor, inner)
         validation.check_inner(inner, compressor)
-        rows = tabular.check_settings(rows, inner, mode, correction)
+        rows = embedding_tables.check_table_settings(rows, inner, mode, correction)
         corrects = momentum_correction
         if corrects is None:
             corrects = feedback and not compressor.lossless
-        rule, took = takeover.take_over(inner, bool(corrects))
+        rule, hyperparameters = extract_hyperparameters(inner, bool(corrects))
         task = process.find_task()
         if task:
             validation.check_backup(mode, quorum, feedback, task.num_workers)
-        super().__init__(rule, took, name, tf.distribute.get_strategy())
+        super().__init__(rule, hyperparameters, name, tf.distribute.get_strategy())
         self._task = task
         self.own_backup = f"worker-{task.worker}" if task else ""
         self.mode = mode
@@ -159,7 +186,7 @@ class ServerOptimizer(OptimizerWrapper):
         self.velocity: list[PerWorkerVariable] = []
         self.residual: list[PerWorkerVariable] = []
         self._counters: keras.Variable | None = None
-        self._worker: Worker | None = None
+        self._worker: ServerWorker | None = None
 
     # --- before the first step ------------------------------------------------------
 
@@ -183,15 +210,21 @@ class ServerOptimizer(OptimizerWrapper):
         validation.check_number(self._task, variables)
         self.check_copies()
         with keras_optimizers.tracked():
-            tables = tabular.find(self.rows, variables, self.inner_optimizer)
+            tables = embedding_tables.find_tables(
+                self.rows, variables, self.inner_optimizer
+            )
             plain = [v for v, t in zip(variables, tables, strict=True) if not t]
-            memory = remember(self, plain, self._took.momentum)
+            worker_state = create_worker_memory(
+                self, plain, self._hyperparameters.momentum
+            )
             keras_optimizers.remember_variables(self, variables)
             # Keras saves what is an attribute of the optimizer.
-            self._counters = memory.counters
-            self.residual = list(memory.residual)
-            self.velocity = list(memory.velocity)
-        self._worker = Worker(self, variables, tables, memory, self._took, self._task)
+            self._counters = worker_state.counters
+            self.residual = list(worker_state.residual)
+            self.velocity = list(worker_state.velocity)
+        self._worker = ServerWorker(
+            self, variables, tables, worker_state, self._hyperparameters, self._task
+        )
 
     def join(self) -> None:
         """Take part now: give the server what it needs, and take its weights.
@@ -225,8 +258,8 @@ class ServerOptimizer(OptimizerWrapper):
                 within `TF_DGC_TIMEOUT` seconds, or refuses this worker.
         """
         validation.check_not_compiled()
-        found = matching.match(self, grads, trainable_variables)
-        grads, variables = matching.add_repeated(*found)
+        found = gradients.match_gradients(self, grads, trainable_variables)
+        grads, variables = gradients.add_repeated(*found)
         if not grads:
             return
         worker = self._built_worker("apply")
@@ -252,7 +285,7 @@ class ServerOptimizer(OptimizerWrapper):
         if self._worker is not None:
             self._worker.leave()
 
-    def _built_worker(self, what: str) -> Worker:
+    def _built_worker(self, what: str) -> ServerWorker:
         if self._worker is None:
             raise ValueError(
                 f"`{what}` needs a built optimizer: call "
@@ -267,9 +300,9 @@ class ServerOptimizer(OptimizerWrapper):
         return self._task.num_workers if self._task else 1
 
     @property
-    def stats(self) -> counting.CompressionStats:
+    def stats(self) -> metrics.CompressionStats:
         """What this worker pushed so far and in the last step."""
-        return counting.read(self._counters, "server")
+        return metrics.read_stats(self._counters, "server")
 
     @property
     def bytes_per_pull(self) -> int:
@@ -278,13 +311,13 @@ class ServerOptimizer(OptimizerWrapper):
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return configs.config_of(self, serialize)
+        return server_config_of(self, serialize)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "ServerOptimizer":
         """Build an optimizer from `get_config`'s dictionary."""
-        arguments, _ = take_apart(config, custom_objects)
-        with tf_config.loading():
+        arguments, _ = parse_config(config, custom_objects)
+        with tf_config.loading_config():
             return cls(**arguments)

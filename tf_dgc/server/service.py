@@ -1,21 +1,202 @@
 """What requests do: who joins, what is applied when, and who is told what."""
 
 import json
-from collections.abc import Callable
-from typing import cast
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 
-from tf_dgc.server import beginnings, checking, handing
-from tf_dgc.server.admission import Admission
-from tf_dgc.server.beginnings import Restored
-from tf_dgc.server.clock import Clock, names
-from tf_dgc.server.handing import Handed, rate_of
-from tf_dgc.server.members import Limits, Member, Members
+from tf_dgc._versions import tf_dgc_version
+from tf_dgc.server import model_spec, validation
 from tf_dgc.server.messages import Kind, Push, Status, brief, to_body
-from tf_dgc.server.model import Model
-from tf_dgc.server.pushes import Pushes
-from tf_dgc.server.sessions import Reply
+from tf_dgc.server.model import RestoredModel, ServerModel, initial_model
+from tf_dgc.server.model_spec import ModelSpec, learning_rate_of
+from tf_dgc.server.sessions import (
+    Limits,
+    Member,
+    Members,
+    SessionReply,
+    StepClock,
+    worker_names,
+)
+
+# --- Admission: who may take part. All must hand over the same.
+
+_SAME = (
+    "All workers must run the same version of tf_dgc, with the same model and settings"
+)
+
+
+class Admission:
+    """Compares what workers hand over.
+
+    Args:
+        num_workers: number of workers, N.
+        shard: index of this server, and number of servers.
+
+    Attributes:
+        num_workers: number of workers, N.
+        handed: description that the first worker handed over; None before it has.
+        restored: checkpoint that the first worker is to go on from; None for none.
+    """
+
+    def __init__(self, num_workers: int, shard: tuple[int, int] = (0, 1)):
+        self.handed: ModelSpec | None = None
+        self.restored: RestoredModel | None = None
+        self.num_workers, self._shard = num_workers, shard
+
+    def read(self, body: np.ndarray, late: bool) -> tuple[Any, int, str | None]:
+        """Return what a worker hands over, its steps, and why it cannot be, or None.
+
+        Args:
+            body: words of it, int32 `[w]`.
+            late: whether others have begun; then a learning rate may be another one, as
+                callbacks change it.
+        """
+        handed = None
+        try:
+            handed = validation.parse_request(body)
+            steps = max(0, int(handed.pop("steps", 0)))
+            return handed, steps, self._why_not(handed, late)
+        except Exception as error:  # it may be anything
+            return handed, 0, f"it cannot be read ({brief(error)})"
+
+    def _why_not(self, handed: ModelSpec, late: bool) -> str | None:
+        different = self._differs(handed, late)
+        if different is not None:
+            return f"{different}. {_SAME}"
+        if self.handed is None and self.restored is not None:
+            return self.restored.difference(handed)
+        return None
+
+    def _differs(self, handed: ModelSpec, late: bool) -> str | None:
+        version = tf_dgc_version()
+        if handed["version"] != version:
+            return (
+                f"version is {handed['version']!r}, and the server is tf_dgc "
+                f"{version!r}"
+            )
+        if handed["num_workers"] != self.num_workers:
+            return (
+                f"num_workers is {handed['num_workers']}, and the server's TF_CONFIG "
+                f"names {self.num_workers}"
+            )
+        if handed["shard"] != list(self._shard):
+            here, there = self._shard, handed["shard"]
+            return (
+                f"it is for server {there[0]} of {there[1]}, and by its own TF_CONFIG "
+                f"this one is server {here[0]} of {here[1]}"
+            )
+        if self.handed is None:
+            validation.check_model_spec(handed)
+            return None
+        return model_spec.spec_difference(self.handed, handed, rates=not late)
+
+
+# --- Pushes that came: which are in time, which learning rate counts, what is applied.
+
+
+class PendingPushes:
+    """Pushes that have not been applied, and who they are from.
+
+    Args:
+        clock: clock that says which are due.
+        say: function that is given lines of the log.
+
+    Attributes:
+        late: number of those that came when their step had been taken.
+    """
+
+    def __init__(self, clock: StepClock, say: Callable[[str], None]):
+        self.late = 0
+        self._clock, self._say = clock, say
+        self._waiting: list[tuple[Push, Member]] = []
+        self._most = 0  # pushes of any process
+
+    def take(
+        self, member: Member, push: Push, rate: float, model: ServerModel
+    ) -> str | None:
+        """Take a push; return why there is no place for it, or None.
+
+        Args:
+            member: member that it is from.
+            push: push.
+            rate: learning rate of the worker, NaN if it has a schedule.
+            model: model that it is for.
+        """
+        if push.step > model.clock:
+            return (
+                f"a push of step {push.step} came at {model.clock}: the server was "
+                "started again, from a checkpoint"
+            )
+        if self._clock.staleness == 0 and push.step != model.clock:
+            return f"a push of step {push.step} came where all are of {model.clock}"
+        member.pushed += 1
+        self._most = max(self._most, member.pushed)
+        self._set_rate(member, rate, model)
+        member.late = self._clock.quorum is not None and push.step < model.clock
+        if member.late:
+            self.late += 1
+            return None
+        self._waiting.append((push, member))
+        self._clock.push(member.worker)
+        return None
+
+    def _set_rate(self, member: Member, rate: float, model: ServerModel) -> None:
+        """Set the learning rate, if it changed on a worker that is not late.
+
+        A process that has pushed less than another one has, or had, is: its callbacks
+        are at an earlier epoch. What it changes counts when it has come as far.
+        """
+        if math.isnan(rate) or rate == member.rate or member.pushed < self._most:
+            return
+        member.rate = rate
+        if rate != model.rate:
+            model.set_rate(rate)
+            self._say(f"learning rate {rate:g}, by worker {member.worker}")
+
+    def apply(self, model: ServerModel) -> Iterator[tuple[Member, str]]:
+        """Apply what is due; yield who pushed what cannot be applied, and why."""
+        for group in self._clock.due():
+            found = [p for p in self._waiting if p[0].worker in group]
+            self._waiting = [p for p in self._waiting if p[0].worker not in group]
+            found.sort(key=lambda p: p[0].worker)
+            yield from _apply(model, found)
+
+    def summary(self, model: ServerModel) -> str:
+        """Return what has been done, as a line of the log.
+
+        Args:
+            model: model that it was done to.
+        """
+        ages = ", ".join(f"{age}: {n}" for age, n in sorted(model.ages.items()))
+        return (
+            f"{model.clock} updates; at most {self._clock.most_ahead} steps ahead of "
+            f"the slowest worker; {self.late} pushes came too late; pushes by the "
+            f"updates since they were computed: {ages}"
+        )
+
+
+def _apply(
+    model: ServerModel, found: Sequence[tuple[Push, Member]]
+) -> Iterator[tuple[Member, str]]:
+    """Take a step; yield whose push cannot be read, and take it without that one."""
+    try:
+        model.apply([push for push, _ in found])
+    except Exception as error:  # whatever it brought about
+        sound = [len(found) > 1 and model.can_read(push) for push, _ in found]
+        if all(sound):  # it is their sum
+            sound = [False] * len(found)
+        for (_, member), fine in zip(found, sound, strict=True):
+            if not fine:
+                yield member, f"what it pushed is refused: {brief(error)}"
+        if any(sound):
+            rest = zip(found, sound, strict=True)
+            yield from _apply(model, [pair for pair, fine in rest if fine])
+        return
+    for _, member in found:
+        member.pushes += 1
 
 
 class Service:
@@ -38,9 +219,9 @@ class Service:
         self, admission: Admission, limits: Limits, say: Callable[[str], None]
     ):
         self.members = Members(admission.num_workers)
-        self.model: Model | None = None
-        self.clock: Clock | None = None
-        self.pushes: Pushes | None = None
+        self.model: ServerModel | None = None
+        self.clock: StepClock | None = None
+        self.pushes: PendingPushes | None = None
         self.failure: str | None = None
         self._admission, self._limits, self._say = admission, limits, say
         self._num_workers = admission.num_workers
@@ -63,7 +244,7 @@ class Service:
             self._take_weights(member, body)
         elif kind == Kind.PULL and self.model is not None:
             body = self.model.whole(member.worker)
-            member.give(Reply(Status.DONE, body, self.model.clock))
+            member.give(SessionReply(Status.DONE, body, self.model.clock))
         elif kind in (Kind.START, Kind.ASK, Kind.PUSH):
             member.hold(now)
         else:
@@ -71,7 +252,7 @@ class Service:
 
     def most_words(self, kind: Kind) -> int:
         """Return how many words a request of some kind may have."""
-        return checking.most_words(kind, self._num_words)
+        return validation.max_words(kind, self._num_words)
 
     # --- joining --------------------------------------------------------------------
 
@@ -97,10 +278,10 @@ class Service:
         if before is not None and before is not member:
             self.drop(before, "is replaced by another process")
         self.members.come(member, now)
-        member.rate = rate_of(handed)
+        member.rate = learning_rate_of(handed)
         self._join(member)
 
-    def _take(self, member: Member, handed: Handed) -> str | None:
+    def _take(self, member: Member, handed: ModelSpec) -> str | None:
         """Be what the first worker hands over; return why that cannot be, or None."""
         restored = self._admission.restored
         if restored is not None:
@@ -112,12 +293,12 @@ class Service:
                 both = f"{self.model.rate:g}, in place of {restored.rate:g}"
                 self._say(f"learning rate {both}, by worker {member.worker}")
         self._admission.handed, self._admission.restored = handed, None
-        self._num_words = handing.num_words(handed)
-        self.clock = Clock.of_settings(handed["settings"])
-        self.pushes = Pushes(self.clock, self._say)
+        self._num_words = model_spec.model_words(handed)
+        self.clock = StepClock.of_settings(handed["settings"])
+        self.pushes = PendingPushes(self.clock, self._say)
         return None
 
-    def restore(self, restored: Restored) -> None:
+    def restore(self, restored: RestoredModel) -> None:
         """Go on from a checkpoint when the first worker has joined.
 
         Args:
@@ -136,7 +317,7 @@ class Service:
         there += f", at update {clock}" if self.model else ""
         self._say(f"worker {member.worker} joins ({there})")
         told = {"give": gives, "clock": clock}
-        member.give(Reply(body=to_body(json.dumps(told))))
+        member.give(SessionReply(body=to_body(json.dumps(told))))
 
     def _take_weights(self, member: Member, body: np.ndarray) -> None:
         handed = self._admission.handed
@@ -144,14 +325,14 @@ class Service:
             member.refuse("nobody asked for weights")
             return
         try:
-            model = beginnings.first_model(handed, body)
+            model = initial_model(handed, body)
         except ValueError as error:
             self._admission.handed = self._giver = None
             self.drop(member, f"is refused. {error}")
             return
         self.model = model
         self._say(f"{model.num_words} words of weights, of worker {member.worker}")
-        member.give(Reply())
+        member.give(SessionReply())
 
     # --- pushes ---------------------------------------------------------------------
 
@@ -233,7 +414,7 @@ class Service:
             return
         if missing and self._is_strict:
             self.failure = (
-                f"{names(missing)} did not come within {self._limits.start:g} s "
+                f"{worker_names(missing)} did not come within {self._limits.start:g} s "
                 "(environment variable TF_DGC_START_TIMEOUT)"
             )
             return
@@ -249,13 +430,13 @@ class Service:
         if self.failure:
             member.refuse(f"The run cannot go on: {self.failure}. {_WITHOUT_ONE}")
         elif self._giver is None and self.model is None:
-            member.give(Reply(Status.AGAIN))
+            member.give(SessionReply(Status.AGAIN))
         elif clock and self._started and clock.may_go_on(member.worker):
             clock.go_on(member.worker)
-            member.begun, model = True, cast(Model, self.model)
+            member.begun, model = True, cast(ServerModel, self.model)
             pull = model.whole if member.whole else model.pull
             status = Status.LATE if member.late else Status.DONE
-            member.give(Reply(status, pull(member.worker), model.clock))
+            member.give(SessionReply(status, pull(member.worker), model.clock))
         elif self._started and in_vain:
             member.refuse(f"{in_vain}. {self._advice(len(others))}")
         else:
@@ -267,7 +448,10 @@ class Service:
         Args:
             idle: number of those workers.
         """
-        settings, clock = cast(Handed, self.handed)["settings"], cast(Clock, self.clock)
+        settings, clock = (
+            cast(ModelSpec, self.handed)["settings"],
+            cast(StepClock, self.clock),
+        )
         quorum = f"a `quorum` of at most {len(clock.workers) - idle}"
         if settings["mode"] == "backup":
             return (
@@ -300,7 +484,7 @@ class Service:
         return self.members.are_done
 
     @property
-    def handed(self) -> Handed | None:
+    def handed(self) -> ModelSpec | None:
         """What this server is, as the first worker handed it over."""
         return self._admission.handed
 

@@ -5,7 +5,7 @@ import os
 
 import tensorflow as tf
 
-from tf_dgc.cluster import tf_config
+from tf_dgc.multiworker import tf_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def is_cluster() -> bool:
     return '"ps"' in os.environ.get("TF_CONFIG", "")
 
 
-def find() -> Task:
+def find_task() -> Task:
     """Return this process's task.
 
     Raises:

@@ -7,27 +7,140 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dgc import clipping, metrics
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.choice import add_up
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.inner.taken import TakeOver
-from tf_dgc.metrics import counting
-from tf_dgc.optimizers import inputs, tensors
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.optimizers import state, step_inputs
 from tf_dgc.optimizers import validation as common
-from tf_dgc.server import joining, tabular, turns, validation
-from tf_dgc.server.links import Link, Pushed
+from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
+from tf_dgc.server import embedding_tables, validation
+from tf_dgc.server.client import Heartbeat, PushedGradients, ServerClient
 from tf_dgc.server.messages import gist
-from tf_dgc.server.sharding import shards
 from tf_dgc.server.tasks import Task
-from tf_dgc.steps import native, pushing
-from tf_dgc.steps.accumulation import entries
-from tf_dgc.steps.memory import Memory, make_memory
-from tf_dgc.transforms import clipping
+from tf_dgc.smart_cond import add_counts
+from tf_dgc.steps import native, push
+from tf_dgc.steps.accumulation import gradient_values
+from tf_dgc.steps.state import WorkerState, create_worker_state
+
+# --- Joining: how a worker comes to take part with all servers, and with what weights.
 
 
-def remember(
+def join_servers(links: Sequence[ServerClient]) -> None:
+    """Take part with all servers, and set the variables to their weights.
+
+    The first server says which worker gives first weights, to all of them and to it
+    last: so that all are of one worker, and who is let in there finds them everywhere.
+
+    Args:
+        links: links to all servers, connected.
+
+    Raises:
+        RuntimeError: if one refuses this worker, or does not respond, or if not all go
+            on from a checkpoint.
+    """
+    try:
+        _join(*links)
+    except (RuntimeError, tf.errors.OpError) as error:
+        for link in links:
+            link.leave()
+        text = getattr(error, "message", error)
+        raise RuntimeError(gist(str(text))) from error
+
+
+def _join(first: ServerClient, *others: ServerClient) -> None:
+    while True:
+        gives, _ = first.enter()
+        if gives:
+            for link in others:
+                _give(link, first)
+            first.give()
+        if first.start():
+            break
+    for link in others:
+        if not gives:
+            asks, _ = link.enter()
+            if asks:
+                raise RuntimeError(_without_checkpoint(link, first))
+        link.start()
+
+
+def _give(link: ServerClient, first: ServerClient) -> None:
+    asks, clock = link.enter()
+    if asks:
+        link.give()
+    elif clock:  # if it is 0, who gave them is gone
+        raise RuntimeError(_without_checkpoint(first, link))
+
+
+def _without_checkpoint(anew: ServerClient, goes_on: ServerClient) -> str:
+    return (
+        f"tf_dgc: {anew.name} begins anew, where {goes_on.name} goes "
+        "on from a checkpoint: put back the file that is missing in TF_DGC_SERVER_DIR, "
+        "or remove those of all servers."
+    )
+
+
+# --- Shards: which server keeps which variables.
+
+
+def split_into_shards(sizes: Sequence[int], number: int) -> list[list[int]]:
+    """Return the indices of each server's variables, ascending; the same everywhere.
+
+    The largest variable first, each goes whole to the server that has least by then.
+    So no server has more than the mean and one variable; one that is larger than the
+    mean makes its server's load.
+
+    Args:
+        sizes: bytes of each variable, as many variables as servers or more.
+        number: number of servers.
+    """
+    loads, found = [0] * number, [[] for _ in range(number)]  # type: ignore[var-annotated]
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        least = loads.index(min(loads))
+        loads[least] += max(1, sizes[index])
+        found[least].append(index)
+    return [sorted(indices) for indices in found]
+
+
+# --- Turns: optimizers of one process take part one after the other, each in a run.
+
+LEFT_RUN = (
+    "This `ServerOptimizer` takes part no longer: another one of the same process has "
+    "begun to train, or `leave` was called. Of a process one trains at a time: to "
+    "train this model on, compile it with a new one; for a model with several "
+    "optimizers, as a GAN, use `DGCOptimizer`, without a server."
+)
+"""What is said to an optimizer whose run is over."""
+
+_last: dict[Task, tuple[int, Sequence[Heartbeat]]] = {}
+
+
+def next_run(task: Task) -> int:
+    """Return the number of the run of the optimizer that takes part next, from 0.
+
+    Args:
+        task: task of this process, a worker.
+    """
+    return _last[task][0] + 1 if task in _last else 0
+
+
+def begin_run(task: Task, run: int, heartbeats: Sequence[Heartbeat]) -> None:
+    """Note that an optimizer has joined, by which servers know that the last one left.
+
+    Args:
+        task: task of this process, a worker.
+        run: number of its run.
+        heartbeats: its signs of life, to each server.
+    """
+    _, before = _last.get(task, (0, ()))
+    for heartbeat in before:
+        heartbeat.stop()
+    _last[task] = run, heartbeats
+
+
+def create_worker_memory(
     optimizer: Any, variables: Sequence[keras.Variable], momentum: float
-) -> Memory:
+) -> WorkerState:
     """Create the variables of what a worker remembers.
 
     Args:
@@ -39,11 +152,11 @@ def remember(
         optimizer.compressor, optimizer.error_feedback
     )
 
-    def describe(variable: keras.Variable) -> Tensor:
-        small = tensors.is_small(variable, optimizer.min_compress_size)
-        return tensors.describe(variable, small, feedback, optimizer.num_workers)
+    def describe(variable: keras.Variable) -> TensorSpec:
+        small = state.is_small(variable, optimizer.min_compress_size)
+        return state.tensor_spec(variable, small, feedback, optimizer.num_workers)
 
-    return make_memory(
+    return create_worker_state(
         [describe(v) for v in variables],
         optimizer.compressor,
         keeps_residual=feedback,
@@ -54,15 +167,15 @@ def remember(
     )
 
 
-class Worker:
+class ServerWorker:
     """Takes the steps of a `ServerOptimizer`.
 
     Args:
         optimizer: optimizer, built.
         variables: variables of the model.
         is_table: whether each is a table, of which rows travel.
-        memory: variables of what this worker remembers of those that are none.
-        took: settings of the inner optimizer that are applied in its place.
+        worker_state: variables of what this worker remembers of those that are none.
+        hyperparameters: settings of the inner optimizer that are applied in its place.
         task: task of this process, a worker; None outside of a cluster.
 
     Attributes:
@@ -74,29 +187,29 @@ class Worker:
         optimizer: Any,
         variables: list[keras.Variable],
         is_table: Sequence[bool],
-        memory: Memory,
-        took: TakeOver,
+        worker_state: WorkerState,
+        hyperparameters: InnerHyperparameters,
         task: Task | None,
     ):
         self.variables = variables
-        self._optimizer, self._memory = optimizer, memory
-        self._took, self._task = took, task
+        self._optimizer, self._worker_state = optimizer, worker_state
+        self._hyperparameters, self._task = hyperparameters, task
         self._is_table, self._joined = is_table, False
         number = len(task.servers) if task else 1
         sizes = [v.value.dtype.size * math.prod(v.shape) for v in variables]
-        self._places = shards(sizes, number)
+        self._places = split_into_shards(sizes, number)
         self._links = [self._link(i, some) for i, some in enumerate(self._places)]
         self._row_bytes = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def _link(self, index: int, places: Sequence[int]) -> Link:
+    def _link(self, index: int, places: Sequence[int]) -> ServerClient:
         plain = [i for i, table in enumerate(self._is_table) if not table]
         own = [plain.index(i) for i in places if not self._is_table[i]]
-        return Link(
+        return ServerClient(
             self._optimizer,
             (index, len(self._places)),
             [self.variables[i] for i in places],
             [self._is_table[i] for i in places],
-            self._memory.of(own),
+            self._worker_state.of(own),
         )
 
     @property
@@ -113,15 +226,15 @@ class Worker:
         """
         if self._joined:
             if self._links[0].connection.heartbeat.is_over:
-                raise RuntimeError(f"{turns.LEFT} Received: {self._optimizer!r}")
+                raise RuntimeError(f"{LEFT_RUN} Received: {self._optimizer!r}")
             return
         task = validation.check_task(self._task, self._optimizer)
         validation.check_config(self._optimizer.inner_optimizer)
-        run = turns.next_run(task)
+        run = next_run(task)
         for link in self._links:
             link.connect(task, run)
-        joining.join(self._links)
-        turns.begin(task, run, [link.connection.heartbeat for link in self._links])
+        join_servers(self._links)
+        begin_run(task, run, [link.connection.heartbeat for link in self._links])
         self._set_iterations()
         self._joined = True
 
@@ -154,7 +267,7 @@ class Worker:
         where = {id(v): i for i, v in enumerate(variables)}
         # As the servers have them.
         grads = [grads[where[id(v)]] for v in self.variables]
-        tabular.check_gradients(grads, self.variables, self._is_table)
+        embedding_tables.check_table_gradients(grads, self.variables, self._is_table)
         pushed, rate = self._push(grads), self._rate()
         # All are asked at once: who waits for one server has pushed to the others.
         pairs = list(zip(self._links, pushed, strict=True))
@@ -163,48 +276,48 @@ class Worker:
             link.take(message, reply)
         if any(self._is_table):
             known = sum(link.bytes_per_pull for link in self._links)
-            came = add_up([4 * tf.size(r.words, tf.int64) for r in replies])
+            came = add_counts([4 * tf.size(r.words, tf.int64) for r in replies])
             self._row_bytes.assign(came - known)
         self._set_iterations()
         self._count(pushed)
 
-    def _push(self, grads: list) -> list[Pushed]:
+    def _push(self, grads: list) -> list[PushedGradients]:
         """Return what goes to each server, all of it divided by N."""
         optimizer = self._optimizer
-        place = inputs.Place(
+        place = step_inputs.StepContext(
             optimizer.compressor,
             self._task.worker or 0 if self._task else 0,
-            pushing.NUM_WORKERS,
+            push.NUM_WORKERS,
             (optimizer.loss_scale_factor or 1.0) * optimizer.num_workers,
             {},
         )
-        given, scales = inputs.clip_for(
-            optimizer, grads, self.variables, self._took, place.loss_scale
+        given, scales = step_inputs.clip_by_hyperparameters(
+            optimizer, grads, self.variables, self._hyperparameters, place.loss_scale
         )
         if len(self._links) > 1 or any(self._is_table):  # all or none is left out
-            natively = native.is_live(self._memory.residual)
-            values = list(map(entries, given))
-            scales = tf.unstack(clipping.drop(values, scales, natively))
+            use_native = native.is_available(self._worker_state.residual)
+            values = list(map(gradient_values, given))
+            scales = tf.unstack(clipping.scales_or_nan(values, scales, use_native))
         return [
             link.push(
                 [given[i] for i in places],
                 [scales[i] for i in places],
-                self._took,
+                self._hyperparameters,
                 place,
             )
             for link, places in zip(self._links, self._places, strict=True)
         ]
 
-    def _count(self, pushed: Sequence[Pushed]) -> None:
+    def _count(self, pushed: Sequence[PushedGradients]) -> None:
         steps = [p.step for p in pushed if p.step is not None]
         flags = [s.nonfinite for s in steps]
-        counting.count_step(
-            self._memory.counters,
-            entries=add_up(
+        metrics.count_step(
+            self._worker_state.counters,
+            entries=add_counts(
                 [s.outcome.entries for s in steps] + [p.row_entries for p in pushed]
             ),
-            sent_bytes=add_up([4 * tf.size(p.words, tf.int64) for p in pushed]),
-            dense_bytes=counting.dense_bytes(self.variables),
+            sent_bytes=add_counts([4 * tf.size(p.words, tf.int64) for p in pushed]),
+            dense_bytes=metrics.dense_bytes(self.variables),
             nonfinite=tf.reduce_max(tf.stack(flags)) if flags else tf.constant(0),
         )
 

@@ -6,12 +6,87 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from tf_dgc import clipping
 from tf_dgc._internals import tracing
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.transforms import clipping
-from tf_dgc.transforms.clipping import Scale
-from tf_dgc.transforms.correction import correct, correct_within_range
-from tf_dgc.transforms.preconditioning import Divisor
+from tf_dgc.clipping import Scale
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.steps.preconditioning import Divisor
+
+# --- Correct: momentum before accumulation, and masking after sending.
+#
+# Lin et al., ICLR 2018, equations 4 to 7 and algorithm 4. With momentum applied to the
+# sum of sparse gradients, an entry that waited loses the discounting of the steps it
+# waited for; accumulating the local velocity instead keeps it.
+
+
+def accumulate_gradient(
+    gradient: tf.Tensor,
+    velocity: tf.Tensor | None,
+    residual: tf.Tensor,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[tf.Tensor | None, tf.Tensor]:
+    """Accumulate a gradient locally.
+
+    Without velocity: `residual + gradient` (error feedback only). With it, equation 4
+    (`velocity = m*velocity + gradient; residual += velocity`) or its Nesterov form
+    (`velocity = m*(velocity + gradient); residual += velocity + gradient`).
+
+    Args:
+        gradient: gradient of one tensor, float `[n]`.
+        velocity: velocity before, `[n]`, or None for no momentum correction.
+        residual: residual before, `[n]`.
+        momentum: coefficient in [0, 1).
+        nesterov: whether to use the Nesterov form.
+
+    Returns:
+        The new velocity (None if there was none) and the new residual.
+    """
+    if velocity is None:
+        return None, residual + gradient
+    if nesterov:
+        velocity = momentum * (velocity + gradient)
+        # Grappler would add three terms in an order of its own.
+        added = tf.raw_ops.Snapshot(input=velocity + gradient)
+        return velocity, residual + added
+    velocity = momentum * velocity + gradient
+    return velocity, residual + velocity
+
+
+def accumulate_without_overflow(
+    gradient: tf.Tensor,
+    velocity: tf.Tensor | None,
+    residual: tf.Tensor,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[tf.Tensor | None, tf.Tensor]:
+    """Do what `correct` does, where the residual does not overflow by it.
+
+    An entry that would overflow gets no gradient; one that would by its momentum alone
+    keeps its residual. So nothing that overflows is ever sent.
+    """
+    wanted = accumulate_gradient(gradient, velocity, residual, momentum, nesterov)
+    without = accumulate_gradient(
+        tf.zeros_like(gradient), velocity, residual, momentum, nesterov
+    )
+    fits = tf.math.is_finite(wanted[1])
+    kept = tf.where(tf.math.is_finite(without[1]), without[1], residual)
+    new_velocity = velocity
+    if velocity is not None:
+        new_velocity = tf.where(fits, wanted[0], without[0])
+    return new_velocity, tf.where(fits, wanted[1], kept)
+
+
+def clear_positions(buffer: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+    """Return `buffer` with zeros at the positions that were sent (algorithm 4).
+
+    Args:
+        buffer: velocity or residual, `[n]`.
+        sent: positions that were sent, int32 `[k]`, distinct.
+    """
+    zeros = tf.zeros_like(sent, buffer.dtype)
+    return tf.tensor_scatter_nd_update(buffer, sent[:, tf.newaxis], zeros)
+
 
 # A sparse one has ascending and distinct rows.
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -49,18 +124,18 @@ def to_rows(gradient: Any, variable: keras.Variable) -> Gradient:
     return tf.IndexedSlices(tf.cast(sums, variable.dtype), rows)
 
 
-def entries(gradient: Gradient) -> tf.Tensor:
+def gradient_values(gradient: Gradient) -> tf.Tensor:
     """Return what there is of a gradient: all entries, or those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def flatten(gradient: Gradient, tensor: Tensor) -> tf.Tensor:
+def flatten(gradient: Gradient, tensor: TensorSpec) -> tf.Tensor:
     """Return all entries of a gradient, `[n]`, as what is accumulated."""
     whole = _spread(gradient, tensor.shape)
     return tf.cast(tf.reshape(whole, [tensor.size]), tensor.dtype)
 
 
-def flatten_dense(gradient: Gradient, tensor: Tensor) -> Gradient:
+def flatten_dense(gradient: Gradient, tensor: TensorSpec) -> Gradient:
     """Return a gradient as what is accumulated, `[n]`; the rows of a sparse one."""
     if not isinstance(gradient, tf.IndexedSlices):
         return flatten(gradient, tensor)
@@ -76,7 +151,9 @@ def _spread(gradient: Any, shape: Sequence[int]) -> Any:
     return tf.scatter_nd(rows[:, tf.newaxis], gradient.values, shape)
 
 
-def pick(gradient: Gradient, tensor: Tensor, positions: tf.Tensor) -> tf.Tensor:
+def take_rows(
+    gradient: Gradient, tensor: TensorSpec, positions: tf.Tensor
+) -> tf.Tensor:
     """Return some entries of a gradient, `[k]`, of its own type.
 
     Args:
@@ -97,8 +174,8 @@ def pick(gradient: Gradient, tensor: Tensor, positions: tf.Tensor) -> tf.Tensor:
     return tf.scatter_nd(place[:, tf.newaxis], found, shape)
 
 
-def prepare(
-    tensors: Sequence[Tensor],
+def scaled_dense_gradients(
+    tensors: Sequence[TensorSpec],
     gradients: Sequence[Gradient],
     scales: Sequence[Scale],
     divisors: Sequence[Divisor | None] = (),
@@ -116,14 +193,14 @@ def prepare(
         What is accumulated of each tensor, `[n]`, and whether the gradient was finite.
     """
     flat = [flatten(g, t) for g, t in zip(gradients, tensors, strict=True)]
-    flat, finite = clipping.multiply(flat, scales)
+    flat, finite = clipping.multiply_or_zero(flat, scales)
     by = divisors or [None] * len(flat)
     pairs = zip(flat, by, strict=True)
     return [g if d is None else d.divide(g, finite) for g, d in pairs], finite
 
 
 def divide(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[TensorSpec],
     gradients: Sequence[Gradient],
     scales: Sequence[Scale],
     divisors: Sequence[Divisor | None],
@@ -132,12 +209,12 @@ def divide(
 
     Arguments are those of `prepare`; a gradient that is not finite has a scale of NaN.
     """
-    given, finite = prepare(tensors, gradients, scales, divisors)
+    given, finite = scaled_dense_gradients(tensors, gradients, scales, divisors)
     return given, [1.0 + clipping.nan_unless(finite)] * len(given)
 
 
 def accumulate(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[TensorSpec],
     gradients: Sequence[Gradient],
     scales: Sequence[Scale],
     velocity: Sequence[Any] | None,
@@ -165,22 +242,22 @@ def accumulate(
         Velocity (or Nones) and residual (or the gradient), `[n]` of each tensor, and
         whether the gradient was finite and nothing overflowed.
     """
-    flat, finite = prepare(tensors, gradients, scales, divisors)
+    flat, finite = scaled_dense_gradients(tensors, gradients, scales, divisors)
     if residual is None:
         return [None] * len(flat), flat, finite
     old_velocity = [_flat(v) for v in velocity or [None] * len(flat)]
     kept = zip(tensors, residual, strict=True)
-    old_residual = [_remembered(r, 1.0 if t.exempt else decay) for t, r in kept]
+    old_residual = [_remembered(r, 1.0 if t.uncompressed else decay) for t, r in kept]
 
     def all_by(rule: Callable) -> tuple[list, list]:
         parts = zip(flat, old_velocity, old_residual, strict=True)
         pairs = [rule(g, v, r, momentum, nesterov) for g, v, r in parts]
         return [v for v, _ in pairs], [r for _, r in pairs]
 
-    corrected = all_by(correct)
+    corrected = all_by(accumulate_gradient)
     fits = clipping.all_finite(corrected[1])
     new_velocity, new_residual = tf.cond(
-        fits, lambda: corrected, lambda: all_by(correct_within_range)
+        fits, lambda: corrected, lambda: all_by(accumulate_without_overflow)
     )
     return new_velocity, new_residual, tf.logical_and(finite, fits)
 

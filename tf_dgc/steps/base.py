@@ -5,19 +5,19 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_dgc.choice import Choice
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.clipping import Scale
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives.requests import Message, Reply
 from tf_dgc.compressors.base import Compressor
+from tf_dgc.smart_cond import BoolOrTensor
 from tf_dgc.steps.accumulation import Gradient
-from tf_dgc.steps.memory import Memory
-from tf_dgc.steps.native_update import UpdateRule
-from tf_dgc.steps.plan import shares
-from tf_dgc.transforms.clipping import Scale
-from tf_dgc.transforms.preconditioning import Divisor
+from tf_dgc.steps.native import UpdateRule
+from tf_dgc.steps.plan import split_uncompressed
+from tf_dgc.steps.preconditioning import Divisor
+from tf_dgc.steps.state import WorkerState
 
 
-class Inputs(NamedTuple):
+class StepInputs(NamedTuple):
     """What goes into a step on one worker.
 
     Attributes:
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
         gradients: gradient of each tensor, not yet multiplied by `scales`: of any
             shape, or sparse with ascending and distinct rows.
         scales: factor of each gradient, as `clipping.clip` returns it.
-        memory: variables of what this worker remembers of these tensors.
+        worker_state: variables of what this worker remembers of these tensors.
         momentum: coefficient of the correction, in [0, 1).
         nesterov: whether the correction is Nesterov's.
         factor_masking: whether to clear the velocity where entries are sent.
@@ -38,47 +38,50 @@ class Inputs(NamedTuple):
         sizes: entries of every tensor of the optimizer, also of those without a
             gradient in this step.
         drops_entries: whether the exchange may leave out entries on its way.
-        by_all: whether all workers have the native operations for these variables.
+        all_workers_native: whether all workers have the native operations for these
+            variables.
         machine: workers, ascending, that add up their gradients before they compress;
             this one alone if nothing is added up.
         divisors: divisor of each gradient, applied before it is accumulated, or None;
             nothing for none at all.
-        exempt_apart: whether exempt tensors are summed apart, as it was decided of the
-            step that this is a part of; None if it is a whole one.
+        separate_uncompressed: whether exempt tensors are summed apart, as it was
+            decided of the step that this is a part of; None if it is a whole one.
     """
 
     compressor: Compressor
-    tensors: Sequence[Tensor]
+    tensors: Sequence[TensorSpec]
     indices: Sequence[int]
     gradients: Sequence[Gradient]
     scales: Sequence[Scale]
-    memory: Memory
+    worker_state: WorkerState
     momentum: float
     nesterov: bool
-    factor_masking: Choice
+    factor_masking: BoolOrTensor
     seed: int
     iteration: tf.Tensor
     worker: int | tf.Tensor
     num_workers: int
     sizes: Sequence[int]
     drops_entries: bool = False
-    by_all: bool = False
+    all_workers_native: bool = False
     machine: tuple[int, ...] = (0,)
     divisors: Sequence[Divisor | None] = ()
-    exempt_apart: bool | None = None
+    separate_uncompressed: bool | None = None
 
     @property
     def shares(self) -> list[list[int]]:
         """Places of the tensors that travel together; see `plan.shares`."""
-        return shares(self.tensors, self.num_workers, self.exempt_apart)
+        return split_uncompressed(
+            self.tensors, self.num_workers, self.separate_uncompressed
+        )
 
     @property
-    def sums_exempt(self) -> bool:
+    def sums_uncompressed(self) -> bool:
         """Whether exempt tensors are summed, whatever the others are."""
-        known = self.exempt_apart
+        known = self.separate_uncompressed
         return len(self.shares) > 1 if known is None else known
 
-    def of(self, places: Sequence[int]) -> "Inputs":
+    def of(self, places: Sequence[int]) -> "StepInputs":
         """Return what goes into the same step of some of these tensors."""
 
         def pick(items: Sequence) -> list:
@@ -89,16 +92,16 @@ class Inputs(NamedTuple):
             indices=pick(self.indices),
             gradients=pick(self.gradients),
             scales=pick(self.scales),
-            memory=self.memory.of(places),
+            worker_state=self.worker_state.of(places),
             divisors=pick(self.divisors) if self.divisors else (),
         )
 
 
-Touched: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
+TouchedEntries: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
 """Positions of each tensor, int32 `[m]`, and whether it may be any, scalar bool."""
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step comes to; equal on all workers.
 
     Attributes:
@@ -122,8 +125,8 @@ class Outcome(NamedTuple):
     sent_bytes: int | tf.Tensor
     apply: Callable[[UpdateRule], tf.Tensor] | None = None
     all_or_none: bool = False
-    touched: Callable[[], Touched] | None = None
+    touched: Callable[[], TouchedEntries] | None = None
 
 
-Step: TypeAlias = Generator[list[Message], list[Reply], Outcome]
+Step: TypeAlias = Generator[list[Message], list[Reply], StepOutcome]
 """Yields the requests of a round, gets as many replies, and returns the outcome."""

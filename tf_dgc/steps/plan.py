@@ -5,19 +5,19 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_dgc.choice import Choice, add_up
-from tf_dgc.codecs import dense, wire
-from tf_dgc.codecs.tensor import Tensor
+from tf_dgc.clipping import Scale
+from tf_dgc.codecs import buffer
+from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import num_sent
-from tf_dgc.schedules.asking import Scheduled
-from tf_dgc.transforms.clipping import Scale
-from tf_dgc.transforms.preconditioning import Divisor
+from tf_dgc.schedules import ScheduledSparsity
+from tf_dgc.smart_cond import BoolOrTensor, add_counts
+from tf_dgc.steps.preconditioning import Divisor
 
 # Bytes that take as long as one more collective does: half a millisecond at 1 Gbit/s.
 _WORTH_A_COLLECTIVE = 1 << 16
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """What a step sends, known to all workers before it.
 
     Attributes:
@@ -29,56 +29,58 @@ class Plan(NamedTuple):
             tensors and that is known.
     """
 
-    layout: Sequence[Tensor]
+    layout: Sequence[TensorSpec]
     counts: Sequence[int | tf.Tensor]
-    dense: Choice
+    dense: BoolOrTensor
     most_bytes: int | None = None
 
     @property
     def entries(self) -> int | tf.Tensor:
         """Entries that one worker sends in this step: an int, or a scalar int64."""
         whole = sum(t.size for t in self.layout)
-        chosen = add_up(self.counts)
+        chosen = add_counts(self.counts)
         if isinstance(self.dense, bool):
             return whole if self.dense else chosen
         return tf.where(self.dense, tf.cast(whole, tf.int64), tf.cast(chosen, tf.int64))
 
     @property
-    def is_exempt(self) -> bool:
+    def is_uncompressed(self) -> bool:
         """Whether all is exempt, and of one dtype: a dense step of many small ones."""
-        dtypes = {(t.dtype, bool(t.exempt_dtype)) for t in self.layout}
-        return all(t.exempt for t in self.layout) and len(dtypes) == 1
+        dtypes = {(t.dtype, bool(t.uncompressed_dtype)) for t in self.layout}
+        return all(t.uncompressed for t in self.layout) and len(dtypes) == 1
 
     @property
     def summed_dtype(self) -> tf.DType:
         """Type of the vector of a dense step."""
-        return dense.summed_dtype(self.layout)
+        return buffer.summed_dtype(self.layout)
 
-    def coded_as(self, exempt_dtype: str | None) -> "Plan":
+    def coded_as(self, uncompressed_dtype: str | None) -> "StepPlan":
         """Return the same, with exempt tensors as this type."""
-        layout = [t._replace(exempt_dtype=exempt_dtype) for t in self.layout]
+        layout = [
+            t._replace(uncompressed_dtype=uncompressed_dtype) for t in self.layout
+        ]
         return self._replace(layout=layout)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of a worker's message, where all of this is known beforehand."""
-        words = dense.num_words(self.layout)
+        words = buffer.dense_words(self.layout)
         return 4 * (
-            words if self.dense else wire.sparse_words(self.layout, self.counts)
+            words if self.dense else buffer.sparse_words(self.layout, self.counts)
         )
 
     @property
     def dense_entries(self) -> int:
         """Length of the vector of a dense step."""
-        return dense.num_entries(self.layout)
+        return buffer.dense_entries(self.layout)
 
 
-def plan(
-    layout: Sequence[Tensor],
-    sparsity: float | Scheduled,
+def plan_step(
+    layout: Sequence[TensorSpec],
+    sparsity: float | ScheduledSparsity,
     num_workers: int,
     num_shards: int = 1,
-) -> Plan:
+) -> StepPlan:
     """Decide what is sent.
 
     A step goes dense when nothing is left out, and when the sparse buffers of all
@@ -93,33 +95,35 @@ def plan(
         num_shards: number of shards of a tensor that is not exempt, of which this
             worker sends one's entries.
     """
-    if isinstance(sparsity, Scheduled):
-        most = plan(layout, sparsity.least, num_workers, num_shards)
+    if isinstance(sparsity, ScheduledSparsity):
+        most = plan_step(layout, sparsity.least, num_workers, num_shards)
         counts = _counts(layout, sparsity.now, num_shards)
         if not most.dense:
-            return Plan(layout, counts, False, most.num_bytes)
-        sparse_words = wire.sparse_words(layout, counts)
+            return StepPlan(layout, counts, False, most.num_bytes)
+        sparse_words = buffer.sparse_words(layout, counts)
         # As floats: N buffers of a large model overflow int32.
-        both = 2.0 * dense.num_words(layout)
+        both = 2.0 * buffer.dense_words(layout)
         ratio = tf.cast(sparse_words, tf.float64) * num_workers / both
-        return Plan(layout, counts, tf.logical_or(sparsity.now <= 0, ratio > 1))
+        return StepPlan(layout, counts, tf.logical_or(sparsity.now <= 0, ratio > 1))
     counts = _counts(layout, sparsity, num_shards)
-    costly = wire.sparse_words(layout, counts) * num_workers
-    return Plan(layout, counts, sparsity <= 0 or costly > 2 * dense.num_words(layout))
+    costly = buffer.sparse_words(layout, counts) * num_workers
+    return StepPlan(
+        layout, counts, sparsity <= 0 or costly > 2 * buffer.dense_words(layout)
+    )
 
 
 def _counts(
-    layout: Sequence[Tensor], sparsity: float | tf.Tensor, num_shards: int
+    layout: Sequence[TensorSpec], sparsity: float | tf.Tensor, num_shards: int
 ) -> list[int | tf.Tensor]:
     """Return how many entries of each tensor a sparse step sends."""
     return [
-        t.size if t.exempt else num_sent(-(-t.size // num_shards), sparsity)
+        t.size if t.uncompressed else num_sent(-(-t.size // num_shards), sparsity)
         for t in layout
     ]
 
 
-def shares(
-    tensors: Sequence[Tensor], num_workers: int, apart: bool | None = None
+def split_uncompressed(
+    tensors: Sequence[TensorSpec], num_workers: int, apart: bool | None = None
 ) -> list[list[int]]:
     """Return which tensors of a step travel together: all, or the exempt ones apart.
 
@@ -136,18 +140,20 @@ def shares(
     Returns:
         Places in `tensors`; if there are two shares, the second is the exempt ones'.
     """
-    coded = any(t.exempt and t.exempt_dtype for t in tensors)
+    coded = any(t.uncompressed and t.uncompressed_dtype for t in tensors)
     # Where some are coded, those that are not are few, and stay with the others.
-    chosen = [t.exempt and bool(t.exempt_dtype) == coded for t in tensors]
-    exempt = [i for i, is_chosen in enumerate(chosen) if is_chosen]
+    chosen = [t.uncompressed and bool(t.uncompressed_dtype) == coded for t in tensors]
+    uncompressed = [i for i, is_chosen in enumerate(chosen) if is_chosen]
     others = [i for i, is_chosen in enumerate(chosen) if not is_chosen]
-    layout = [tensors[i] for i in exempt]
-    gathered = 4 * wire.exempt_words(layout)
-    summed = dense.summed_dtype(layout).size * sum(t.size for t in layout)
+    layout = [tensors[i] for i in uncompressed]
+    gathered = 4 * buffer.uncompressed_words(layout)
+    summed = buffer.summed_dtype(layout).size * sum(t.size for t in layout)
     saved = (num_workers - 1) * (gathered - summed * 2 / num_workers)
-    apart = saved > _WORTH_A_COLLECTIVE if apart is None else apart and bool(exempt)
+    apart = (
+        saved > _WORTH_A_COLLECTIVE if apart is None else apart and bool(uncompressed)
+    )
     if others and apart:
-        return [others, exempt]
+        return [others, uncompressed]
     return [list(range(len(tensors)))]
 
 
@@ -167,7 +173,7 @@ class LocalStep(NamedTuple):
         divisors: divisor of each gradient, or None; nothing for none at all.
     """
 
-    plan: Plan
+    plan: StepPlan
     gradients: Sequence[tf.Tensor | tf.IndexedSlices]
     scales: Sequence[Scale]
     velocity: Sequence[Any] | None
@@ -175,5 +181,5 @@ class LocalStep(NamedTuple):
     offsets: list[tf.Tensor]
     momentum: float
     nesterov: bool
-    factor_masking: Choice
+    factor_masking: BoolOrTensor
     divisors: Sequence[Divisor | None] = ()

@@ -9,7 +9,7 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc.compressors import AdaComp
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_by_hand():

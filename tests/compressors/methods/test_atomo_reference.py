@@ -7,7 +7,7 @@ from selection import rows
 
 from tf_dgc.compressors import ATOMO
 from tf_dgc.compressors.atomo import probabilities
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def algorithm_1(scales, budget):
@@ -20,16 +20,18 @@ def algorithm_1(scales, budget):
     return np.append(1.0, algorithm_1(scales[1:], budget - 1))
 
 
-def sent_by(budget, matrix, draws):
-    simulation = Simulation(ATOMO(budget), [matrix.shape] * draws, 1, "float64")
-    simulation.step([[matrix] * draws])
+def sent_by(budget, matrix, keys_per_tensor):
+    simulation = Simulation(
+        ATOMO(budget), [matrix.shape] * keys_per_tensor, 1, "float64"
+    )
+    simulation.step([[matrix] * keys_per_tensor])
     return np.stack(simulation.sent[0])
 
 
-def sent_in_turn(budget, matrix, draws):
+def sent_in_turn(budget, matrix, keys_per_tensor):
     simulation = Simulation(ATOMO(budget), [matrix.shape], 1, "float64", compiled=True)
     sent = []
-    for _ in range(draws):
+    for _ in range(keys_per_tensor):
         simulation.step([[matrix]])
         sent.append(simulation.sent[0][0])
     return np.stack(sent)
@@ -71,45 +73,48 @@ def test_probabilities_equal_algorithm_1():
         assert found.sum() == pytest.approx(budget)
 
 
-@pytest.mark.parametrize("draws", rows([100, 300], [100]))
-def test_draws_components_with_their_odds(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([100, 300], [100]))
+def test_draws_components_with_their_odds(keys_per_tensor):
     """Each is sent as lambda / p, or not at all, and two of them at a time."""
     scales = np.array([4.0, 2.2, 1.4, 0.4])
     matrix, u, v = with_scales(scales)
     odds = scales / 4
-    sent = sent_by(2, matrix, draws)
+    sent = sent_by(2, matrix, keys_per_tensor)
     weights = np.einsum("ri,drc,ci->di", u, sent, v, optimize=True)
     drawn = weights > 0.1
     np.testing.assert_allclose(weights, drawn * scales / odds, atol=1e-8)
     np.testing.assert_array_equal(drawn.sum(axis=1), 2)
-    limit = 5 * np.sqrt(odds * (1 - odds) / draws) + 1e-12  # 5 deviations
+    limit = 5 * np.sqrt(odds * (1 - odds) / keys_per_tensor) + 1e-12  # 5 deviations
     assert np.all(np.abs(drawn.mean(axis=0) - odds) <= limit)
 
 
-@pytest.mark.parametrize("draws", rows([100, 400], [100]))
-def test_variance_is_that_of_the_paper(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([100, 400], [100]))
+def test_variance_is_that_of_the_paper(keys_per_tensor):
     """`sum of lambda_i^2 (1 / p_i - 1)`, as with independent draws."""
     scales = np.array([5.0, 3.0, 2.0, 1.0, 0.5])
     matrix, _, _ = with_scales(scales)
-    errors = np.sum((sent_by(2, matrix, draws) - matrix) ** 2, axis=(1, 2))
+    errors = np.sum((sent_by(2, matrix, keys_per_tensor) - matrix) ** 2, axis=(1, 2))
     expected = np.sum(scales**2 * (1 / algorithm_1(scales, 2) - 1))
-    assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(draws)
+    assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(keys_per_tensor)
 
 
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
-@pytest.mark.parametrize("draws", rows([300, 3000], [300]))
-def test_what_lies_beside_the_subspace_is_sent_too(shape, draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([300, 3000], [300]))
+def test_what_lies_beside_the_subspace_is_sent_too(shape, keys_per_tensor):
     """Of 24 equal components it has 10; each arrives, by 5 deviations of its mean."""
     scales = np.ones(24)
     matrix, u, v = with_scales(scales, 40, 24)
     matrix = matrix if shape == matrix.shape else matrix.T
-    sent = sent_in_turn(2, matrix, draws)
+    sent = sent_in_turn(2, matrix, keys_per_tensor)
     errors = np.sum((sent - matrix) ** 2, axis=(1, 2))
     expected = np.sum(scales**2 * (1 / algorithm_1(scales, 2) - 1))
-    assert abs(errors.mean() - expected) < 5 * errors.std() / np.sqrt(draws) + 1e-9
+    assert (
+        abs(errors.mean() - expected)
+        < 5 * errors.std() / np.sqrt(keys_per_tensor) + 1e-9
+    )
     left, right = (u, v) if shape == (40, 24) else (v, u)
     weights = np.einsum("ri,drc,cj->dij", left, sent, right, optimize=True)
-    limit = 5 * weights.std(axis=0) / np.sqrt(draws) + 1e-9
+    limit = 5 * weights.std(axis=0) / np.sqrt(keys_per_tensor) + 1e-9
     assert np.mean(np.abs(weights.mean(axis=0) - np.eye(24)) > limit) < 0.01
 
 

@@ -5,7 +5,7 @@ import pytest
 from chunked_reference import reference
 
 from tf_dgc.compressors import ChunkedTopK
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from selection import rows
 
-from tf_dgc.compressors import CountSketch, Draw
+from tf_dgc.compressors import CountSketch, RandomKeys
 from tf_dgc.compressors.common.sketch import Sketch
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 SIZE = 300
 
@@ -32,8 +32,8 @@ def check_largest(chosen, values, k):
 
 
 def seeds(kind, step, rows):
-    draw = Draw(0, tf.constant(step, tf.int64), 0, 0)
-    return [getattr(draw, kind)(i + 1) for i in range(rows)]
+    keys = RandomKeys(0, tf.constant(step, tf.int64), 0, 0)
+    return [getattr(keys, kind)(i + 1) for i in range(rows)]
 
 
 def test_a_sketch_has_one_signed_cell_per_row_and_entry():
@@ -122,12 +122,14 @@ def test_finds_what_is_large_in_the_sum_only():
 
 
 def test_a_fixed_draw_does_not_change():
-    first, second = (Draw(0, tf.constant(s, tf.int64), 3, s).fixed(1) for s in (0, 9))
+    first, second = (
+        RandomKeys(0, tf.constant(s, tf.int64), 3, s).fixed(1) for s in (0, 9)
+    )
     np.testing.assert_array_equal(first, second)
-    for other in (Draw(1, 0, 3, 0).fixed(1), Draw(0, 0, 4, 0).fixed(1)):
+    for other in (RandomKeys(1, 0, 3, 0).fixed(1), RandomKeys(0, 0, 4, 0).fixed(1)):
         assert np.any(first != other)
-    assert np.any(first != Draw(0, 0, 3, 0).fixed(2))
-    assert np.any(first != Draw(0, 0, 3, 0).shared(1))
+    assert np.any(first != RandomKeys(0, 0, 3, 0).fixed(2))
+    assert np.any(first != RandomKeys(0, 0, 3, 0).shared(1))
 
 
 def test_bytes():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import DeMo
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def cosine(k, i, length):

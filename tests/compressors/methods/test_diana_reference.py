@@ -5,7 +5,7 @@ import pytest
 from selection import rows
 
 from tf_dgc.compressors import DIANA
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_recursion():
@@ -46,18 +46,18 @@ def test_default_alpha():
     assert shift == pytest.approx(alpha * sent)
 
 
-@pytest.mark.parametrize("draws", rows([100, 400], [100]))
-def test_with_one_level_it_quantizes_as_the_paper(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([100, 400], [100]))
+def test_with_one_level_it_quantizes_as_the_paper(keys_per_tensor):
     """Of a block with norm |d|, entry i is `|d| sign(d_i)` with odds `|d_i| / |d|`."""
     gradient = np.array([3.0, -4.0, 0.0, 12.0])
-    shapes = [(4,)] * draws
+    shapes = [(4,)] * keys_per_tensor
     simulation = Simulation(DIANA(levels=1, alpha=0.5), shapes, 1, "float64")
-    simulation.step([[gradient] * draws])
+    simulation.step([[gradient] * keys_per_tensor])
     sent = np.stack(simulation.sent[0])
     assert set(np.unique(sent)) == {-13.0, 0.0, 13.0}
     assert np.all(sent * gradient >= 0)
     odds = np.abs(gradient) / 13
-    limit = 5 * np.sqrt(odds * (1 - odds) / draws)  # 5 deviations
+    limit = 5 * np.sqrt(odds * (1 - odds) / keys_per_tensor)  # 5 deviations
     assert np.all(np.abs(np.mean(sent != 0, axis=0) - odds) <= limit)
 
 

@@ -8,14 +8,14 @@ import tensorflow as tf
 import tf_dgc
 from tf_dgc.compressors import ECQ, QSGD
 from tf_dgc.compressors.common.one_round import send_whole
-from tf_dgc.steps import composed, kinds
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.steps import generic_step, implementations
+from tf_dgc.testing import Simulation
 
 
 class Halves:
     """Stands for a quantizer: sends half of what it is given, without chance."""
 
-    def exchange(self, values, state, draw):
+    def exchange(self, values, state, keys):
         return (yield from send_whole(0.5 * values, "gather"))
 
     def bytes(self, shape, dtype):
@@ -78,7 +78,9 @@ def test_without_decay_nothing_is_lost():
 def test_the_error_of_spikes_is_finite(native, monkeypatch):
     """Of 100 entries that are sent in one of ten steps, and add up until then."""
     if not native:
-        monkeypatch.setattr(kinds, "KINDS", [composed.begin])
+        monkeypatch.setattr(
+            implementations, "IMPLEMENTATIONS", [generic_step.start_generic_step]
+        )
     variable = keras.Variable(np.zeros((1, 100), "float32"))
     method = ECQ(levels=1, bucket=100, alpha=0.0, beta=1.0)
     optimizer = tf_dgc.CompressedOptimizer(

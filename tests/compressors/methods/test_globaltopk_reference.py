@@ -8,15 +8,15 @@ from harness import Trainer, initial_weights, make_gradients
 
 import tf_dgc
 from tf_dgc.compressors import (
+    AllGather,
     Compressor,
-    Gather,
     GlobalTopK,
     Result,
     StateSpec,
-    whole,
+    to_dense_tensor,
 )
 from tf_dgc.compressors.common.one_round import from_words, to_words
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 SHAPES = [(20, 30), (4,), (5, 6, 2)]
 SIZES = [600, 4, 60]
@@ -102,9 +102,9 @@ class Counting(Compressor):
     def bytes(self, shape, dtype):
         return int(np.prod(shape)) * dtype.size
 
-    def exchange(self, values, state, draw):
-        assert draw.sizes == SIZES
-        rows = yield Gather(to_words(values))
+    def exchange(self, values, state, keys):
+        assert keys.sizes == SIZES
+        rows = yield AllGather(to_words(values))
         total = from_words(tf.reshape(rows, [-1]), values.dtype, [-1, *values.shape])
         steps = state["steps"] + tf.constant([1.0, 2.0, 3.0], values.dtype)
         new = {"steps": steps, "total": state["total"] + values}
@@ -130,9 +130,9 @@ class Averaging(GlobalTopK):
     def common_state(self):
         return {"mean": StateSpec((), per_worker=False)}
 
-    def exchange(self, values, state, draw):
-        result = yield from super().exchange(values, {}, draw)
-        mean = 0.5 * state["mean"] + 0.5 * tf.reduce_sum(whole(result.sum))
+    def exchange(self, values, state, keys):
+        result = yield from super().exchange(values, {}, keys)
+        mean = 0.5 * state["mean"] + 0.5 * tf.reduce_sum(to_dense_tensor(result.sum))
         return result._replace(state={"mean": mean})
 
 

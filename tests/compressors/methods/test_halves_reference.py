@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tf_dgc import compressors
 from tf_dgc.codecs import value_types
-from tf_dgc.codecs.tensor import Tensor
-from tf_dgc.steps import engine
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.steps import engine_step
+from tf_dgc.testing import Simulation
 
 
 def test_float16_by_hand():
@@ -50,8 +50,8 @@ def test_spikes_of_many_workers_stay_in_the_residual(num_workers):
 def test_the_engine_is_told_the_same_bound(dtype, num_workers, halvings):
     method = compressors.get(dtype.name)
     inputs = SimpleNamespace(compressor=method, num_workers=num_workers)
-    tensor = Tensor("w", (3, 4), tf.float32, exempt=False)
-    found = engine._method(inputs, tensor, apart=False)
+    tensor = TensorSpec("w", (3, 4), tf.float32, uncompressed=False)
+    found = engine_step._method(inputs, tensor, apart=False)
     assert found.parameters == [float(dtype.max) / 2**halvings]
 
 

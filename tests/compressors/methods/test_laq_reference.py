@@ -5,7 +5,7 @@ import pytest
 from selection import rows
 
 from tf_dgc.compressors import LAQ
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 HEADER = 4 * 5
 

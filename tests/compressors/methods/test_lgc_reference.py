@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 from selection import rows
 
-from tf_dgc.compressors import LGC
-from tf_dgc.compressors.common import autoencoder
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.compressors import LGC, lgc
+from tf_dgc.testing import Simulation
 
 HEADER, FLAG = 4 * 5, 4
 
@@ -77,7 +76,7 @@ def leaky(x):
 
 def random_weights(channels, seed=0):
     rng = np.random.default_rng(seed)
-    weights = autoencoder.initial(channels, rng)
+    weights = lgc.initial_weights(channels, rng)
     return weights + 0.1 * rng.normal(size=weights.shape)  # biases are 0 at first
 
 
@@ -86,11 +85,11 @@ def test_autoencoder(channels, size):
     weights = random_weights(channels)
     reference = Reference(weights, channels)
     vectors = np.random.default_rng(1).normal(size=(3, size))
-    codes = autoencoder.encode(tf.constant(weights), channels, tf.constant(vectors))
+    codes = lgc.encode_vectors(tf.constant(weights), channels, tf.constant(vectors))
     expected = np.array([reference.encode(x) for x in vectors])
     assert codes.shape == (3, 4 * -(-size // 16))
     np.testing.assert_allclose(codes, expected, rtol=1e-10, atol=1e-12)
-    found = autoencoder.decode(tf.constant(weights), channels, codes, size)
+    found = lgc.decode_vectors(tf.constant(weights), channels, codes, size)
     expected = np.array([reference.decode(c, size) for c in expected])
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
@@ -99,7 +98,7 @@ def test_number_of_weights():
     """Of the paper's layers: (width * inputs + 1) * outputs each."""
     encoder = 256 + 24_704 + 98_560 + 49_216 + 260
     decoder = 416 + 6_208 + 24_704 + 12_320 + 33
-    assert autoencoder.num_weights(64) == encoder + decoder == 216_677
+    assert lgc.num_weights(64) == encoder + decoder == 216_677
 
 
 def test_training_follows_the_gradient():
@@ -117,10 +116,10 @@ def test_training_follows_the_gradient():
         return (sides[0] - sides[1]) / (2 * step)
 
     zero = tf.zeros(weights.shape, tf.float64)
-    state = autoencoder.Adam(tf.constant(weights), zero, zero)
+    state = lgc.AutoencoderAdam(tf.constant(weights), zero, zero)
     after = []
     for i in range(2):
-        state = autoencoder.train(
+        state = lgc.train_autoencoder(
             state, channels, tf.constant(vectors), 0.01, tf.constant(i)
         )
         after.append([part.numpy() for part in state])

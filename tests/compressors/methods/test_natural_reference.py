@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import Natural
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 DRAWS = 4000
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_sums():

@@ -5,7 +5,7 @@ import pytest
 from selection import in_turn
 
 from tf_dgc.compressors import OneBit
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_by_hand():

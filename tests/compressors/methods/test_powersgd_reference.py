@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dgc.compressors import Draw, PowerSGD
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.compressors import PowerSGD, RandomKeys
+from tf_dgc.testing import Simulation
 
 
 @pytest.mark.parametrize("warm_start", [True, False])
@@ -19,7 +19,7 @@ def test_equals_algorithm_1(rank, warm_start):
     residual = np.zeros((3, *matrix))
     for step in range(4):
         if not warm_start:
-            seed = Draw(5, tf.constant(step), 0, 0).shared()
+            seed = RandomKeys(5, tf.constant(step), 0, 0).shared()
             q = tf.random.stateless_normal([15, rank], seed, dtype="float64").numpy()
         gradients = rng.normal(size=(3, *shape))
         (total,) = simulation.step([[g] for g in gradients])

@@ -7,26 +7,26 @@ import pytest
 import tensorflow as tf
 from selection import in_turn, rows
 
-from tf_dgc.compressors import QSGD, Draw
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.compressors import QSGD, RandomKeys
+from tf_dgc.testing import Simulation
 
 
-def sent_by(levels, bucket, values, draws):
+def sent_by(levels, bucket, values, keys_per_tensor):
     shape = np.shape(values)
     method = QSGD(levels, bucket, "fixed")  # the faster one; both send the same
-    simulation = Simulation(method, [shape] * draws, 1, "float64")
-    simulation.step([[values] * draws])
+    simulation = Simulation(method, [shape] * keys_per_tensor, 1, "float64")
+    simulation.step([[values] * keys_per_tensor])
     return np.stack(simulation.sent[0])
 
 
-@pytest.mark.parametrize("draws", rows([100, 400], [100]))
-def test_by_hand(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([100, 400], [100]))
+def test_by_hand(keys_per_tensor):
     """(3, 4) has norm 5; with one level, 3 is sent as 5 with odds 0.6, 4 with 0.8."""
-    found = sent_by(1, 2, [3.0, -4.0], draws)
+    found = sent_by(1, 2, [3.0, -4.0], keys_per_tensor)
     assert set(np.unique(found[:, 0])) == {0.0, 5.0}
     assert set(np.unique(found[:, 1])) == {-5.0, 0.0}
     for share, odds in zip(np.mean(found != 0, axis=0), (0.6, 0.8), strict=True):
-        deviation = np.sqrt(odds * (1 - odds) / draws)
+        deviation = np.sqrt(odds * (1 - odds) / keys_per_tensor)
         assert share == pytest.approx(odds, abs=5 * deviation)
 
 
@@ -45,15 +45,15 @@ def test_levels_are_next_to_the_value(levels, bucket):
     assert np.all(np.abs(found - exact) < 1 + 1e-9)
 
 
-@pytest.mark.parametrize("draws", rows([80, 300], [80]))
-def test_variance_is_that_of_the_paper(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([80, 300], [80]))
+def test_variance_is_that_of_the_paper(keys_per_tensor):
     """`sum p (1 - p) (norm / s)^2`, with p the fraction above the level below."""
     values = np.random.default_rng(0).normal(size=30)
     step = np.linalg.norm(values) / 3
     p = np.abs(values) / step % 1
-    errors = np.sum((sent_by(3, 30, values, draws) - values) ** 2, axis=1)
+    errors = np.sum((sent_by(3, 30, values, keys_per_tensor) - values) ** 2, axis=1)
     expected = np.sum(p * (1 - p)) * step**2
-    deviation = errors.std() / np.sqrt(draws)
+    deviation = errors.std() / np.sqrt(keys_per_tensor)
     assert abs(errors.mean() - expected) < 5 * deviation
 
 
@@ -122,14 +122,14 @@ def test_there_is_room_for_any_input(size, quantizer):
     levels, bucket = quantizer
     method = QSGD(levels, bucket, "elias")
     for number, values in enumerate(worst_inputs(size)):
-        draw = Draw(0, tf.constant(0), number, 0)
-        words = method.encode(tf.constant(values), draw)
+        keys = RandomKeys(0, tf.constant(0), number, 0)
+        words = method.encode(tf.constant(values), keys)
         norms = 2 * math.ceil(size / bucket)
         sent = method.decode(words, size, tf.float64)
         assert int(words[norms]) == np.count_nonzero(sent)
         exact = QSGD(levels, bucket, "fixed")
         expected = exact.decode(
-            exact.encode(tf.constant(values), draw), size, tf.float64
+            exact.encode(tf.constant(values), keys), size, tf.float64
         )
         np.testing.assert_array_equal(sent, expected)
 
@@ -142,7 +142,7 @@ def test_xla(coding):
 
     @tf.function(jit_compile=True)
     def run(x):
-        words = method.encode(x, Draw(0, tf.constant(0), 0, 0))
+        words = method.encode(x, RandomKeys(0, tf.constant(0), 0, 0))
         assert words.shape == (method.words(256, tf.float32),)
         return method.decode(words, 256, tf.float32)
 

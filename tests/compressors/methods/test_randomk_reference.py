@@ -5,7 +5,7 @@ import pytest
 from selection import rows
 
 from tf_dgc.compressors import RandomK
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
@@ -28,13 +28,15 @@ def test_all_workers_send_the_same_positions(unbiased):
     assert len(set(seen)) == 5  # drawn anew in every step
 
 
-@pytest.mark.parametrize("draws", rows([200, 800], [200]))
-def test_every_position_has_its_turn(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([200, 800], [200]))
+def test_every_position_has_its_turn(keys_per_tensor):
     """A share of the draws that is off by 5 deviations has odds of 6e-7."""
-    simulation = Simulation(RandomK(0.75, True), [(20,)] * draws, 1)
-    simulation.step([[np.ones(20)] * draws])
+    simulation = Simulation(RandomK(0.75, True), [(20,)] * keys_per_tensor, 1)
+    simulation.step([[np.ones(20)] * keys_per_tensor])
     share = np.mean([sent != 0 for sent in simulation.sent[0]], axis=0)
-    np.testing.assert_allclose(share, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws))
+    np.testing.assert_allclose(
+        share, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / keys_per_tensor)
+    )
 
 
 def test_bytes():

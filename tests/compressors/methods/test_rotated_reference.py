@@ -6,7 +6,7 @@ import tensorflow as tf
 from selection import in_turn
 
 from tf_dgc.compressors import RotatedQuantization, rotated
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def hadamard(d):

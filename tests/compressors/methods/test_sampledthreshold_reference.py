@@ -7,7 +7,7 @@ from selection import rows
 
 import tf_dgc
 from tf_dgc.compressors import SampledThreshold
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_small_tensors_are_exact_by_hand():
@@ -46,15 +46,15 @@ def test_workers_sample_for_themselves():
     assert len(counts) > 1
 
 
-@pytest.mark.parametrize("draws", rows([40, 150], [40]))
-def test_no_position_is_favoured(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([40, 150], [40]))
+def test_no_position_is_favoured(keys_per_tensor):
     """Of 100 equal entries 10 fit; 5.5 deviations from a share have odds of 4e-8."""
-    simulation = Simulation(SampledThreshold(0.9), [(100,)] * draws, 1)
-    simulation.step([[np.ones(100)] * draws])
+    simulation = Simulation(SampledThreshold(0.9), [(100,)] * keys_per_tensor, 1)
+    simulation.step([[np.ones(100)] * keys_per_tensor])
     sent = np.stack(simulation.sent[0]) != 0
     np.testing.assert_array_equal(sent.sum(axis=1), 10)
     np.testing.assert_allclose(
-        sent.mean(axis=0), 0.1, atol=5.5 * np.sqrt(0.1 * 0.9 / draws)
+        sent.mean(axis=0), 0.1, atol=5.5 * np.sqrt(0.1 * 0.9 / keys_per_tensor)
     )
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from selection import rows
 
 from tf_dgc.compressors import SBC
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_by_hand():
@@ -53,15 +53,15 @@ def test_equals_sorting(sparsity):
         np.testing.assert_allclose(total.ravel(), sent.sum(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("draws", rows([50, 200], [50]))
-def test_exactly_k_of_equal_entries_and_none_favoured(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([50, 200], [50]))
+def test_exactly_k_of_equal_entries_and_none_favoured(keys_per_tensor):
     """A share of the draws that is off by 5 deviations has odds of 6e-7."""
-    simulation = Simulation(SBC(0.75), [(20,)] * draws, 1)
-    simulation.step([[-np.ones(20)] * draws])
+    simulation = Simulation(SBC(0.75), [(20,)] * keys_per_tensor, 1)
+    simulation.step([[-np.ones(20)] * keys_per_tensor])
     sent = np.stack(simulation.sent[0])
     np.testing.assert_array_equal(sent.sum(axis=1), -5.0)
     np.testing.assert_allclose(
-        (sent != 0).mean(axis=0), 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws)
+        (sent != 0).mean(axis=0), 0.25, atol=5 * np.sqrt(0.25 * 0.75 / keys_per_tensor)
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_majority_by_hand():

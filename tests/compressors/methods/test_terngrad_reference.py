@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_dgc.compressors import TernGrad
 from tf_dgc.compressors.common import quantize
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def simulated(values, clip=None, dtype="float64"):

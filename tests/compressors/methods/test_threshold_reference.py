@@ -8,7 +8,7 @@ from selection import in_turn, rows
 
 import tf_dgc
 from tf_dgc.compressors import Threshold
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def test_by_hand():
@@ -58,14 +58,14 @@ def test_equals_comparing(threshold, binary):
         np.testing.assert_allclose(total.ravel(), sent.sum(axis=0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("draws", rows([50, 200], [50]))
-def test_no_position_is_favoured(draws):
+@pytest.mark.parametrize("keys_per_tensor", rows([50, 200], [50]))
+def test_no_position_is_favoured(keys_per_tensor):
     """A share of the draws that is off by 5 deviations has odds of 6e-7."""
-    simulation = Simulation(Threshold(0.5, 0.25), [(20,)] * draws, 1)
-    simulation.step([[np.ones(20)] * draws])
+    simulation = Simulation(Threshold(0.5, 0.25), [(20,)] * keys_per_tensor, 1)
+    simulation.step([[np.ones(20)] * keys_per_tensor])
     sent = np.stack(simulation.sent[0]) != 0
     np.testing.assert_allclose(
-        sent.mean(axis=0), 0.25, atol=5 * np.sqrt(0.25 * 0.75 / draws)
+        sent.mean(axis=0), 0.25, atol=5 * np.sqrt(0.25 * 0.75 / keys_per_tensor)
     )
 
 

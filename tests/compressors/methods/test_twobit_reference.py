@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import TwoBit
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf_dgc.compressors import Uniform8Bit
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.testing import Simulation
 
 
 def sent_by(values, dtype="float64", **settings):

@@ -10,8 +10,8 @@ from selection import slow
 
 import tf_dgc
 from tf_dgc.compressors import VarianceBased
-from tf_dgc.steps import composed, kinds
-from tf_dgc.testing.simulation import Simulation
+from tf_dgc.steps import generic_step, implementations
+from tf_dgc.testing import Simulation
 
 
 def test_by_hand():
@@ -109,7 +109,9 @@ def test_squares_neither_vanish_nor_overflow(scale):
 def test_a_spike_wears_off(native, monkeypatch):
     """Its square root of a sum of squares is beyond the largest float32."""
     if not native:
-        monkeypatch.setattr(kinds, "KINDS", [composed.begin])
+        monkeypatch.setattr(
+            implementations, "IMPLEMENTATIONS", [generic_step.start_generic_step]
+        )
     variable = keras.Variable(np.zeros((1, 2), "float32"))
     optimizer = tf_dgc.CompressedOptimizer(
         *(keras.optimizers.SGD(1.0), VarianceBased(1.0, 0.09, 1.0)), min_compress_size=0

@@ -11,9 +11,14 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc._internals import tracing
 from tf_dgc.arguments import show
-from tf_dgc.codecs import bitstream, value_types
-from tf_dgc.collectives.requests import Exchange, Result, marks, whole
-from tf_dgc.compressors.base import Draw
+from tf_dgc.codecs import bits, value_types
+from tf_dgc.collectives.requests import (
+    Aggregation,
+    Result,
+    position_mask,
+    to_dense_tensor,
+)
+from tf_dgc.compressors.base import RandomKeys
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.topk import num_sent, tie_offset
@@ -40,7 +45,7 @@ def check_value_dtype(value_dtype: str | None) -> None:
         )
 
 
-def of_share(size: int, share: float) -> int:
+def capacity_of(size: int, share: float) -> int:
     """Return `max(1, ceil(share * size))`."""
     return num_sent(size, 1 - share)
 
@@ -72,7 +77,7 @@ def _check_places(size: int, capacity: int) -> None:
 
 
 def choose(
-    scores: tf.Tensor, wanted: tf.Tensor, capacity: int, draw: Draw
+    scores: tf.Tensor, wanted: tf.Tensor, capacity: int, keys: RandomKeys
 ) -> tf.Tensor:
     """Return positions of wanted entries: all that fit, else the highest scores.
 
@@ -83,13 +88,13 @@ def choose(
         scores: rank of each entry, float `[n]`, above 0 where `wanted`.
         wanted: marks of the entries to choose from, bool `[n]`.
         capacity: number of places, 1 <= capacity <= n.
-        draw: seeds for this tensor in this step.
+        keys: seeds for this tensor in this step.
 
     Returns:
         int32 `[capacity]`, strictly ascending; n or more in free places.
     """
     size = scores.shape[0]
-    offset = tie_offset(size, draw)
+    offset = tie_offset(size, keys)
 
     def all_of_them() -> tf.Tensor:
         found = tf.cast(tf.where(wanted)[:, 0], tf.int32)
@@ -107,7 +112,7 @@ def choose(
     return tf.ensure_shape(tf.cond(fits, all_of_them, the_best), [capacity])
 
 
-def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Exchange:
+def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Aggregation:
     """Gather entries as they are, and sum them.
 
     Args:
@@ -123,7 +128,7 @@ def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Excha
 
 def exchange_signs(
     values: tf.Tensor, positions: tf.Tensor, magnitude: tf.Tensor
-) -> Exchange:
+) -> Aggregation:
     """Gather the signs of entries, which all have one magnitude.
 
     Args:
@@ -131,16 +136,16 @@ def exchange_signs(
         positions: result of `choose`, int32 `[capacity]`.
         magnitude: magnitude of all of them, scalar, 0 or more; it is sent as float32.
     """
-    negative = tf.cast(at(values, positions) < 0, tf.int32)
-    word = tf.bitcast(value_types.narrow(magnitude, tf.float32), tf.int32)
-    coded = tf.concat([word[tf.newaxis], bitstream.pack(negative)], axis=0)
+    negative = tf.cast(values_at(values, positions) < 0, tf.int32)
+    word = tf.bitcast(value_types.round_to(magnitude, tf.float32), tf.int32)
+    coded = tf.concat([word[tf.newaxis], bits.pack_bits(negative)], axis=0)
     decode = sparse.decoder("sign", positions.shape[0], values.dtype)
     return (yield from exchange_coded(positions, values.shape[0], coded, decode))
 
 
 def exchange_coded(
     positions: tf.Tensor, size: int, coded: tf.Tensor, decode: sparse.Decode
-) -> Exchange:
+) -> Aggregation:
     """Gather entries whose values a method has coded itself, and sum them.
 
     Args:
@@ -156,13 +161,16 @@ def exchange_coded(
     return _cut(result, positions, size)
 
 
-def at(values: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+def values_at(values: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     """Return the values, float `[capacity]`; 0 in free places."""
     return tf.gather(tf.pad(values, [[0, positions.shape[0]]]), positions)
 
 
 def _cut(result: Result, positions: tf.Tensor, size: int) -> Result:
     count = tf.math.count_nonzero(positions < size, dtype=tf.int32)
-    total, sent = whole(result.sum)[:size], whole(result.sent)[:size]
-    chosen = marks(result.sent)[:size]
+    total, sent = (
+        to_dense_tensor(result.sum)[:size],
+        to_dense_tensor(result.sent)[:size],
+    )
+    chosen = position_mask(result.sent)[:size]
     return Result(total, sent, entries=count, chosen=chosen)

@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
+from tf_dgc import native_library
 from tf_dgc._internals import tracing
-from tf_dgc.choice import Choice, choose
-from tf_dgc.codecs import gaps
-from tf_dgc.ops import loader
+from tf_dgc.codecs import golomb
+from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 
 _SAMPLED_FROM = 1 << 17  # entries
 _STRIDE = 64  # from one entry of the sample to the next
@@ -28,14 +28,14 @@ def top_k(
     Returns:
         Positions, int32 `[k]`, ascending; and the values there, `[k]`.
     """
-    library = loader.native().library
+    library = native_library.load_library().library
     if library is not None and _on_a_cpu(values) and not tracing.in_xla_context():
         positions = library.tf_dgc_largest(values=values, k=k, offset=offset)
         return positions, tf.gather(values, positions)
     magnitudes = tf.abs(values)
     size = values.shape[0]
     sampled = not tracing.in_xla_context() and size >= _SAMPLED_FROM
-    positions = choose(
+    positions = smart_cond(
         _are_few(k, size, 16) if sampled else False,
         lambda: _by_sample(magnitudes, k, offset),
         lambda: _among_all(magnitudes, k, offset),
@@ -62,7 +62,7 @@ def top_k_of(
     """
     rotated = tf.roll(tf.abs(values), -offset, axis=0)
     best = tf.math.top_k(rotated, capacity).indices
-    positions = gaps.turn_back(best, values.shape[0], offset)
+    positions = golomb.turn_back(best, values.shape[0], offset)
     order = tf.argsort(positions)
     return tf.gather(positions, order), order < k
 
@@ -73,7 +73,7 @@ def _on_a_cpu(values: tf.Tensor) -> bool:
     return is_known and not tf.config.list_logical_devices("GPU")
 
 
-def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
+def _prefers_heap(size: int, k: int | tf.Tensor) -> BoolOrTensor:
     """`tf.math.top_k` is the faster one below about 1 % of the entries.
 
     Its time grows with k: a warm-up step at 75 % of 1 M entries takes it 100 ms, the
@@ -82,7 +82,7 @@ def _prefers_heap(size: int, k: int | tf.Tensor) -> Choice:
     return tracing.in_xla_context() or _are_few(k, size, 128)
 
 
-def _are_few(k: int | tf.Tensor, size: int, one_of: int) -> Choice:
+def _are_few(k: int | tf.Tensor, size: int, one_of: int) -> BoolOrTensor:
     """Whether k entries are at most one of so many; without a product in int32."""
     return k <= size // one_of
 
@@ -114,7 +114,7 @@ def _among_all(
     magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
 ) -> tf.Tensor:
     size = magnitudes.shape[0]
-    return choose(
+    return smart_cond(
         _prefers_heap(size, k),
         lambda: _by_heap(magnitudes, tf.range(size), k, offset),
         lambda: _by_threshold(magnitudes, k, offset),

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_dgc.codecs import bitstream, value_types
+from tf_dgc.codecs import bits, value_types
 
 _TRITS = 20  # ternary digits in a word
 
@@ -34,7 +34,7 @@ def norms(values: tf.Tensor) -> tf.Tensor:
         return tf.minimum(largest, values.dtype.max / lengths) * lengths
     squares = tf.square(tf.cast(values, tf.float64))
     lengths = tf.sqrt(tf.reduce_sum(squares, axis=1, keepdims=True))
-    return value_types.narrow(lengths, values.dtype)
+    return value_types.round_to(lengths, values.dtype)
 
 
 def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -54,7 +54,7 @@ def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def num_words(count: int, width: int) -> int:
     """Return the words that `count` codes of `width` bits take."""
-    return width * bitstream.num_words(count)
+    return width * bits.num_stream_words(count)
 
 
 def pack(codes: tf.Tensor, width: int) -> tf.Tensor:
@@ -74,12 +74,12 @@ def pack(codes: tf.Tensor, width: int) -> tf.Tensor:
         tf.bitwise.bitwise_and(tf.bitwise.right_shift(codes, bit), 1)
         for bit in range(width)
     ]
-    return tf.concat([bitstream.pack(plane) for plane in planes], axis=0)
+    return tf.concat([bits.pack_bits(plane) for plane in planes], axis=0)
 
 
 def unpack(words: tf.Tensor, width: int, count: int) -> tf.Tensor:
     """Return the codes, int32 `[count]`, that `pack` packed."""
-    planes = bitstream.unpack(tf.reshape(words, [width, -1]))[:, :count]
+    planes = bits.unpack_bits(tf.reshape(words, [width, -1]))[:, :count]
     weights = tf.constant([[2**bit] for bit in range(width)], tf.int32)
     return tf.reduce_sum(tf.cast(planes, tf.int32) * weights, axis=0)
 

@@ -1,0 +1,110 @@
+"""The background: one thing after the other, and what counts as waited for."""
+
+import gc
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc._internals import tf_collectives
+from tf_dgc.collectives import background
+from tf_dgc.collectives.background import BackgroundReduction
+from tf_dgc.multiworker.positions import Position, describe_positions
+
+
+@pytest.fixture
+def lane(strategies):
+    strategy = tf_dgc.prepare(strategies[2])
+    with strategy.scope():
+        yield BackgroundReduction(strategy)
+
+
+def begin(lane, number, value):
+    with tf.device("CPU:0"):
+        lane.begin(number, [tf.constant(value)])
+
+
+def test_things_are_done_in_order_and_waited_for(strategies):
+    lane, done = BackgroundReduction(strategies[1]), []
+    go_on = threading.Event()
+
+    def work(number, value):
+        tf.py_function(
+            lambda v: (go_on.wait(10), done.append((number, int(v)))), [value], []
+        )
+
+    lane.work = work
+    for number in range(3):
+        begin(lane, number, 10 * number)
+    assert done == []
+    go_on.set()
+    for number in range(3):
+        lane.wait()
+        assert done[: number + 1] == [(n, 10 * n) for n in range(number + 1)]
+    lane.wait()  # for nothing
+    lane.finish()
+
+
+def test_what_is_forgotten_is_not_waited_for(strategies):
+    lane = BackgroundReduction(strategies[1])
+    begin(lane, 0, 1)
+    lane.finish()
+    lane.forget()
+    lane.wait()
+    begin(lane, 1, 1)
+    lane.wait()
+
+
+def test_a_thread_ends_with_what_it_is_for(strategies):
+    lane = BackgroundReduction(strategies[1])
+    begin(lane, 0, 1)
+    lane.wait()
+    thread = lane._thread
+    del lane
+    for _ in range(50):
+        gc.collect()
+        if not thread.is_alive():
+            break
+        time.sleep(0.1)
+    assert not thread.is_alive()
+
+
+def test_it_may_be_counted_while_it_is_made(lane, strategies, monkeypatch):
+    """By the watch's threads, which that would end."""
+    variable, counted = background.tf_collectives.local_variable, []
+
+    def asked_meanwhile(*args):
+        counted.append(background.count_background_collectives(strategies[2]))
+        return variable(*args)
+
+    monkeypatch.setattr(background.tf_collectives, "local_variable", asked_meanwhile)
+    monkeypatch.setattr(background.workers, "all_names", lambda _: ["a", "b"])
+    another = BackgroundReduction(strategies[2])
+    assert counted
+    assert all((-lane.number, 0, 1) in found for found in counted)
+    assert not any((-another.number, 0, 1) in found for found in counted)
+    assert (-another.number, 0, 1) in background.count_background_collectives(
+        strategies[2]
+    )
+
+
+def test_who_is_not_waited_for_counts_as_finished(lane, monkeypatch):
+    monkeypatch.setattr(background.workers, "all_names", lambda _: ["a", "b"])
+    counts = {None: [3, 2], (0, 1): [5, 5]}
+    monkeypatch.setattr(lane.hook, "count", lambda: counts)
+    number = -lane.number
+    assert lane.count() == {(number, 0, 1): [8, 8]}  # all are a group of theirs
+    lane._met = True
+    assert lane.count() == {(number, 0, 1): [8, 7]}
+    position = Position({(number, 0, 1): (8, 7)}, False, "here")
+    assert describe_positions(position) == "collective 8 in the background"
+    assert position.waits_for(1)
+    assert Position.from_json(position.to_json()) == position
+
+
+def test_lanes_have_keys_of_their_own(lane):
+    assert tf_collectives.group_key((0, 1)) == tf_collectives.group_key((0, 1), 0)
+    keys = {tf_collectives.group_key(m, n) for m in [(0, 1), (0, 2)] for n in range(3)}
+    assert len(keys) == 6

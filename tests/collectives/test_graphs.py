@@ -1,0 +1,141 @@
+"""Graphs of gossip: what they come to, who meets whom, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dgc import collectives
+from tf_dgc.collectives import Gossip, Rank, graphs
+from tf_dgc.collectives.requests import SendRecv
+from tf_dgc.testing import run_all
+
+PATH = [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0.25, 0.75]]
+CIRCLE = [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]  # each hears one, and not back
+GRAPHS = [*graphs.NAMED_GRAPHS, PATH, CIRCLE]
+
+
+def phases(graph, number):
+    return Gossip(graph).weights(number)
+
+
+def cases():
+    named = [(graph, n) for graph in graphs.NAMED_GRAPHS for n in range(1, 10)]
+    return [*named, (PATH, 3), (CIRCLE, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "number"), cases())
+def test_weights_are_doubly_stochastic_and_lead_to_a_consensus(graph, number):
+    product = np.eye(number)
+    for matrix in phases(graph, number) * 400:
+        graphs.check_mixing_matrix(matrix) if len(phases(graph, number)) == 1 else None
+        assert np.all(matrix >= 0)
+        np.testing.assert_allclose(matrix.sum(axis=0), 1, rtol=1e-12)
+        np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=1e-12)
+        product = matrix @ product
+    np.testing.assert_allclose(product, 1 / number, atol=1e-3)
+
+
+@pytest.mark.parametrize("number", [2, 4, 8, 16])
+def test_one_peer_graphs_reach_the_mean_exactly(number):
+    matrices = phases("exponential", number)
+    assert len(matrices) == np.log2(number)
+    assert all(np.all((m > 0).sum(axis=1) == 2) for m in matrices)
+    np.testing.assert_array_equal(
+        np.linalg.multi_dot([*matrices, np.eye(number)]), 1 / number
+    )
+
+
+def test_a_torus_has_four_neighbours():
+    (matrix,) = phases("torus", 12)
+    assert np.all((matrix > 0).sum(axis=1) == 5)
+    assert set(np.flatnonzero(matrix[0])) == {0, 1, 3, 4, 8}  # 3 x 4
+    np.testing.assert_array_equal(matrix, matrix.T)
+
+
+@pytest.mark.parametrize(("graph", "number"), cases())
+def test_words_come_from_neighbours_and_go_to_nobody_else(graph, number):
+    gossip, words = Gossip(graph), np.arange(7 * number, dtype="int32").reshape(-1, 7)
+    for phase, matrix in enumerate(gossip.weights(number)):
+        places = [Rank(worker, number) for worker in range(number)]
+        asked = [[] for _ in places]
+        rounds = [
+            gossip.gather_near(tf.constant(w), place, phase)
+            for w, place in zip(words, places, strict=True)
+        ]
+        found = run_all(rounds, asked)
+        for place, rows, messages in zip(places, found, asked, strict=True):
+            mine = gossip.neighbours(place, phase)
+            np.testing.assert_array_equal(rows, words[mine].reshape(-1, 7))
+            linked = (matrix + matrix.T)[place.worker] > 0
+            met = [
+                m.partner if isinstance(m, SendRecv) else sum(m.group) - place.worker
+                for m in messages
+            ]
+            assert sorted(met) == [
+                i for i in np.flatnonzero(linked) if i != place.worker
+            ]
+
+
+@pytest.mark.parametrize(("graph", "number"), cases())
+def test_nobody_meets_two_at_once(graph, number):
+    for matrix in phases(graph, number):
+        for pairs in graphs.matchings(matrix):
+            members = [m for pair in pairs for m in pair]
+            assert len(set(members)) == len(members)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_config(graph):
+    gossip = Gossip(graph, step_size=0.5)
+    again = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(gossip)
+    )
+    assert again.get_config() == gossip.get_config()
+    assert repr(again) == repr(gossip)
+    assert collectives.get(gossip) is gossip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"graph": "star"}, "or a square matrix of weights"),
+        ({"graph": None}, "or a square matrix of weights"),
+        ({"graph": []}, "or a square matrix of weights"),
+        ({"graph": [[1, 0], [0]]}, "or a square matrix of weights"),
+        ({"graph": [[0.5, 0.5, 0], [0.5, 0.5, 0]]}, "or a square matrix of weights"),
+        ({"graph": [[1.5, -0.5], [-0.5, 1.5]]}, r"must be in \[0, 1\]"),
+        ({"graph": [[np.nan, 1], [1, 0]]}, r"must be in \[0, 1\]"),
+        ({"graph": [[0.5, 0.5], [0.4, 0.6]]}, "must be doubly stochastic"),
+        ({"graph": np.eye(3)}, r"must be connected.*worker 0 reaches \[0\] of 3"),
+        ({"graph": [[0, 1], [1, 0]]}, "hand their weights around"),
+        ({"graph": np.roll(np.eye(3), 1, axis=0)}, "hand their weights around"),
+        ({"step_size": 0}, r"`step_size` must be a number in \(0, 1\]"),
+        *(
+            ({"step_size": size}, r"`step_size` must be a number in \(0, 1\]")
+            for size in (1.5, np.nan, "0.5", [1], True)
+        ),
+    ],
+)
+def test_what_is_refused(settings, message):
+    with pytest.raises(ValueError, match=f"(?s){message}.*Received"):
+        Gossip(**settings)
+
+
+def test_a_matrix_of_other_workers():
+    with pytest.raises(ValueError, match="a row and a column for each worker"):
+        Gossip(PATH).weights(2)
+
+
+def test_one_worker_may_have_any_matrix():
+    gossip = Gossip(PATH)
+    np.testing.assert_array_equal(gossip.weights(1), [[[1]]])
+    assert gossip.neighbours(Rank(0, 1), 0) == []
+
+
+def test_a_matrix_is_copied():
+    given = np.array(PATH)
+    gossip = Gossip(given)
+    given[:] = 0
+    np.testing.assert_array_equal(gossip.weights(3), [PATH])

@@ -1,0 +1,320 @@
+"""What the workers of test_saving_on_workers.py do; started once per worker.
+
+python saving_scenarios.py saving DIRECTORY
+"""
+
+import contextlib
+import pathlib
+import time
+import zipfile
+
+import h5py
+import keras
+import tensorflow as tf
+from worker_scenarios import (
+    RANK,
+    STRATEGY,
+    copies_of_this_worker,
+    dgc,
+    main,
+    make_data,
+    make_model,
+)
+
+import tf_dgc
+from tf_dgc._internals import save_hooks
+
+
+def save_to_one_path(directory):
+    """All ways to save and restore, with the same arguments on all workers."""
+    model = make_model(dgc)
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    checkpoint = tf_dgc.callbacks.ModelCheckpoint
+    callbacks = [
+        checkpoint(directory / "c-{epoch}.keras"),
+        checkpoint(directory / "c-{epoch}.weights.h5", save_weights_only=True),
+    ]
+    model.fit(x, y, epochs=2, callbacks=callbacks, **data)
+    expected = copies_of_this_worker(model)
+    with STRATEGY.scope():
+        loaded = keras.models.load_model(directory / "c-2.keras")
+    found = {"keras": copies_of_this_worker(loaded) == expected}
+
+    def another():
+        other = make_model(dgc)
+        with STRATEGY.scope():
+            other.optimizer.build(other.trainable_variables)
+        return other
+
+    other = another()
+    other.load_weights(directory / "c-2.weights.h5")
+    found["weights"] = copies_of_this_worker(other) == expected
+
+    checkpoints = directory / "checkpoints"
+    with tf_dgc.saving.checkpoint_directory(STRATEGY, checkpoints) as mine:
+        saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        tf.train.CheckpointManager(saved, mine, 1).save()
+    other = another()
+    target = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    target.restore(tf.train.latest_checkpoint(checkpoints))
+    found["checkpoint"] = copies_of_this_worker(other) == expected
+
+    try:
+        other.save(directory / "shared.keras")  # which `fit` has not seen
+    except ValueError as error:
+        found["shared"] = str(error)
+    try:
+        other.load_weights(directory / f"c-{RANK % 2 + 1}.weights.h5")
+    except ValueError as error:
+        found["different"] = str(error)
+    return found
+
+
+def be_slow(owner, name):
+    """Let the first worker take its time before it does this."""
+    stock = getattr(owner, name)
+
+    def slowly(*args, **kwargs):
+        time.sleep(0.4)
+        return stock(*args, **kwargs)
+
+    if RANK == 0:
+        setattr(owner, name, slowly)
+
+
+def save_to_own_paths(directory):
+    """The first worker saves to a path, the others elsewhere; all load from that."""
+    mine = directory if RANK == 0 else directory / f"elsewhere-{RANK}"
+    mine.mkdir(exist_ok=True)
+    model = make_model(dgc)
+    x, y = make_data(64)
+    with STRATEGY.scope():
+        model.optimizer.build(model.trainable_variables)
+    be_slow(zipfile.ZipFile, "close")
+    be_slow(h5py.File, "close")
+    be_slow(tf.train.CheckpointManager, "_record_state")
+    model.save(mine / "m.keras")
+    with STRATEGY.scope():
+        again = keras.models.load_model(directory / "m.keras")
+    keras.saving.save_model(model, mine / "folder", zipped=False)
+    keras.models.load_model(directory / "folder")
+    try:
+        raise ValueError("a reason to save")
+    except ValueError:
+        model.save_weights(mine / "m.weights.h5")
+    again.load_weights(directory / "m.weights.h5")
+    for _ in range(2):
+        checkpoint = tf.train.Checkpoint(model=model)
+        tf.train.CheckpointManager(checkpoint, mine, 1).save()
+        checkpoint.restore(tf.train.latest_checkpoint(directory)).assert_consumed()
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.save(mine / "trained.keras")
+    keras.models.load_model(directory / "trained.keras")
+    return fail_to_save(model, mine / "n.keras")
+
+
+def fail_to_save(model, path):
+    def is_full(file):
+        raise OSError("the disk of this worker is full")
+
+    if RANK == 1:
+        zipfile.ZipFile.close = is_full
+    try:
+        keras.saving.save_model(model, path)
+    except (OSError, RuntimeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        zipfile.ZipFile.close = lambda file: None
+
+
+class DoesNothing(keras.callbacks.BackupAndRestore):
+    """A backup of the user's own."""
+
+
+def use_stock_callbacks(directory):
+    """Keras's own callbacks, with the same arguments on all workers."""
+    stock = keras.callbacks
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+    def callbacks():
+        return [
+            stock.ModelCheckpoint(directory / "new" / "{epoch}" / "m.keras"),
+            stock.ModelCheckpoint(
+                directory / "m.weights.h5", save_weights_only=True, save_freq=2
+            ),
+            stock.BackupAndRestore(directory / "backup", delete_checkpoint=False),
+        ]
+
+    model = make_model(dgc)
+    model.fit(x, y, epochs=2, callbacks=callbacks(), **data)
+    model.save(directory / "m.keras")
+    model.save_weights(directory / "saved.weights.h5")
+    by_hand = make_model(dgc)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    path = directory / "by_hand.weights.h5"
+    by_hand.fit(
+        STRATEGY.experimental_distribute_dataset(batches),
+        epochs=2,
+        callbacks=[stock.ModelCheckpoint(path, save_weights_only=True)],
+        verbose=0,
+    )
+    by_hand.save(directory / "by_hand.keras")
+    again = make_model(dgc)
+    history = again.fit(x, y, epochs=2, callbacks=callbacks(), **data)
+    found = {
+        "restored": copies_of_this_worker(again) == copies_of_this_worker(model),
+        "epochs": history.epoch,
+        "files": sorted(
+            str(p.relative_to(directory)) for p in directory.rglob("*.[kh]*")
+        ),
+        "backups": sorted(p.name for p in (directory / "backup").iterdir()),
+    }
+    with STRATEGY.scope():
+        loaded = keras.models.load_model(directory / "new" / "2" / "m.keras")
+    found["loaded"] = copies_of_this_worker(loaded) == copies_of_this_worker(model)
+    refused = {
+        "derived": [DoesNothing(directory / "backup")],
+        "legacy": [stock.ModelCheckpoint(directory / "m.h5")],
+        "chief": [stock.BackupAndRestore(directory / "b")] if RANK == 0 else [],
+    }
+    for name, given in refused.items():
+        try:
+            again.fit(x, y, epochs=9, callbacks=given, **data)
+        except ValueError as error:
+            found[name] = str(error)
+    try:
+        again.save(directory / "m.h5")
+    except ValueError as error:
+        found["save"] = str(error)
+    return found
+
+
+WRITTEN = set()
+
+
+@keras.saving.register_keras_serializable("saving_scenarios")
+class Witness(keras.layers.Layer):
+    """Notes what files this worker writes."""
+
+    def build(self, shape):
+        self.add_weight()
+
+    def call(self, x):
+        return x
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if path := save_hooks.path_being_saved():
+            WRITTEN.add(pathlib.Path(path).name)
+
+
+def use_a_stock_optimizer(directory):
+    """Without compression: all save to one path, or the chief alone does."""
+    stock = keras.callbacks
+    x, y = make_data(64)
+    with tf_dgc.prepare(STRATEGY).scope():
+        layers = [keras.Input((5,)), Witness(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
+
+    def train(*callbacks, epochs=2):
+        data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+        return model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **data).epoch
+
+    def backup(name, **settings):
+        return stock.BackupAndRestore(directory / name, **settings)
+
+    def weights(path, **settings):
+        path = directory / path
+        return stock.ModelCheckpoint(path, save_weights_only=True, **settings)
+
+    derived = type("Derived", (stock.ModelCheckpoint,), {})
+    train(
+        stock.ModelCheckpoint(directory / "a.keras"),
+        stock.ModelCheckpoint(directory / "old.h5"),
+        derived(directory / "derived.keras"),
+        weights("a.weights.h5", save_freq=2),
+        backup("backup", delete_checkpoint=False),
+    )
+    found = {"epochs": train(backup("backup", delete_checkpoint=False), epochs=3)}
+    found["backups"] = sorted(p.name for p in (directory / "backup").iterdir())
+    model.save(directory / "b.keras")
+    model.save_weights(directory / "b.weights.h5")
+    if RANK == 0:
+        model.save(directory / "chief.keras")
+    one = [weights("chief.weights.h5")] if RANK == 0 else []
+    train(*one, epochs=1)
+    try:
+        train(*([backup("some")] if RANK == 0 else []))
+    except ValueError as error:
+        found["some"] = str(error)
+    with STRATEGY.scope():
+        again = keras.models.load_model(directory / "b.keras")
+    again.load_weights(directory / "b.weights.h5")
+    tf_dgc.multiworker.consensus.wait_for_workers(STRATEGY, "look at the files")
+    for path in directory.glob("*.keras"):
+        keras.models.load_model(path)
+    keras.models.load_model(directory / "old.h5", compile=False)
+    found["files"] = sorted(p.name for p in directory.glob("*.*"))
+    found["written"] = sorted(WRITTEN)
+    return found
+
+
+class Stop(Exception):
+    """The end of a run that is to go on."""
+
+
+class StopInTheThirdEpoch(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise Stop
+
+
+def back_up_to_own_directories(directory):
+    """Each worker sees its own files only, and then those of the other one."""
+    x, y = make_data(64)
+    data = {"batch_size": 16, "shuffle": False, "verbose": 0}
+
+    def train(path, *callbacks, epochs=3):
+        backup = tf_dgc.callbacks.BackupAndRestore(path, delete_checkpoint=False)
+        model = make_model(dgc)
+        model.fit(x, y, epochs=epochs, callbacks=[backup, *callbacks], **data)
+        return copies_of_this_worker(model)
+
+    undisturbed = train(directory / f"elsewhere-{RANK}")
+    with contextlib.suppress(Stop):
+        train(directory / str(RANK), StopInTheThirdEpoch())
+    found = {"files": sorted(p.name for p in (directory / str(RANK)).iterdir())}
+    try:
+        train(directory / str(1 - RANK))
+    except ValueError as error:
+        found["exchanged"] = str(error)
+    found["resumed"] = train(directory / str(RANK)) == undisturbed
+    tf_dgc.multiworker.consensus.wait_for_workers(STRATEGY, "look at the files of both")
+    together = directory / "together"
+    together.mkdir(exist_ok=True)
+    for path in (directory / str(RANK)).iterdir():
+        (together / path.name).write_bytes(path.read_bytes())
+    found["together"] = train(together) == undisturbed
+    return found
+
+
+def scenario_saving(directory):
+    found = {}
+    for part in (
+        save_to_one_path,
+        use_stock_callbacks,
+        use_a_stock_optimizer,
+        back_up_to_own_directories,
+        save_to_own_paths,
+    ):
+        folder = directory / part.__name__
+        folder.mkdir(exist_ok=True)
+        found[part.__name__] = part(folder)
+    return found
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,233 @@
+"""The cross-device hook, and what is mended on a strategy."""
+
+import itertools
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc._internals import tf_collectives
+from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker.strategy import prepare
+
+
+def collectives(graph):
+    """Return the names of all collective ops in a graph and its functions."""
+    functions = graph.as_graph_def().library.function
+    nodes = [*graph.as_graph_def().node, *(n for f in functions for n in f.node_def)]
+    return sorted(n.op for n in nodes if n.op.startswith("Collective"))
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "expected"),
+    [
+        (0.999, ["CollectiveGatherV2"]),
+        (0.0, ["CollectiveReduceV2"]),
+        # By 75 %, the least, no step goes dense.
+        (tf_dgc.schedules.WarmupSparsity(4), ["CollectiveGatherV2"]),
+        # One of the two runs in each step.
+        (
+            tf_dgc.schedules.WarmupSparsity(4, stages=[0.0]),
+            ["CollectiveGatherV2", "CollectiveReduceV2"],
+        ),
+    ],
+    ids=["sparse", "dense", "schedule", "dense first"],
+)
+def test_many_variables_cost_one_collective_per_step(strategies, sparsity, expected):
+    shapes = [(40, 40), (40,)] * 6
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), sparsity),
+        initial_weights("float32", shapes),
+        traced=True,
+    )
+    (gradients,) = make_gradients(2, 1, "float32", shapes)
+    concrete = trainer._run.get_concrete_function(trainer.per_replica(gradients))
+    # Two workers live in this process, each with its own op.
+    assert collectives(concrete.graph) == sorted(2 * expected)
+    trainer.step(gradients)
+    assert trainer.optimizer.stats.steps == 1
+
+
+def test_stock_optimizer_for_comparison(strategies):
+    """The counting above finds what stock TensorFlow does."""
+    shapes = [(40, 40), (40,)] * 3
+    trainer = Trainer(
+        strategies[2],
+        lambda: keras.optimizers.SGD(0.1),
+        initial_weights("float32", shapes),
+        traced=True,
+    )
+    (gradients,) = make_gradients(2, 1, "float32", shapes)
+    concrete = trainer._run.get_concrete_function(trainer.per_replica(gradients))
+    assert "CollectiveReduceV2" in collectives(concrete.graph)
+
+
+def test_everything_else_falls_through(strategies):
+    strategy = prepare(strategies[2])
+    hook = cross_device.cross_device_ops(strategy)
+    assert isinstance(hook, tf.distribute.CrossDeviceOps)
+    assert not isinstance(hook.base, tf_dgc.CompressedCrossDeviceOps)
+
+    @tf.function
+    def run():
+        def replica():
+            context = tf.distribute.get_replica_context()
+            rank = tf.cast(context.replica_id_in_sync_group, tf.float32)
+            total = context.all_reduce("SUM", rank + 1)
+            gathered = context.all_gather(tf.reshape(rank, [1]), axis=0)
+            return rank, total, gathered
+
+        return strategy.run(replica)
+
+    ranks, totals, gathered = run()
+    assert float(strategy.reduce("SUM", ranks, axis=None)) == 1
+    assert float(strategy.reduce("MEAN", ranks, axis=None)) == 0.5
+    assert [float(t) for t in strategy.experimental_local_results(totals)] == [3, 3]
+    for local in strategy.experimental_local_results(gathered):
+        np.testing.assert_array_equal(local, [0, 1])
+    with strategy.scope():
+        variable = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    strategy.run(lambda: variable.assign_add(2.0))
+    assert float(variable.read_value()) == 4
+
+
+def test_every_private_seam_falls_through(strategies):
+    hook = cross_device.cross_device_ops(strategies[2])
+    for name in cross_device._FALL_THROUGH:
+        assert getattr(hook, name) == getattr(hook.base, name), name
+    assert {"_all_reduce", "_gather", "_num_between_graph_workers"} <= (
+        cross_device._FALL_THROUGH
+    )
+
+
+def test_prepare_is_idempotent(strategies):
+    strategy = strategies[2]
+    assert tf_dgc.prepare(strategy) is strategy
+    hook = tf_collectives.get_cross_device_ops(strategy)
+    tf_dgc.prepare(strategy)
+    assert tf_collectives.get_cross_device_ops(strategy) is hook
+
+
+@pytest.mark.parametrize(
+    "cross_device_ops",
+    [tf.distribute.ReductionToOneDevice, tf.distribute.HierarchicalCopyAllReduce],
+)
+def test_reductions_that_the_user_chose(strategies, cross_device_ops):
+    class Strategy(tf.distribute.MirroredStrategy):
+        _collective_key_base = 100_000
+
+    weights = initial_weights("float32")
+    steps = make_gradients(2, 3, "float32")
+    results = []
+    for strategy in (
+        strategies[2],
+        Strategy(["CPU:0", "CPU:1"], cross_device_ops=cross_device_ops()),
+    ):
+        trainer = Trainer(
+            strategy,
+            lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97),
+            weights,
+        )
+        for gradients in steps:
+            trainer.step(gradients)
+        results.append(trainer.weights())
+    for mine, reference in zip(*results, strict=True):
+        np.testing.assert_array_equal(mine, reference)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3,), (2, 3), (3, 2), (4, 1, 7)])
+def test_key_of_a_collective_is_that_of_its_tensor(shape):
+    """Also where one worker knows the shape while tracing, and another does not."""
+    key = int(tf_collectives.collective_key("all_reduce", tf.zeros(shape)))
+    assert 0 < key < 2**31
+    for known in ([None] * len(shape), None):
+        spec = tf.TensorSpec(known, tf.float32)
+        later = tf.function(
+            lambda x: tf_collectives.collective_key("all_reduce", x),
+            input_signature=[spec],
+        )
+        assert later(tf.zeros(shape)) == key
+
+
+def test_keys_of_collectives_differ():
+    tensors = [tf.zeros(s) for s in [(), (1,), (5,), (6,), (2, 3), (3, 2), (6, 1)]]
+    tensors += [tf.zeros((6,), t) for t in ("float64", "int32", "float16")]
+    kinds = itertools.product(("all_reduce", "_all_gather"), tensors)
+    keys = [int(tf_collectives.collective_key(*kind)) for kind in kinds]
+    assert len(set(keys)) == 2 * len(tensors)
+
+
+def test_more_steps_need_no_more_keys(strategies, monkeypatch):
+    """TensorFlow keeps something of every key for ever."""
+    used = []
+    stock = tf_collectives.collective_key
+
+    def key_of(kind, tensor):
+        key = stock(kind, tensor)
+        tf.py_function(lambda k: used.append(int(k)), [key], [])
+        return key
+
+    monkeypatch.setattr(tf_collectives, "collective_key", key_of)
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1), 0.97, check_every=2),
+        initial_weights("float32"),
+    )
+    with_checksums, without, *others = make_gradients(2, 6, "float32")
+    trainer.step(with_checksums)
+    trainer.step(without)
+    assert len(set(used)) == 2
+    hook = cross_device.cross_device_ops(strategies[2])
+    num_keys = hook.num_keys
+    for gradients in others:
+        trainer.step(gradients)
+    assert used == used[:4] * 3  # of two replicas
+    assert hook.num_keys == num_keys
+
+
+IMPORT = """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+import tensorflow as tf, keras
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils
+from tensorflow.python.eager import context
+classes = [
+    tf.distribute.Strategy, tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.CrossDeviceOps,
+    cross_device_ops.CollectiveAllReduce, cross_device_utils.CollectiveReplicaLauncher,
+    keras.Model, keras.Variable, keras.optimizers.Optimizer, keras.optimizers.SGD,
+    keras.optimizers.LossScaleOptimizer,
+]
+def snapshot():
+    return [dict(vars(c)) for c in classes]
+before, environment = snapshot(), dict(os.environ)
+import tf_dgc
+assert context.context()._context_handle is None, "importing initialized devices"
+{use}
+assert dict(os.environ) == environment
+for c, old, new in zip(classes, before, snapshot()):
+    changed = [k for k in new if not k.startswith("_abc") and new[k] is not old.get(k)]
+    assert not changed, (c, changed)
+"""
+USE = """
+strategy = tf_dgc.prepare(tf.distribute.MultiWorkerMirroredStrategy())
+with strategy.scope():
+    tf_dgc.DGCOptimizer(keras.optimizers.SGD(0.1)).build([keras.Variable([[1.0]])])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["", USE], ids=["import", "use"])
+def test_no_side_effects_on_tensorflow_or_keras(use):
+    """Nothing is patched: not by importing, not by using."""
+    subprocess.run([sys.executable, "-c", IMPORT.format(use=use)], check=True)

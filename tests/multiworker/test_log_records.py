@@ -1,0 +1,157 @@
+"""TensorFlow's C++ log told apart from a program's text."""
+
+import re
+import time
+
+import pytest
+
+from tf_dgc.multiworker.launch.output import (
+    LogSeparator,
+    WorkerOutput,
+    final_terminal_state,
+    open_log,
+)
+
+HEAD = "0000 00:00:1795338385.646852    7450 coordination_service.cc:221] "
+OLDER = "2026-11-22 09:15:00.123456: W tensorflow/core/util/port.cc:113] oneDNN\n"
+
+
+def separate(*texts):
+    separator = LogSeparator()
+    pieces = [piece for text in texts for piece in separator.feed(text)]
+    pieces += separator.close()
+    program = "".join(piece.text for piece in pieces if piece.severity is None)
+    return program, [(p.severity, p.text) for p in pieces if p.severity]
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "severities"),
+    [
+        ("a\nb", "a\nb", ""),
+        (f"a\nI{HEAD}x\nb\n", "a\nb\n", "I"),
+        (f"1/2 I{HEAD}x\nE{HEAD}y\n\r2/2", "1/2 \r2/2", "IE"),
+        (f"{OLDER}a\n", "a\n", "W"),
+        ("WARNING: All log messages before absl::InitializeLog() is\na\n", "a\n", "I"),
+        (f"I{HEAD}x\n/job:worker/replica:0/task:1\na\n", "a\n", "II"),
+        (f"E{HEAD}x\nRPC: /tensorflow.CoordinationService/B\n", "", "EE"),
+        ("RPC: /tensorflow.A\n", "RPC: /tensorflow.A\n", ""),  # of a traceback
+        (f"F{HEAD}unfinished", "", "F"),
+        ("I1122 09:15:00.123456 140 train.py:15] step\n", None, ""),  # absl's, Python
+    ],
+)
+def test_separate(text, program, severities):
+    seen, log = separate(text)
+    assert seen == (text if program is None else program)
+    assert "".join(severity for severity, _ in log) == severities
+
+
+def test_pieces_may_end_anywhere_after_the_head():
+    text = f"bar W{HEAD}a long line\ndone\n"
+    head = re.search(r"\] ", text).end()
+    for cut in range(head, len(text)):
+        program, log = separate(text[:cut], text[cut:])
+        assert program == "bar done\n"
+        assert log == [("W", f"W{HEAD}a long line")]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        (["1/3\b\b\b\r2/", "3\b\b\b\r", "3/3\nend"], ["3/3", "end"]),
+        (["50%\r", "100%\r", "\n"], ["100%"]),
+        (["a\r\nb\r", "\nc"], ["a", "b", "c"]),
+        (["x" * 70000, "y\n"], ["x" * 70000, "y"]),
+        ([b"\xe2\x94", b"\x81\n"], ["\u2501"]),
+    ],
+)
+def test_lines_are_shown_when_they_are_finished(tmp_path, chunks, lines):
+    shown = []
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown.append)
+    for chunk in chunks:
+        output.feed(chunk if isinstance(chunk, bytes) else chunk.encode())
+    output.close()
+    assert shown == lines
+    assert (tmp_path / "worker-0.log").read_text().splitlines() == lines
+
+
+def test_a_line_that_is_redrawn_for_long_is_shown_now_and_then(tmp_path, monkeypatch):
+    seconds, shown = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), shown.append)
+    for i in range(70):
+        seconds[0] = i
+        output.feed(f"{i}/70\r".encode())
+        output.show_progress()
+    output.feed(b"70/70\n? ")
+    seconds[0] += 100
+    output.show_progress()
+    output.close()
+    assert shown == ["31/70", "62/70", "70/70", "?"]
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("plain", "plain"),
+        ("1/2\b\b\b\r2/2", "2/2"),
+        ("50%\r100%\r", "100%"),
+        ("\r", ""),
+        ("dos\r", "dos"),
+    ],
+)
+def test_final_state(line, seen):
+    assert final_terminal_state(line) == seen
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n    go()\n"
+MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (f"a\n{TRACEBACK}KeyboardInterrupt\nb\n", "a\nb\n"),
+        (f"{TRACEBACK}ValueError: no\n{MEANWHILE}{TRACEBACK}KeyboardInterrupt\n", ""),
+        (f"{TRACEBACK}ValueError: no\nand so\nb\n", None),
+        (f"{TRACEBACK}KeyboardInterrupt\n{MEANWHILE}{TRACEBACK}OSError: full\n", None),
+        (f"{TRACEBACK}KeyboardInterrupt\n\n{TRACEBACK}OSError: full\nb\n", None),
+        (f"Exception ignored in: <x>\n{TRACEBACK}KeyboardInterrupt:\nb\n", "b\n"),
+        (f"Error in sys.excepthook:\n{TRACEBACK}KeyboardInterrupt\n\n"
+         f"Original exception was:\n{TRACEBACK}a.b.OtherError: no\n", None),
+        (f"{TRACEBACK}ValueError: no\n{MEANWHILE}{TRACEBACK}", ""),  # and was killed
+        ("a\n\n  b\nKeyboardInterrupt\n", None),
+    ],
+)  # fmt: skip
+def test_tracebacks_of_interrupts_are_left_out(tmp_path, printed, shown):
+    """Once workers are interrupted; the log has them."""
+    lines = []
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1), lines.append)
+    output.leave_out_interrupts(lines.append)
+    output.feed(printed.encode())
+    output.close()
+    assert lines == (printed if shown is None else shown).splitlines()
+    assert (tmp_path / "worker-0.log").read_text() == printed
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "error"),
+    [
+        (f"a\n{TRACEBACK}a.b.ValueError: no\nb\n", 1, "a.b.ValueError: no"),
+        ("a\nthe disk is full\n\n", 1, "the disk is full"),
+        ("a\nstep 3\n", 7, ""),
+        ("", 1, ""),
+    ],
+)
+def test_the_error_that_ended_a_program(tmp_path, printed, code, error):
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1))
+    output.feed(printed.encode())
+    output.close()
+    assert output.last_error(code) == error
+
+
+def test_what_tensorflow_says_on_every_machine_is_not_shown_as_an_error(tmp_path):
+    head = "E0000 00:00:1795899164.881442   10353 cuda_platform.cc:52] "
+    output = WorkerOutput(open_log(tmp_path, "worker 0", 1))
+    output.feed(f"{head}failed call to cuInit: 303\n{head}out of memory\n".encode())
+    output.close()
+    assert output.unseen() == [f"{head}out of memory"]

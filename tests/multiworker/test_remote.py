@@ -1,0 +1,368 @@
+"""`tf-dgc run --hosts`: workers that another program starts, as ssh does."""
+
+import io
+import json
+import os
+import pathlib
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+
+import programs
+import psutil
+import pytest
+
+from tf_dgc.cli import main
+from tf_dgc.multiworker.launch import launcher
+from tf_dgc.multiworker.launch.launcher import Hosts
+from tf_dgc.multiworker.launch.ssh import wait_for_remote_workers
+
+# What ssh does with a host and a command: a shell there runs it, with its input and
+# output, and goes on by itself if this end dies.
+STAND_IN = """
+import os, subprocess, sys
+*options, host, command = sys.argv[1:]
+shell = subprocess.Popen(["cat"], stdout=subprocess.PIPE)
+os.chdir("/")
+there = {"PATH": os.environ["PATH"], "HOST": host}
+far = subprocess.Popen(
+    ["sh", "-c", command], stdin=shell.stdout, env=there, start_new_session=True
+)
+shell.stdout.close()
+sys.exit(far.wait() % 256)
+"""
+HEAD = "import json, os, subprocess, sys, time\n"
+HEAD += "config = json.loads(os.environ['TF_CONFIG'])\n"
+HEAD += "rank = config['task']['index']\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.setattr(launcher.onednn, "advice", lambda: None)
+    monkeypatch.setattr(launcher, "_READ_SECONDS", 100.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(launcher.__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    path = tmp_path / "ssh.py"
+    path.write_text(STAND_IN)
+    command = shlex.join([sys.executable, str(path), "-o", "BatchMode=yes"])
+    return Hosts(["a", "me@b", "b"], 4000, command)
+
+
+def launch(hosts, body, *args, **settings):
+    pathlib.Path("script.py").write_text(HEAD + body)
+    output = io.StringIO()
+    command = [sys.executable, "script.py", *args]
+    number = len(hosts.names)
+    asks = command, number, output
+    code = launcher.launch(*asks, show_all=True, hosts=hosts, **settings)
+    return code, output.getvalue()
+
+
+def test_every_worker_is_told_its_place(hosts, monkeypatch):
+    monkeypatch.setenv("TF_DGC_TIMEOUT", "7")
+    monkeypatch.setenv("SECRET", "7")
+    body = (
+        "told = {k: os.environ.get(k) for k in ('HOST', 'TF_DGC_TIMEOUT', 'SECRET')}\n"
+    )
+    body += "print(json.dumps([config, sys.argv[1:], os.getcwd(), told]))"
+    code, output = launch(hosts, body, "it's", "--rate", "$HOME")
+    assert code == 0, output
+    lines = sorted(output.splitlines())
+    assert [line[:4] for line in lines] == ["[0] ", "[1] ", "[2] "]
+    for rank, line in enumerate(lines):
+        config, args, directory, told = json.loads(line[4:])
+        assert config == {
+            "cluster": {"worker": ["a:4000", "b:4000", "b:4001"]},
+            "task": {"type": "worker", "index": rank},
+        }
+        assert args == ["it's", "--rate", "$HOME"]
+        assert directory == os.getcwd()
+        assert told == {
+            "HOST": hosts.names[rank], "TF_DGC_TIMEOUT": "7", "SECRET": None
+        }  # fmt: skip
+
+
+def test_an_address_in_brackets(hosts):
+    """In `TF_CONFIG` it has them; ssh would take them for a part of a name."""
+    hosts = hosts._replace(names=["[::1]", "me@[fe80::2]"])
+    code, output = launch(hosts, "print(json.dumps([config, os.environ['HOST']]))")
+    assert code == 0, output
+    found = [json.loads(line[4:]) for line in sorted(output.splitlines())]
+    assert [host for _, host in found] == ["::1", "me@fe80::2"]
+    addresses = ["[::1]:4000", "[fe80::2]:4000"]
+    assert [config["cluster"]["worker"] for config, _ in found] == [addresses] * 2
+
+
+def test_a_relative_path_of_python_is_found_over_there(hosts, monkeypatch):
+    """Where the shell begins is another directory than this one."""
+    package = pathlib.Path(launcher.__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.path.relpath(package) + os.pathsep)
+    code, output = launch(hosts, "print(os.environ['PYTHONPATH'])")
+    assert code == 0, output
+    found = sorted(output.splitlines())
+    assert found == [f"[{rank}] {package}" for rank in range(3)]
+
+
+def test_an_end_that_is_said_at_once(tmp_path):
+    """As where another host could not be reached: the program is not begun."""
+    told = {"directory": str(tmp_path), "command": ["touch", "begun"]}
+    told |= {"environment": {}, "defaults": {}}
+    found = subprocess.run(
+        [sys.executable, "-m", "tf_dgc", "remote"],
+        input=json.dumps(told) + "\n2\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert found.returncode == 130
+    assert not (found.stderr or (tmp_path / "begun").exists())
+
+
+def test_all_are_ended_as_soon_as_one_fails(hosts):
+    body = "child = subprocess.Popen(['sleep', '600'])\n"
+    body += "print('child', child.pid, flush=True)\n"
+    body += "time.sleep(1)\n"
+    body += "sys.exit(7) if rank == 1 else time.sleep(600)\n"
+    begun = time.monotonic()
+    code, output = launch(hosts, body)
+    assert code == 7
+    assert "worker 1 failed with exit code 7" in output
+    assert time.monotonic() - begun < 60
+    children = list(map(int, re.findall(r"child (\d+)", output)))
+    assert len(children) == 3
+    wait_until_gone(children)
+
+
+def wait_until_gone(pids, seconds=30):
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_they_end_when_the_launcher_is_killed(hosts, tmp_path):
+    pathlib.Path("script.py").write_text(
+        HEAD + "open(f'{rank}.pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "tf_dgc", "run", "--hosts", "a,b"]
+    run = subprocess.Popen([*command, "--ssh", hosts.ssh, "script.py"])
+    try:
+        paths = [tmp_path / f"{rank}.pid" for rank in range(2)]
+        deadline = time.monotonic() + 60
+        while not all(p.exists() and p.read_text() for p in paths):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        run.kill()
+        run.wait()
+    wait_until_gone([int(path.read_text()) for path in paths])
+
+
+def test_they_are_interrupted_by_the_end_of_their_input(tmp_path):
+    """The program has time for its `except KeyboardInterrupt`."""
+    body = "try:\n    print('ready', flush=True)\n    time.sleep(600)\n"
+    body += "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(5)\n"
+    pathlib.Path("script.py").write_text("import sys, time\n" + body)
+    told = {
+        **{"command": [sys.executable, "script.py"], "directory": str(tmp_path)},
+        **{"environment": {}, "defaults": {"TF_DGC_X": "1"}},
+    }
+    remote = subprocess.Popen(
+        [sys.executable, "-m", "tf_dgc", "remote"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        remote.stdin.write(json.dumps(told) + "\n")
+        remote.stdin.flush()
+        assert remote.stdout.readline() == "ready\n"
+        remote.stdin.close()
+        assert remote.stdout.read() == "interrupted\n"
+        assert remote.wait(60) == 5
+    finally:
+        remote.kill()
+        remote.wait()
+        remote.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ("", "it is run by `tf-dgc run --hosts`"),
+        ('{"directory": "/nowhere"}\n', "the directory must be the same as there"),
+    ],
+)
+def test_what_it_is_not_told(told, message):
+    command = [sys.executable, "-m", "tf_dgc", "remote"]
+    ended = subprocess.run(command, input=told, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+
+
+CANNOT_END = """
+import signal
+print(config['cluster']['worker'], flush=True)
+if os.environ['TF_DGC_ATTEMPT'] == '2':
+    if rank == 0:
+        print('alone:', not os.path.exists('/proc/' + open('pid').read()))
+elif rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open('now', 'w').write(str(os.getpid()))
+    os.rename('now', 'pid')
+    while True:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print('interrupted', flush=True)
+else:
+    while not os.path.exists('pid'):
+        time.sleep(0.05)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_another_attempt_has_other_ports_and_its_hosts_to_itself(hosts, monkeypatch):
+    """Though a worker of the one before does not end, and its ssh could."""
+    monkeypatch.setattr(launcher, "_READ_SECONDS", 2.0)  # or it waits for that one
+    code, output = launch(hosts, CANNOT_END, max_restarts=1)
+    assert code == 0, output
+    assert "['a:4002', 'b:4002', 'b:4003']" in output
+    assert "[0] interrupted" in output
+    assert "[0] alone: True" in output
+    assert "may be running" not in output
+
+
+def test_who_may_be_running_yet():
+    """Where ssh ended before what it ran, or does not end."""
+    said, asked = [], []
+
+    def ended(code, stdin=True):
+        return SimpleNamespace(returncode=code, stdin=stdin)
+
+    def hurry():
+        asked.append(0)
+        return True
+
+    names = {"worker 0": ended(137), "worker 1": ended(-15), "worker 2": ended(7)}
+    wait_for_remote_workers(names, said.append, hurry)
+    assert [line[:28] for line in said] == ["worker 1 may be running yet,"]
+    assert not asked
+    names = {"worker 0": ended(255), "server 0": ended(-15, None)}
+    wait_for_remote_workers(names, said.append, hurry)
+    assert said[1].startswith(
+        "waiting 12 s for worker 0 to end, if only the connection"
+    )
+    assert len(said) == 2
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hosts", "a,,b"], "must be names of hosts"),
+        (["--hosts=-oProxyCommand=x"], "must be names of hosts"),
+        (["--hosts", "a:2,b:2"], "without ports or numbers of workers"),
+        (["--hosts", "a,::1"], "such as a, me@a or [::1]"),
+        (["--hosts", "a,b", "--workers", "3"], "a worker for each host"),
+        (["--hosts", "a,b", "--servers", "1"], "a worker for each host"),
+        (["--hosts", "a", "--ssh", "ssh '"], "--ssh: No closing quotation; received"),
+        (["--hosts", "a", "--ssh", "nosuchssh -v"], "is no program 'nosuchssh'; rec"),
+        (["--hosts", "a", "--ssh", ""], "--ssh: there is no program ''; received: ''"),
+    ],
+)
+def test_what_cannot_be(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["run", *arguments, __file__])
+    assert message in capsys.readouterr().err
+
+
+TRAIN = pathlib.Path(__file__).parents[2] / "examples" / "cluster" / "train.py"
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_training(hosts, tmp_path):
+    command = [sys.executable, "-m", "tf_dgc", "run", "--hosts", "127.0.0.1,127.0.0.1"]
+    flags = [TRAIN, f"--directory={tmp_path / 'run'}", "--epochs=1"]
+    finished = programs.run([*command, "--ssh", hosts.ssh, *flags], merged=True)
+    assert finished.returncode == 0, finished.stdout
+    assert "2 workers: accuracy" in finished.stdout
+    assert (tmp_path / "run" / "model.keras").exists()
+
+
+SSHD = "/usr/sbin/sshd"
+CONFIG = """
+HostKey {directory}/host
+AuthorizedKeysFile {directory}/mine.pub
+StrictModes no
+UsePAM no
+PidFile none
+"""
+MISSING = os.geteuid() != 0 or not os.path.exists(SSHD)
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+@pytest.mark.skipif(MISSING, reason="needs root and sshd")
+def test_training_on_machines_with_sshd(tmp_path):
+    """Three network namespaces: two have an sshd, and the third one starts."""
+    from common import network
+
+    for name in ("host", "mine"):
+        key = ["ssh-keygen", "-q", "-N", "", "-t", "ed25519", "-f"]
+        subprocess.run([*key, str(tmp_path / name)], check=True)
+    (tmp_path / "config").write_text(CONFIG.format(directory=tmp_path))
+    tmp_path.chmod(stat.S_IRWXU)
+    pathlib.Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    ssh = f"ssh -i {tmp_path / 'mine'} -o BatchMode=yes -o StrictHostKeyChecking=no "
+    ssh += "-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    servers = []
+    with network.connect("1gbit", 3, 1) as net:
+        try:
+            for machine in range(2):
+                command = [SSHD, "-D", "-e", "-f", str(tmp_path / "config")]
+                servers.append(subprocess.Popen(net.command(machine, command)))
+            wait_for_sshd(net, ssh)
+            names = ",".join(network.address(machine) for machine in range(2))
+            command = [sys.executable, "-m", "tf_dgc", "run", "--hosts", names]
+            flags = [TRAIN, f"--directory={tmp_path / 'run'}", "--epochs=1"]
+            command = net.command(2, [*command, "--ssh", ssh, *map(str, flags)])
+            finished = programs.run(command, merged=True)
+            assert net.sent_by_each()[1] > 100_000
+        finally:
+            for server in servers:
+                server.terminate()
+                server.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert "2 workers: accuracy" in finished.stdout
+
+
+def wait_for_sshd(net, ssh):
+    from common import network
+
+    deadline = time.monotonic() + 30
+    for machine in range(2):
+        command = [*shlex.split(ssh), network.address(machine), "true"]
+        while subprocess.run(net.command(2, command), check=False).returncode:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)

@@ -1,0 +1,229 @@
+"""What the watch takes for waiting."""
+
+import contextlib
+import sys
+import threading
+import time
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_failures import STRATEGY
+
+from tf_dgc._internals import tf_collectives
+from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker import failures, workers
+from tf_dgc.multiworker.positions import Collective, Position
+from tf_dgc.multiworker.watch import Watch, coordination
+
+
+def waits(position):
+    return position.waits_in == [None]
+
+
+def test_an_error_ends_waiting():
+    """As when a variable that cannot be created is made in another way."""
+    watch = Watch(STRATEGY, lambda: {None: [9, 9]})
+    with pytest.raises(MemoryError), watch.waiting("create"):
+        assert waits(watch._look())
+        raise MemoryError
+    assert not waits(watch._look())
+
+
+def test_a_collective_that_an_error_ended_is_not_waited_in(strategies, monkeypatch):
+    """The program may catch it, and be busy with other things for long."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "10")
+    strategy = strategies[2]
+    count = cross_device.cross_device_ops(strategy).count
+
+    @tf.function
+    def step(loss):
+        def replica():
+            # The first replica's collective has been counted when the other's fails.
+            context = tf.distribute.get_replica_context()
+            value = tf.constant(1.0)
+            if context.replica_id_in_sync_group == 1:
+                slow = tf.sort(tf.random.stateless_normal([1_000_000], [1, 2]))
+                check = tf.debugging.assert_less(loss, 5.0 + 0.0 * slow[0])
+                with tf.control_dependencies([check]):
+                    value = tf.identity(value)
+            return context.all_reduce("SUM", value)
+
+        return strategy.run(replica)
+
+    # TensorFlow never forgets a group whose first meeting failed.
+    step(tf.constant(1.0))
+    # The error itself, or that of the collective which it ended.
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.CancelledError)):
+        step(tf.constant(9.0))
+    started, finished = count()[None]
+    assert finished < started
+    watch = Watch(STRATEGY, count)
+    now = time.monotonic()
+    for later in (0, 100):
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        assert watch._blame(watch._look()) is None
+    step(tf.constant(1.0))
+    assert not waits(watch._look())
+
+
+@contextlib.contextmanager
+def in_tensorflow():
+    """Let a thread wait in TensorFlow, until the end or a call of what this yields."""
+    queue = tf.queue.FIFOQueue(1, tf.int32)
+    dequeue = tf.function(queue.dequeue)
+    queue.enqueue(1)
+    dequeue()
+    thread = threading.Thread(target=dequeue)
+    thread.start()
+
+    def end():
+        if thread.is_alive():
+            queue.enqueue(1)
+            thread.join()
+
+    try:
+        while "execute" not in sys._current_frames()[thread.ident].f_code.co_name:
+            time.sleep(0.01)
+        yield end
+    finally:
+        end()
+
+
+def test_what_tensorflow_executes_is_waited_for():
+    with in_tensorflow():
+        assert waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
+    assert not waits(Watch(STRATEGY, lambda: {None: [9, 8]})._look())
+
+
+def test_a_collective_that_begins_meanwhile_is_not_lost():
+    counts = iter([{None: pair} for pair in ([8, 8], [9, 8], [9, 8])])
+    watch = Watch(STRATEGY, lambda: next(counts))
+    watch._look()
+    assert not watch._lost
+
+
+def test_positions_are_published_when_they_matter(monkeypatch):
+    """At once if it waits or traces; at half of the limit if it goes on."""
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "40")
+    published, now = [], [1000.0]
+    service = coordination
+    monkeypatch.setattr(service, "publish", lambda key, text, _: published.append(text))
+    monkeypatch.setattr(service, "unpublish", lambda *_: None)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = Watch(STRATEGY, dict)
+
+    def look(at, *position):
+        now[0] = 1000.0 + at
+        published.clear()
+        watch._publish(Position(*position))
+        return [Position.from_json(text) for text in published] == [Position(*position)]
+
+    done, waits, later = {None: (5, 5)}, {None: (6, 5)}, {None: (6, 6)}
+    assert look(0, done, False, "a.py:1")
+    assert not look(2, done, False, "a.py:1")
+    assert not look(4, done, False, "a.py:2")
+    assert look(6, waits, False, "a.py:3")
+    assert not look(8, waits, False, "a.py:3")
+    assert not look(10, later, False, "a.py:3")
+    assert look(12, later, True, "a.py:3")
+    assert look(14, later, False, "a.py:3")
+    assert not look(33, later, False, "a.py:4")
+    assert look(34, later, False, "a.py:4")
+    assert not look(90, later, False, "a.py:4")
+    assert look(92, later, False, "a.py:5")
+
+
+def test_the_collective_that_is_waited_in_is_known():
+    """By its key, of which those that an error ended before are no part."""
+    launches = {5: tf_collectives.Launch("sum", "float32", "(3,)", ())}
+    keys = iter([{None: 1}, {None: 1 + 5}, {None: 1 + 7}])
+    counts = {None: [9, 8]}
+    watch = Watch(STRATEGY, lambda: counts, lambda: next(keys))
+    with mock.patch.object(tf_collectives, "_launches", launches):
+        assert watch._look().collectives == {}  # nothing runs: an error has ended it
+        counts = {None: [10, 8]}
+        with in_tensorflow():
+            known, unknown = (watch._look().collectives[None] for _ in range(2))
+    assert known == Collective(5, "sum of float32 (3,)")
+    assert unknown.key == 7
+    assert "known at run time" in unknown.name
+
+
+def test_a_purpose_that_is_waited_for_is_known():
+    watch = Watch(STRATEGY, lambda: {None: [9, 9]})
+    with watch.waiting("create"):
+        assert watch._look().collectives == {None: Collective.of_purpose("create")}
+    with watch.waiting("compare"):
+        found = watch._look().collectives[None]
+    assert found.name == "compare"
+    assert found.key != Collective.of_purpose("create").key
+    assert watch._look().collectives == {}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, known):
+    strategy = strategies[2]
+    hook = cross_device.cross_device_ops(strategy)
+    seen = []
+
+    def step(length):
+        def replica():
+            words = tf.ones([11 if known else length], tf.int32)
+            context = tf.distribute.get_replica_context()
+            return context.merge_call(
+                lambda _, w: hook.communicate(False, tf.zeros([0]), w), args=(words,)
+            )[1]
+
+        return strategy.run(replica)
+
+    key_of = tf_collectives.collective_key
+
+    def collective_key(kind, tensor):
+        key = key_of(kind, tensor)
+        value = tf.get_static_value(key)
+        seen.append(None if value is None else int(value))
+        return key
+
+    with mock.patch.object(tf_collectives, "collective_key", collective_key):
+        before, lost = hook.count()[None], hook.pending_keys()[None]
+        (step if eager else tf.function(step))(tf.constant(11))
+    started, finished = np.subtract(hook.count()[None], before)
+    assert started == finished == 1
+    assert hook.pending_keys()[None] == lost  # of an error in another test
+    number = int(key_of("_all_gather", tf.ones([11], tf.int32)))
+    assert set(seen) == ({number} if known or eager else {None})
+    counters = tf_collectives.Counters()
+    counters.start(tf.ones([]), tf.constant(number))
+    assert (counters.read(), counters.pending_key()) == ([1, 0], number)
+    counters.finish(tf.ones([]), tf.constant(number))
+    assert (counters.read(), counters.pending_key()) == ([1, 1], 0)
+    if known:
+        launch = tf_collectives.launch_of(number)
+        assert launch[:3] == ("all_gather", "int32", "(11,)")
+        place = failures.place_in(launch.places)
+        assert eager or place.partition(":")[0] == __file__
+
+
+def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):
+    """Whoever waits unwatched may wait for ever."""
+    looked = []
+
+    def count():
+        looked.append(threading.current_thread())
+        raise KeyError("a group that is not known")
+
+    monkeypatch.setenv(workers.TIMEOUT_VARIABLE, "0.1")
+    watch = Watch(STRATEGY, count)
+    monkeypatch.setattr(failures, "note_end", lambda strategy: None)
+    watch.start()
+    try:
+        while min(map(looked.count, watch._threads)) < 3:
+            time.sleep(0.01)
+    finally:
+        watch._end()
+    told = capsys.readouterr().err
+    assert told.count("a fault of the watch, which goes on") == len(watch._threads)
+    assert "a group that is not known" in told

@@ -1,0 +1,150 @@
+"""Staleness against a count in NumPy of what was sent."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import SHAPES, Trainer, initial_weights, make_gradients
+
+import tf_dgc
+from tf_dgc.steps import native
+
+SGD = keras.optimizers.SGD
+WARMUP = tf_dgc.schedules.PiecewiseConstantSparsity([3, 5], [0.9, 0.0, 0.97])
+COMPRESSED = [i for i, s in enumerate(SHAPES) if np.prod(s) >= 1024]
+STEPS = 9
+
+
+def dgc(sparsity, **settings):
+    return tf_dgc.DGCOptimizer(
+        SGD(0.1, momentum=0.9), sparsity, track_staleness=True, **settings
+    )
+
+
+class Count:
+    """Steps since entries were last sent, from residuals and velocities alone.
+
+    With factor masking the velocity is 0 where an entry was sent, and after a dense
+    step the residual is 0 everywhere.
+    """
+
+    def __init__(self, num_workers):
+        self.ages = [
+            [np.zeros(SHAPES[i]) for i in COMPRESSED] for _ in range(num_workers)
+        ]
+
+    def step(self, trainer):
+        optimizer = trainer.optimizer
+        velocity = trainer.local(optimizer.velocity)
+        residual = trainer.local(optimizer.residual)
+        waiting = []
+        for worker, ages in enumerate(self.ages):
+            for j, i in enumerate(COMPRESSED):
+                sent = velocity[worker][i] == 0
+                if not residual[worker][i].any():
+                    sent[...] = True
+                ages[j] = np.where(sent, 0, ages[j] + 1)
+                waiting.append(np.where(residual[worker][i] != 0, ages[j], 0).ravel())
+        return np.concatenate(waiting)
+
+
+@pytest.mark.parametrize(("path", "num_workers"), [("native", 2), ("tensorflow", 1)])
+@pytest.mark.parametrize(
+    ("sparsity", "settings"),
+    [(0.97, {}), (0.97, {"value_dtype": "bfloat16"}), (WARMUP, {})],
+    ids=["lossless", "bfloat16", "schedule"],
+)
+def test_equals_a_count(strategies, monkeypatch, path, num_workers, sparsity, settings):
+    if path == "tensorflow":
+        monkeypatch.setattr(native, "is_available", lambda variables: False)
+    trainer = Trainer(
+        strategies[num_workers],
+        lambda: dgc(sparsity, factor_masking=True, **settings),
+        initial_weights("float32"),
+    )
+    count = Count(num_workers)
+    for gradients in make_gradients(num_workers, STEPS, "float32"):
+        trainer.step(gradients)
+        expected = count.step(trainer)
+        found = trainer.optimizer.staleness
+        assert found.max == expected.max()
+        assert found.mean == pytest.approx(expected.mean())
+        assert found.p99 == pytest.approx(np.percentile(expected, 99))
+    assert found.max > 1
+
+
+def test_any_method(strategies):
+    """Also without positions: by what was sent of each entry."""
+    trainer = Trainer(
+        strategies[2],
+        lambda: tf_dgc.CompressedOptimizer(
+            SGD(0.1), tf_dgc.compressors.TopK(0.9), track_staleness=True
+        ),
+        initial_weights("float32"),
+    )
+    ages = None
+    for gradients in make_gradients(2, 4, "float32"):
+        trainer.step(gradients)
+        kept = [
+            w[i].ravel()
+            for w in trainer.local(trainer.optimizer.residual)
+            for i in COMPRESSED
+        ]
+        waits = np.concatenate(kept) != 0
+        ages = np.where(waits, (0 if ages is None else ages) + 1, 0)
+        assert trainer.optimizer.staleness.mean == pytest.approx(ages.mean())
+        assert trainer.optimizer.staleness.max == ages.max()
+
+
+def test_what_waits_for_nothing_is_not_stale(strategies):
+    trainer = Trainer(strategies[1], lambda: dgc(0.97), initial_weights("float32"))
+    zeros = [[np.zeros(s, "float32") for s in SHAPES]]
+    for _ in range(3):
+        trainer.step(zeros)
+    assert trainer.optimizer.staleness.max == 0
+
+
+def test_is_not_tracked_by_default_and_never_saved(tmp_path):
+    weights = [keras.Variable(w) for w in initial_weights("float32")]
+    plain = tf_dgc.DGCOptimizer(SGD(0.1, momentum=0.9), 0.99)
+    tracking = dgc(0.99)
+    saved = []
+    for i, optimizer in enumerate((plain, tracking)):
+        optimizer.build(weights)
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / f"{i}"))
+        saved.append(tf.train.list_variables(path))
+    assert saved[0] == saved[1]
+    assert len(plain.variables) == len(tracking.variables)
+    assert plain.staleness is None
+    assert tracking.staleness.max == 0
+    again = tf_dgc.DGCOptimizer.from_config(tracking.get_config())
+    assert again.track_staleness
+    assert not plain.get_config()["track_staleness"]
+
+
+@pytest.mark.filterwarnings("ignore:XLA compiles this step")
+@pytest.mark.filterwarnings("ignore:tf_dgc. there is one worker")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="graph"),
+        pytest.param({"run_eagerly": True}, id="eager", marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, id="xla", marks=pytest.mark.slow),
+    ],
+)
+def test_monitor_logs_it(settings):
+    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(60)])
+    model.compile(dgc(0.99), "mse", **settings)
+    x = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
+    history = model.fit(
+        x,
+        np.ones((32, 60), "float32"),
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        callbacks=[tf_dgc.callbacks.CompressionMonitor()],
+    ).history
+    found = model.optimizer.staleness
+    assert history["staleness_mean"][-1] == found.mean > 0
+    assert history["staleness_p99"][-1] == found.p99
+    assert history["staleness_max"][-1] == found.max == 8

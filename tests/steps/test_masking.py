@@ -1,0 +1,145 @@
+"""Factor masking goes by what was sent, not by the values that were."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dgc
+from tf_dgc import compressors
+
+O = keras.optimizers  # noqa: E741
+SHAPE = (40, 50)
+WARM_UP = tf_dgc.schedules.WarmupSparsity(1000)
+DENSE_AT_FIRST = tf_dgc.schedules.PiecewiseConstantSparsity([3], [0.0, 0.99])
+
+
+def corrected(compressor, **settings):
+    return tf_dgc.CompressedOptimizer(
+        O.SGD(1.0, momentum=0.9), compressor, momentum_correction=True, **settings
+    )
+
+
+def dgc(sparsity, value_dtype=None):
+    inner = O.SGD(1.0, momentum=0.9)
+    return tf_dgc.DGCOptimizer(inner, sparsity, value_dtype=value_dtype)
+
+
+def gradient(seed=0, scale=1.0):
+    return scale * np.random.default_rng(seed).normal(size=SHAPE).astype("float32")
+
+
+def velocity_after(optimizer, gradients):
+    variable = keras.Variable(np.zeros(SHAPE, "float32"))
+    optimizer.build([variable])
+    for g in gradients:
+        optimizer.apply([g], [variable])
+    return optimizer.velocity[0].numpy(), variable.numpy()
+
+
+def with_a_zero(g):
+    g[3, 4] = 0.0
+    return g
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: corrected(compressors.TopK(DENSE_AT_FIRST)),
+        lambda: corrected(compressors.TopK(0.0)),
+        lambda: corrected(compressors.RandomK(0.0)),
+        lambda: dgc(DENSE_AT_FIRST),
+    ],
+    ids=["schedule", "top_k", "random_k", "dgc"],
+)
+def test_momentum_survives_where_all_is_sent_and_an_entry_is_0(optimizer):
+    """An entry that is 0 was sent like the others."""
+    gradients = [with_a_zero(gradient(seed)) for seed in range(3)]
+    expected = np.zeros(SHAPE, "float32")
+    for g in gradients:
+        expected = np.float32(0.9) * expected + g
+    velocity, _ = velocity_after(optimizer(), gradients)
+    np.testing.assert_allclose(velocity, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value_dtype", [None, "float16"])
+@pytest.mark.parametrize("sparsity", [0.99, DENSE_AT_FIRST], ids=["sparse", "dense"])
+def test_dgc_and_its_composition_mask_alike(sparsity, value_dtype):
+    """Below 6e-8 all values are coded as 0 in float16, and sent nevertheless."""
+    gradients = [gradient(seed, scale=1e-9) for seed in range(3)]
+    one = velocity_after(dgc(sparsity, value_dtype), gradients)
+    other = velocity_after(
+        corrected(compressors.TopK(sparsity, value_dtype)), gradients
+    )
+    if sparsity == 0.99:
+        assert np.count_nonzero(one[0] == 0) >= 20
+    if value_dtype is None or sparsity == 0.99:
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    else:  # a dense step of DGC is not coded
+        np.testing.assert_array_equal(one[0], other[0])
+
+
+SPARSIFIERS = [
+    name
+    for name, method in compressors.METHODS.items()
+    if method.kind == "sparsification" and method().error_feedback != "forbidden"
+]
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+def test_every_sparsifier_says_what_it_sent(name):
+    optimizer = corrected(name, factor_masking=True)
+    velocity, moved = velocity_after(optimizer, [gradient()])
+    cleared = velocity == 0
+    assert np.count_nonzero(cleared) == optimizer.stats.entries_per_step
+    assert np.all(cleared[moved != 0])
+
+
+@pytest.mark.parametrize(
+    ("compressor", "masked"),
+    [
+        pytest.param(compressors.RandomK(0.9), False, id="90 %"),
+        pytest.param(compressors.RandomK(0.99), True, id="99 %"),
+        pytest.param(compressors.GlobalTopK(0.75), False, id="global"),
+        pytest.param(compressors.GlobalTopK(WARM_UP), False, id="warm-up"),
+        pytest.param(compressors.ChunkedTopK(), False, id="a 64th of chunks"),
+        pytest.param(compressors.ChunkedTopK(400, 4), True, id="a 100th of chunks"),
+        pytest.param(compressors.AdaComp(), True, id="by growth"),
+    ],
+)
+def test_methods_mask_by_default_where_entries_wait(compressor, masked):
+    velocity, _ = velocity_after(corrected(compressor), [gradient()])
+    assert np.any(velocity == 0) == masked
+
+
+class Silent(compressors.RandomK):
+    """Does not say which: a whole tensor has no positions."""
+
+    def exchange(self, values, state, keys):
+        result = yield from super().exchange(values, state, keys)
+        return result._replace(
+            sent=compressors.to_dense_tensor(result.sent), chosen=None
+        )
+
+
+def test_a_sparsifier_that_does_not_say_what_it_sent():
+    with pytest.raises(ValueError, match="must say which: pass `chosen`"):
+        velocity_after(corrected(Silent(0.99)), [gradient()])
+
+
+class Composed(compressors.TopK):
+    """Not fused, as another class might choose in another way."""
+
+
+@pytest.mark.parametrize("method", [compressors.TopK, Composed])
+def test_staleness_counts_what_is_coded_as_0_as_sent(method):
+    variable = keras.Variable(np.zeros(SHAPE, "float32"))
+    optimizer = tf_dgc.CompressedOptimizer(
+        O.SGD(1.0), method(1e-5, "float16"), track_staleness=True
+    )
+    optimizer.build([variable])
+    for seed in range(3):
+        optimizer.apply([tf.constant(gradient(seed, scale=1e-9))], [variable])
+    assert np.count_nonzero(optimizer.residual[0].numpy()) == variable.numpy().size
+    assert optimizer.staleness.max == 0

@@ -1,0 +1,653 @@
+"""Private names of TensorFlow's launcher of collectives, its keys and its order."""
+
+import functools
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    cross_device_utils,
+    device_util,
+    distribute_lib,
+    distribute_utils,
+    mirrored_run,
+    values,
+)
+from tensorflow.python.ops import (
+    collective_ops,
+    control_flow_v2_func_graphs,
+    resource_variable_ops,
+)
+from tensorflow.python.trackable import base
+
+CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
+
+
+def launchers(collective_ops: Any) -> list[Any]:
+    """Return one `CollectiveReplicaLauncher` per local replica."""
+    return collective_ops._launchers
+
+
+def group_size(launcher: Any) -> int:
+    """Return how many replicas, of all workers, a launcher's collectives have."""
+    return launcher._group_size
+
+
+def launch_lock(collective_ops: Any) -> Any:
+    """Return the lock under which TensorFlow launches its own collectives."""
+    return collective_ops._lock
+
+
+def launch_all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Launch one `CollectiveGatherV2` (`CollectiveReplicaLauncher._all_gather`)."""
+    return launcher._all_gather(tensor, None)
+
+
+def launch_all_reduce(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Launch one `CollectiveReduceV2` that sums."""
+    return launcher.all_reduce(tensor)
+
+
+def abort_message(collective_ops: Any, seconds: float) -> str:
+    """Return why TensorFlow ends the collectives of this worker, or "" if it does not.
+
+    The first reason stays, whatever fails later, and every collective fails with it.
+    One that does not fail is given up after so many seconds, and ends all others.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+    found = []
+
+    def launch() -> None:
+        try:
+            launchers(collective_ops)[0].all_reduce(tf.zeros([]), options=options)
+        except tf.errors.OpError as error:
+            found.append(str(error.message))
+
+    # A thread, as the time-out of a collective is TensorFlow's own.
+    thread = threading.Thread(target=launch, daemon=True)
+    thread.start()
+    thread.join(2 * seconds)
+    return "".join(found)
+
+
+def reuse_collective_keys(collective_ops: Any) -> "Counters":
+    """Give collectives of one kind, dtype and shape the same key, again and again.
+
+    TensorFlow hands a new key to every execution (`_next_instance_key`) and never
+    forgets one: each costs memory for as long as the process lives, and the workers a
+    round trip to the first of them. It does so when Python calls a function
+    (`FuncGraph.capture_call_time_value`), which fails for a function called within a
+    `tf.while_loop`, as Keras's `steps_per_execution` does.
+
+    A key that follows from the tensor is the same on all workers, whenever each of
+    them traces. A launcher's collectives are one after the other (`_ordering_token`),
+    so no key is in use when it is used again.
+
+    Returns:
+        Counters of the collectives that this worker has started and finished so far.
+    """
+    counters = [_count_collectives(launcher) for launcher in launchers(collective_ops)]
+    return counters[0]  # all local replicas go through the same ones
+
+
+class Counters:
+    """How many collectives of one launcher were started and finished, and which waits.
+
+    All are one variable, so none counts as started before the one ahead has finished,
+    though its tensor may be there: what is waited for is always the last one started.
+    The third number is the key of the collective that has started and not finished: a
+    start adds the key, its end subtracts it again.
+    """
+
+    def __init__(self) -> None:
+        self._counts = local_variable([0, 0, 0], tf.int64)
+
+    def read(self) -> list[int]:
+        """Return both numbers; any thread may call it, at any time."""
+        return [int(count) for count in self._counts.read_value().numpy()[:2]]
+
+    def pending_key(self) -> int:
+        """Return the key of the collective that has started and not finished, or 0.
+
+        A collective that an error ended never finishes: its key stays in the sum. Any
+        thread may call this, at any time.
+        """
+        return int(self._counts.read_value().numpy()[2])
+
+    def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Return the key when the tensor is there and its collective is counted.
+
+        Args:
+            tensor: tensor that is handed over.
+            key: key of the collective, scalar int32.
+        """
+        return self._after(tensor, 1, 0, key, key)
+
+    def finish(self, result: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Return the result when it is there and counted.
+
+        Args:
+            result: result of the collective.
+            key: key that `start` was given.
+        """
+        return self._after(result, 0, 1, -key, result)
+
+    def _after(
+        self,
+        tensor: tf.Tensor,
+        started: int,
+        finished: int,
+        key: tf.Tensor,
+        value: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return `value` when a tensor was there and it was counted."""
+        number = tf.get_static_value(key)
+        with tf.control_dependencies([tensor]), tf.device("CPU:0"):
+            if number is None:  # the shape is known at run time
+                more = tf.stack([started, finished, tf.cast(key, tf.int64)])
+            else:
+                more = [started, finished, int(number)]
+            done = self._counts.assign_add(more, read_value=False)
+        with tf.control_dependencies([] if done is None else [done]):
+            return tf.identity(value)
+
+
+class Launch(NamedTuple):
+    """A collective, as it was traced.
+
+    Attributes:
+        kind: name of its kind, such as "all_reduce".
+        dtype: name of the dtype of its tensor.
+        shape: shape of its tensor, as text.
+        places: places where it was traced, each a file, a line and a function, the
+            innermost first; none of what was executed eagerly.
+    """
+
+    kind: str
+    dtype: str
+    shape: str
+    places: Sequence[tuple[str, int, str]]
+
+
+_launches: dict[int, Launch] = {}  # by key, of all launchers
+
+
+def launch_of(key: int) -> Launch | None:
+    """Return the collective with this key; None if its shape was known at run time.
+
+    Of several that share a key, the one that was traced last.
+    """
+    return _launches.get(key)
+
+
+def remember_launch(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
+    """Remember what a key stands for, for `launch_of`.
+
+    Python calls this when a step is traced, not when it runs; in eager code only the
+    first time does something.
+
+    Args:
+        kind: name of the kind of collective.
+        tensor: tensor that is handed over.
+        key: key that `collective_key` returned for both.
+    """
+    number = tf.get_static_value(key)
+    if number is None or (tf.executing_eagerly() and int(number) in _launches):
+        return
+    stack = () if tf.executing_eagerly() else tuple(reversed(key.op.traceback))
+    places = tuple((f.filename, f.lineno, f.name) for f in stack)
+    _launches[int(number)] = Launch(kind, tensor.dtype.name, str(tensor.shape), places)
+
+
+def local_variable(value: Any, dtype: tf.DType) -> tf.Variable:
+    """Return a variable of this process, which no strategy distributes."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return resource_variable_ops.ResourceVariable(
+            value, trainable=False, dtype=dtype
+        )
+
+
+def _count_collectives(launcher: Any) -> Counters:
+    """Count what one launcher starts and finishes, and let it use keys again."""
+    counters = Counters()
+
+    def counted(kind: str) -> Callable:
+        launch = getattr(launcher, kind)
+
+        def launch_and_count(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+            tensor = tf.convert_to_tensor(tensor)
+            launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
+            key = collective_key(kind, tensor)
+            remember_launch(kind.removeprefix("_"), tensor, key)
+            launcher._next_instance_key = lambda: counters.start(tensor, key)
+            return counters.finish(launch(tensor, *args, **kwargs), key)
+
+        return launch_and_count
+
+    launcher._tf_dgc_kinds = set()
+    for kind in ("all_reduce", "_all_gather"):
+        setattr(launcher, kind, counted(kind))
+    return counters
+
+
+def wrap_launches(
+    collective_ops: Any, all_reduce: Callable[..., Any], all_gather: Callable[..., Any]
+) -> None:
+    """Launch every collective between processors by these functions.
+
+    Not between GPUs, which have connections of their own (`_device`).
+
+    Args:
+        collective_ops: TensorFlow's `CollectiveAllReduce` of the strategy.
+        all_reduce: function of the function that launches one collective, and the
+            tensor; returns the sum.
+        all_gather: function of both, and the number of replicas (`_group_size`);
+            returns the concatenation.
+    """
+    for launcher in launchers(collective_ops):
+        if "GPU" not in launcher._device:
+            _wrap_launches(launcher, all_reduce, all_gather)
+
+
+def _wrap_launches(launcher: Any, all_reduce: Callable, all_gather: Callable) -> None:
+    reduce_one, gather_one = launcher.all_reduce, launcher._all_gather
+
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        launch = functools.partial(_launch, reduce_one, args, kwargs)
+        return all_reduce(launch, tf.convert_to_tensor(tensor))
+
+    def gather(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        launch = functools.partial(_launch, gather_one, args, kwargs)
+        return all_gather(launch, tf.convert_to_tensor(tensor), launcher._group_size)
+
+    launcher.all_reduce, launcher._all_gather = reduce, gather
+
+
+def _launch(one: Callable, args: Any, kwargs: Any, tensor: tf.Tensor) -> tf.Tensor:
+    return one(tensor, *args, **kwargs)
+
+
+def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
+    """Return kind, dtype and shape of all collectives so far, which have a key each."""
+    return set().union(*(x._tf_dgc_kinds for x in launchers(collective_ops)))
+
+
+def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Return the key of a collective, scalar int32.
+
+    It is a hash. Should two kinds of tensors of a model get the same, at a chance of
+    one in 10^9, TensorFlow refuses the second.
+
+    Args:
+        kind: name of the kind of collective, such as "broadcast".
+        tensor: tensor that is handed over; equal in dtype and shape on all workers,
+            whether the shape is known while tracing or not.
+    """
+    name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
+    with tf.device("CPU:0"):
+        if tensor.shape.is_fully_defined():
+            lengths = np.array(tensor.shape.as_list(), np.int64)
+            terms = (lengths + 1) % _NUM_KEYS * _FACTORS[: len(lengths)] % _NUM_KEYS
+            key = _FIRST_KEY + (name + int(np.sum(terms))) % _NUM_KEYS
+            return tf.constant(key, tf.int32)
+        shape = tf.shape(tensor, tf.int64)
+        factors = tf.constant(_FACTORS)[: tf.size(shape)]
+        terms = (shape + 1) % _NUM_KEYS * factors % _NUM_KEYS
+        key = _FIRST_KEY + (name + tf.reduce_sum(terms)) % _NUM_KEYS
+        return tf.cast(key, tf.int32)
+
+
+# Above the keys that TensorFlow hands out itself, to create variables, and below 2**31.
+_FIRST_KEY = 1_000_000_000
+_NUM_KEYS = 1_000_000_007  # a prime
+_FACTORS = np.array([pow(1_000_003, i, _NUM_KEYS) for i in range(1, 17)], np.int64)
+
+
+# --- TensorFlow's collectives of groups of replicas, under keys of their own.
+
+Members = tuple[int, ...]
+
+
+class GroupLauncher:
+    """Launches the collectives of one replica in one group.
+
+    TensorFlow counts groups' keys in each process (`CollectiveKeys`), so that different
+    groups would get the same: here a group's key follows from its members. All groups'
+    collectives of a replica stand in one order, that of the strategy's own
+    (`_ordering_token`): with the same key, two at once would get each other's values.
+
+    Args:
+        launcher: TensorFlow's `CollectiveReplicaLauncher` of the replica.
+        members: indices of the replicas of the group, ascending.
+        rank: place of this replica among them.
+        lane: number of what goes on beside the steps; 0 for the steps themselves.
+    """
+
+    def __init__(self, launcher: Any, members: Members, rank: int, lane: int = 0):
+        self._launcher = launcher
+        self._members = members
+        self._rank = rank
+        self._lane = lane
+        self.counters = Counters()
+        self.kinds: set[tuple] = set()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the replica is on a GPU, which has connections of its own."""
+        return "GPU" in self._launcher._device
+
+    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Launch one `CollectiveReduceV2` that sums."""
+        return self._launch("sum", tensor, collective_ops.all_reduce_v2)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Launch one `CollectiveGatherV2`, which concatenates along the first axis."""
+        return self._move("gather", tensor, collective_ops.all_gather_v2)
+
+    def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Launch one `CollectiveAllToAllV2` of a row for each member."""
+        return self._move("spread", tensor, collective_ops.all_to_all_v2)
+
+    def broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
+        """Launch one `CollectiveBcastSendV2` or `CollectiveBcastRecvV2`.
+
+        The source is part of the key: TensorFlow remembers that of the first time.
+        """
+
+        def launch(values: tf.Tensor, *keys: Any, **options: Any) -> tf.Tensor:
+            del options["ordering_token"]  # which this collective does not know
+            with tf.control_dependencies([values, *self._pass_token()]):
+                if self._members[self._rank] == source:
+                    got = collective_ops.broadcast_send_v2(values, *keys, **options)
+                else:
+                    got = collective_ops.broadcast_recv_v2(
+                        tf.shape(values), values.dtype, *keys, **options
+                    )
+            with tf.control_dependencies([got]):
+                passed = self._pass_token()
+            with tf.control_dependencies(passed):
+                return tf.ensure_shape(got, values.shape)
+
+        return self._move(f"broadcast of {source}", tensor, launch)
+
+    def _pass_token(self) -> list[tf.Operation]:
+        """Return what stands behind all collectives so far, and before the next ones.
+
+        TensorFlow orders whatever touches the token.
+        """
+        done = self._launcher._ordering_token.assign_add(0.0, read_value=False)
+        return [] if done is None else [done]
+
+    def _move(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
+        """Launch a collective that moves values and adds none up.
+
+        Of these TensorFlow has none for bfloat16, whose bits travel as float16.
+        """
+        if tensor.dtype != tf.bfloat16:
+            return self._launch(kind, tensor, launch)
+        moved = self._launch(kind, tf.bitcast(tensor, tf.float16), launch)
+        return tf.bitcast(moved, tf.bfloat16)
+
+    def _launch(self, kind: str, tensor: tf.Tensor, launch: Callable) -> tf.Tensor:
+        label = f"{kind} {self._members}"
+        self.kinds.add((label, tensor.dtype.name, str(tensor.shape)))
+        stock = self._launcher
+        key = collective_key(label, tensor)
+        remember_launch(f"{kind} of replicas {self._members}", tensor, key)
+        with tf.device(stock._device):
+            result = launch(
+                tensor,
+                len(self._members),
+                group_key(self._members, self._lane),
+                self.counters.start(tensor, key),
+                communication_hint=stock._options.implementation.value,
+                timeout=stock._options.timeout_seconds or 0,
+                ordering_token=stock._get_ordering_token(),
+            )
+            return self.counters.finish(result, key)
+
+
+def group_key(members: Sequence[int], lane: int = 0) -> int:
+    """Return the key of a group in a lane, the same on all of its members."""
+    name = f"group {tuple(members)}" + (f" of lane {lane}" if lane else "")
+    return _FIRST_GROUP_KEY + zlib.crc32(name.encode()) % _NUM_GROUP_KEYS
+
+
+def in_lane(collective_ops: Any, lane: int) -> Any:
+    """Return another `CollectiveAllReduce` of the same replicas.
+
+    It has a group key and ordering tokens of its own, so that its collectives and
+    those of others neither meet nor wait for each other.
+
+    Args:
+        collective_ops: TensorFlow's `CollectiveAllReduce` for all replicas.
+        lane: number of the lane, 1 or more, equal on all workers.
+    """
+    keys = cross_device_utils.CollectiveKeys(group_key_start=group_key((), lane))
+    stock = collective_ops
+    return CollectiveAllReduce(
+        stock._devices,
+        stock._group_size,
+        stock._options,
+        keys,
+        stock._canonicalize_devices,
+    )
+
+
+# Above the keys that TensorFlow counts.
+_FIRST_GROUP_KEY = 1_000_000
+_NUM_GROUP_KEYS = 2_000_000_000
+
+
+# --- Private names of strategies: their reduction, and how they create variables.
+
+
+def get_cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
+    """Return the strategy's reduction (`StrategyExtended._cross_device_ops`)."""
+    return strategy.extended._cross_device_ops
+
+
+def set_cross_device_ops(strategy: tf.distribute.Strategy, ops: Any) -> None:
+    """Replace the reduction of this strategy instance."""
+    strategy.extended._cross_device_ops = ops
+
+
+def is_default(strategy: tf.distribute.Strategy | None) -> bool:
+    """Whether it is no strategy at all, or TensorFlow's placeholder for none."""
+    return strategy is None or isinstance(
+        strategy,
+        distribute_lib._DefaultDistributionStrategy
+        | distribute_lib._DefaultDistributionStrategyV1,
+    )
+
+
+def collective_ops_of(strategy: tf.distribute.Strategy) -> Any | None:
+    """Return the strategy's `CollectiveAllReduce`, or None if it has none.
+
+    `MirroredExtended._collective_ops` exists beside a reduction the user chose.
+    """
+    for ops in (
+        get_cross_device_ops(strategy),
+        getattr(strategy.extended, "_collective_ops", None),
+    ):
+        if isinstance(ops, CollectiveAllReduce):
+            return ops
+    return None
+
+
+def wrap_variable_creation(
+    strategy: tf.distribute.Strategy, wrap: Callable[[Callable], Callable]
+) -> None:
+    """Wrap how this strategy instance creates variables (`_create_variable`)."""
+    extended = strategy.extended
+    extended._create_variable = wrap(extended._create_variable)
+
+
+def check_updates(
+    strategy: tf.distribute.Strategy, refuse: Callable[[tf.Variable], None]
+) -> None:
+    """Call `refuse` with a variable of another scope that an optimizer updates.
+
+    TensorFlow only asserts that it is a `DistributedVariable` (`extended.update`).
+
+    Args:
+        strategy: strategy whose instance is changed.
+        refuse: function of the variable that raises an error.
+    """
+    stock = strategy.extended.update
+
+    def update(var: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(var, tf.Variable) and not isinstance(
+            var, values.DistributedVariable
+        ):
+            refuse(var)
+        return stock(var, *args, **kwargs)
+
+    strategy.extended.update = update
+
+
+def allow_conditions(strategy: tf.distribute.Strategy) -> None:
+    """Let Keras's stock optimizers reduce and update within conditions.
+
+    Of gradient accumulation and `ema_overwrite_frequency` Keras makes a condition of
+    each replica. Within it TensorFlow calls `merge_call`, for which replicas cannot
+    meet there, and raises. It has another implementation (`_use_merge_call`), in which
+    each replica launches its own collectives and updates its own copies.
+
+    Args:
+        strategy: strategy whose instance is changed.
+    """
+    extended = strategy.extended
+    stock_merges, stock_ops = extended._use_merge_call, extended._get_cross_device_ops
+    stock_reduce = extended._replica_ctx_all_reduce
+
+    def use_merge_call() -> bool:
+        return stock_merges() and not _is_in_condition()
+
+    def get_cross_device_ops(value: Any) -> Any:
+        return collective_ops_of(strategy) if _is_in_condition() else stock_ops(value)
+
+    def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
+        alone = strategy.num_replicas_in_sync == 1 and _is_in_condition()
+        return value if alone else stock_reduce(reduce_op, value, options)
+
+    extended._replica_ctx_all_reduce = all_reduce
+    extended._use_merge_call = use_merge_call
+    extended._get_cross_device_ops = get_cross_device_ops
+
+
+def _is_in_condition() -> bool:
+    """Whether a replica that is traced builds a branch of a condition of its own."""
+    thread, graph = threading.current_thread(), tf.compat.v1.get_default_graph()
+    if not isinstance(thread, mirrored_run._MirroredReplicaThread) or thread.in_eager:
+        return False
+    inner = graph
+    while inner is not thread.graph:
+        if not isinstance(inner, control_flow_v2_func_graphs.CondBranchFuncGraph):
+            return False
+        inner = inner.outer_graph
+    return graph is not thread.graph
+
+
+def per_replica(values: Sequence[Any]) -> Any:
+    """Wrap one value per local replica (`distribute_utils.regroup`)."""
+    return distribute_utils.regroup(tuple(values))
+
+
+# --- Private TensorFlow names that creating variables takes.
+
+InitialValueExchange = Callable[[tf.Tensor, str], tf.Tensor]
+
+
+class WorkerGroup:
+    """Collectives, one after the other, of one processor of every worker.
+
+    Call them eagerly, and on all workers.
+
+    Args:
+        strategy: a `MultiWorkerMirroredStrategy`, whose keys are used
+            (`CollectiveKeys`).
+
+    Attributes:
+        size: number of workers.
+        is_first: whether this worker is the one that sends (`_is_chief`).
+    """
+
+    def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy):
+        extended = strategy.extended
+        self._device = device_util.get_host_for_device(extended.worker_devices[0])
+        self._group = extended._collective_keys.get_group_key([self._device])
+        self.size: int = extended._num_workers
+        self.is_first: bool = extended._is_chief
+
+    def all_gather(self, words: tf.Tensor) -> tf.Tensor:
+        """Return the words of all workers, `[size, w]` of int32 `[w]`."""
+        with tf.device(self._device):
+            key = collective_key("creation", words)
+            rows = collective_ops.all_gather_v2(words, self.size, self._group, key)
+            return tf.reshape(rows, [self.size, -1])
+
+    def broadcast(self, words: tf.Tensor) -> tf.Tensor:
+        """Return the first worker's words; those of others have the same shape."""
+        with tf.device(self._device):
+            key = collective_key("broadcast", words)
+            if not self.is_first:
+                return collective_ops.broadcast_recv_v2(
+                    words.shape, words.dtype, self.size, self._group, key
+                )
+            return collective_ops.broadcast_send_v2(words, self.size, self._group, key)
+
+
+def replace_initial_values(
+    strategy: tf.distribute.MultiWorkerMirroredStrategy,
+    settle: InitialValueExchange,
+    stock_broadcast: Callable[[Callable[[], tf.Tensor]], tf.Tensor],
+) -> None:
+    """Let a function decide what variables of this strategy instance start with.
+
+    In place of a broadcast from the first worker
+    (`CollectiveAllReduceExtended._get_variable_creator_initial_value`).
+
+    Args:
+        strategy: instance of several workers, changed in place.
+        settle: function of what this worker would start with, a tensor, and the
+            variable's name; returns the value to start with.
+        stock_broadcast: function that calls the broadcast, where a graph creates the
+            variable or it does not hold numbers.
+    """
+    stock = strategy.extended._get_variable_creator_initial_value
+
+    def creator(replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
+        stock_value = stock(replica_id, device, primary_var, **kwargs)
+        if replica_id > 0:  # it copies the first replica's
+            return stock_value
+
+        def initial_value() -> tf.Tensor:
+            if not tf.executing_eagerly():
+                return stock_broadcast(stock_value)
+            with tf.device(device):
+                value = _value(kwargs["initial_value"], kwargs.get("dtype"))
+            if not _is_numeric(value.dtype):
+                return stock_broadcast(stock_value)
+            return settle(value, kwargs.get("name") or "without a name")
+
+        return initial_value
+
+    strategy.extended._get_variable_creator_initial_value = creator
+
+
+def _is_numeric(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
+
+
+def _value(initial: Any, dtype: Any) -> tf.Tensor:
+    """Return an initial value, which may be a function or come from a checkpoint."""
+    if callable(initial):
+        initial = initial()
+    if isinstance(initial, base.CheckpointInitialValue):
+        initial = initial.wrapped_value
+    return tf.convert_to_tensor(initial, dtype)

@@ -1,0 +1,117 @@
+"""Elias gamma codes of the entries of an integer vector that are not 0.
+
+As in QSGD (Alistarh et al., NeurIPS 2017, section 3.1): of each such entry the
+distance to the one before, its sign and its magnitude. The gamma code of a whole number
+c >= 1 is `b = floor(log2 c)` zeros, a one, and the low b bits of c: `2 b + 1` bits
+(Elias, "Universal codeword sets and representations of the integers", 1975).
+
+The same bits as with one code after the other, but sorted by what they are, so that no
+code has to be read before the next is found: in word 0 the number k of entries, then
+one stream of k signs; 2 k unary parts, of distances, then magnitudes; 2 k low parts.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tf_dgc.codecs.bits import num_stream_words, to_unsigned, unpack_bits
+
+
+def max_bits(size: int, total: float) -> float:
+    """Return how many bits the stream of any vector has at the most.
+
+    k entries take `3 k + 2 sum of log2(distance) + 2 sum of log2(magnitude)` bits or
+    fewer; distances add up to at most n, magnitudes to `total`, and the logarithm is
+    concave: so it is at most `3 k + 2 k log2(n total / k^2)`, here for the worst k.
+
+    Args:
+        size: number of entries of the vector, n.
+        total: sum of their magnitudes.
+    """
+    worst = 2**0.75 / math.e * math.sqrt(size * total)  # where the derivative is 0
+    k = min(size, total, worst)
+    return 3 * k + 2 * k * math.log2(size * total / k**2) if k else 0.0
+
+
+def num_words(bits: float) -> int:
+    """Return the words for a stream of so many bits, and the number of entries."""
+    return 1 + num_stream_words(math.ceil(bits))
+
+
+def encode(levels: tf.Tensor, num_words: int) -> tf.Tensor:
+    """Code a vector; from where it does not fit, entries become 0.
+
+    Args:
+        levels: integers of any sign, int32 `[n]`.
+        num_words: length of the result.
+
+    Returns:
+        int32 `[num_words]`, filled up with zeros.
+    """
+    found = tf.where(levels != 0)[:, 0]
+    entries = tf.gather(levels, found)
+    distances = tf.cast(found - tf.concat([[-1], found[:-1]], axis=0), tf.int32)
+    bits = 2 * (_log2(distances) + _log2(tf.abs(entries))) + 3
+    room = 32 * (num_words - 1)
+    k = tf.math.count_nonzero(tf.cumsum(tf.cast(bits, tf.int64)) <= room)
+    codes = tf.concat([distances[:k], tf.abs(entries[:k])], axis=0)
+    widths = _log2(codes)
+    ones = k + tf.cumsum(tf.cast(widths + 1, tf.int64)) - 1
+    low = codes - tf.bitwise.left_shift(1, widths)
+    start = tf.reduce_max(tf.concat([[-1], ones], axis=0)) + 1
+    offsets = start + tf.cumsum(tf.cast(widths, tf.int64), exclusive=True)
+    negative = tf.cast(entries[:k] < 0, tf.int32)
+    # No two parts share a bit, so their sum is their union. Two words more, for the
+    # second halves of parts at the very end, which are 0.
+    at = tf.concat([tf.range(k), ones, offsets], axis=0)
+    parts = tf.concat([negative, tf.ones_like(codes), low], axis=0)
+    shift = tf.cast(at % 32, tf.int32)
+    first = tf.bitwise.left_shift(parts, shift)
+    second = tf.bitwise.right_shift(tf.bitwise.right_shift(parts, 1), 31 - shift)
+    words = tf.math.unsorted_segment_sum(
+        tf.concat([first, second], axis=0),
+        tf.concat([at // 32, at // 32 + 1], axis=0),
+        num_words + 1,
+    )
+    return tf.concat([[tf.cast(k, tf.int32)], words[: num_words - 1]], axis=0)
+
+
+def decode(words: tf.Tensor, size: int) -> tf.Tensor:
+    """Decode a vector, int32 `[size]`, of words as encoded, int32 `[w]`.
+
+    Whatever the words are, nothing is read or written out of bounds.
+    """
+    k = tf.cast(tf.clip_by_value(words[0], 0, size), tf.int64)
+    bits = unpack_bits(words[tf.newaxis, 1:])[0]
+    negative = bits[:k] > 0
+    ones = tf.where(bits[k:] > 0)[: 2 * k, 0]
+    ones = tf.pad(ones, [[0, 2 * k - tf.size(ones, tf.int64)]])
+    before = tf.concat([tf.constant([-1], tf.int64), ones], axis=0)
+    widths = tf.clip_by_value(ones - before[:-1] - 1, 0, 30)
+    start = k + tf.reduce_max(before) + 1
+    low = _read(words[1:], start + tf.cumsum(widths, exclusive=True), widths)
+    codes = tf.bitwise.left_shift(1, tf.cast(widths, tf.int32)) + low
+    positions = tf.cumsum(tf.cast(codes[:k], tf.int64)) - 1
+    positions = tf.clip_by_value(positions, 0, size)  # there is nothing behind the last
+    levels = tf.where(negative, -codes[k:], codes[k:])
+    return tf.scatter_nd(positions[:, tf.newaxis], levels, [size + 1])[:size]
+
+
+def _log2(numbers: tf.Tensor) -> tf.Tensor:
+    """Return `floor(log2 c)` of int32 c >= 1, exactly: the exponent as float64."""
+    bits = tf.bitcast(tf.cast(numbers, tf.float64), tf.int64)
+    exponents = tf.bitwise.right_shift(bits, tf.constant(52, tf.int64))
+    return tf.cast(exponents, tf.int32) - 1023
+
+
+def _read(words: tf.Tensor, offsets: tf.Tensor, widths: tf.Tensor) -> tf.Tensor:
+    """Return `[m]` numbers of `widths` bits each, from bits `offsets` on."""
+    padded = to_unsigned(tf.pad(words, [[0, 2]]))
+    at = tf.minimum(offsets // 32, words.shape[0])
+    shift = tf.cast(offsets % 32, tf.uint32)
+    first = tf.bitwise.right_shift(tf.gather(padded, at), shift)
+    second = tf.bitwise.left_shift(tf.gather(padded, at + 1), tf.constant(1, tf.uint32))
+    second = tf.bitwise.left_shift(second, 31 - shift)
+    both = tf.bitcast(tf.bitwise.bitwise_or(first, second), tf.int32)
+    mask = tf.bitwise.left_shift(1, tf.cast(widths, tf.int32)) - 1
+    return tf.bitwise.bitwise_and(both, mask)

@@ -1,0 +1,231 @@
+"""Meeting: workers wait for each other, compare what they hold, and exchange notes."""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dgc._internals.coordination import has_coordination_service
+from tf_dgc.multiworker import coordination, failures
+from tf_dgc.multiworker.workers import (
+    TIMEOUT_VARIABLE,
+    all_names,
+    full_name,
+    other_names,
+    own_name,
+    timeout_seconds,
+)
+
+_ANSWER_SECONDS = 2.0
+_numbers = itertools.count()  # equal on all workers, as all call the same functions
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Whether other processes take part in this strategy."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+        and has_coordination_service()
+    )
+
+
+def wait_for_workers(
+    strategy: tf.distribute.Strategy, purpose: str, seconds: float | None = None
+) -> None:
+    """Wait until all workers arrive.
+
+    Args:
+        strategy: the strategy whose workers meet; nothing is done if it has only one.
+        purpose: text for the error, e.g. "read `residual`".
+        seconds: time to wait; None for `TF_DGC_TIMEOUT`.
+
+    Raises:
+        RuntimeError: on every worker that did arrive, if one does not within that time.
+            Collectives pending elsewhere fail with the same message.
+    """
+    if not is_multi_worker(strategy):
+        return
+    seconds = seconds or timeout_seconds()
+    name = f"tf_dgc/{next(_numbers)}"
+    try:
+        coordination.wait_at_barrier(name, seconds)
+    except tf.errors.OpError as error:
+        raise _in_vain(strategy, name, purpose, seconds, error) from error
+
+
+def _in_vain(
+    strategy: tf.distribute.Strategy,
+    barrier: str,
+    purpose: str,
+    seconds: float,
+    error: tf.errors.OpError,
+) -> RuntimeError:
+    """Return the error to raise when the workers have not met."""
+    reason = failures.find_reason(strategy, str(error.message))
+    name = full_name(strategy, own_name(strategy))
+    missed = reason and failures.DOES_NOT_COME in reason
+    if reason and missed and name in reason.partition(" for ")[2]:
+        # The others wait for this worker, somewhere else, and know it.
+        return RuntimeError(
+            f"tf_dgc: {name} waited for the others to {purpose}, and meanwhile "
+            f"{reason}. {_ALL_ALIKE}"
+        )
+    if reason is not None and failures.reported.is_set():
+        return failures.stop_this_worker(strategy, reason)
+    if reason is not None:
+        meanwhile = f"Meanwhile {own_name(strategy)} waited for the others to {purpose}"
+        return failures.stop_this_worker(strategy, f"{reason}. {meanwhile}")
+    if not isinstance(error, tf.errors.DeadlineExceededError):
+        what = f"could not meet the others to {purpose}"
+        return worker_failure(strategy, f"{what}. TensorFlow says: {error.message}")
+    missing = " and ".join(_missing(strategy, barrier))
+    return worker_failure(
+        strategy,
+        f"waited {seconds:g} s for {missing} to {purpose}, in vain. {_ALL_ALIKE} If a "
+        f"worker is only slow, set {TIMEOUT_VARIABLE} to more seconds. TensorFlow "
+        f"says: {error.message}",
+    )
+
+
+_ALL_ALIKE = (
+    "All workers must run the same program: the same model, the same optimizer, and "
+    "calls that involve the optimizer's state (such as `model.save`) on every worker, "
+    "not on the chief alone."
+)
+
+
+def _missing(strategy: tf.distribute.Strategy, barrier: str) -> list[str]:
+    """Return who did not come to a barrier, of which those who did all have heard."""
+
+    def came(name: str) -> bool:
+        try:
+            return bool(coordination.lookup(f"{barrier}/{name}", _ANSWER_SECONDS))
+        except tf.errors.OpError:
+            return False
+
+    with contextlib.suppress(tf.errors.OpError):
+        key = f"{barrier}/{own_name(strategy)}"
+        coordination.publish(key, "here", _ANSWER_SECONDS)
+    missing = [
+        full_name(strategy, name) for name in other_names(strategy) if not came(name)
+    ]
+    return missing or ["the others"]
+
+
+def worker_failure(strategy: tf.distribute.Strategy, what: str) -> RuntimeError:
+    """Tell the other workers that this one fails; return the error to raise.
+
+    Collectives that they wait in end with the same message.
+
+    Args:
+        strategy: strategy whose workers are told.
+        what: text of what happened, to follow the worker's name.
+    """
+    message = f"tf_dgc: {full_name(strategy, own_name(strategy))} {what}"
+    failures.report_failure(message)
+    return RuntimeError(message)
+
+
+_SAME_ARGUMENTS = (
+    "The workers were started with different models or settings. All must run the same "
+    "program with the same arguments."
+)
+
+
+def require_equal(
+    strategy: tf.distribute.Strategy,
+    describe: Callable[[], dict[str, Any]],
+    otherwise: str = _SAME_ARGUMENTS,
+    purpose: str | None = None,
+    seconds: float | None = None,
+) -> None:
+    """Raise on all workers, naming the differences, unless their descriptions agree.
+
+    Args:
+        strategy: the strategy whose workers are compared.
+        describe: function that returns nested dictionaries and lists of JSON values; it
+            is called only if there are other workers.
+        otherwise: text of the error before the differences.
+        purpose: text for the error if a worker does not come, as `share_notes`; None
+            for one with this worker's description.
+        seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
+
+    Raises:
+        ValueError: on every worker, if two descriptions differ.
+        RuntimeError: if a worker does not come to be compared.
+    """
+    if not is_multi_worker(strategy):
+        return
+    text = json.dumps(describe(), sort_keys=True, default=str)
+    purpose = purpose or f"compare models and settings (here: {_shorten(text)})"
+    mine = dict(_flatten(json.loads(text)))
+    differences = []
+    for peer, theirs_text in exchange_texts(strategy, text, purpose, seconds).items():
+        theirs = dict(_flatten(json.loads(theirs_text)))
+        differences += [
+            f"  {key}: {mine.get(key, 'nothing')!r} on {own_name(strategy)}, "
+            f"{theirs.get(key, 'nothing')!r} on {peer}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+    if differences:
+        raise ValueError(f"{otherwise} Differences:\n" + "\n".join(differences))
+
+
+def exchange_texts(
+    strategy: tf.distribute.Strategy,
+    note: str,
+    purpose: str,
+    seconds: float | None = None,
+) -> dict[str, str]:
+    """Return the notes of all workers, by worker, this one's among them.
+
+    Args:
+        strategy: the strategy whose workers exchange notes.
+        note: text of this worker.
+        purpose: text for the error, to follow "waited for the other workers to".
+        seconds: time to wait for the others; None for `TF_DGC_TIMEOUT`.
+
+    Raises:
+        RuntimeError: as `rendezvous`.
+    """
+    if not is_multi_worker(strategy):
+        return {"": note}
+    number = next(_numbers)
+    key = f"tf_dgc/{number}/{own_name(strategy)}"
+    with failures.naming_workers(strategy):
+        coordination.publish(key, note, timeout_seconds())
+    wait_for_workers(strategy, purpose, seconds)
+    with failures.naming_workers(strategy):
+        notes = {
+            peer: coordination.lookup(f"tf_dgc/{number}/{peer}", timeout_seconds())
+            for peer in all_names(strategy)
+        }
+    # Nobody goes on, or dies, before all have read.
+    wait_for_workers(strategy, purpose)
+    with contextlib.suppress(tf.errors.OpError):
+        coordination.unpublish(key, _ANSWER_SECONDS)
+    return notes
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this worker does what is to be done once; true without other workers."""
+    return not is_multi_worker(strategy) or own_name(strategy) == all_names(strategy)[0]
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted path, leaf) of nested dictionaries and lists."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        yield prefix, value
+        return
+    for key, item in value.items():
+        yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _shorten(text: str, length: int = 2000) -> str:
+    return text if len(text) <= length else text[:length] + " ..."

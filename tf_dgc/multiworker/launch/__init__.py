@@ -1,0 +1,1 @@
+"""Starts worker processes, here or by ssh. Loads no TensorFlow."""

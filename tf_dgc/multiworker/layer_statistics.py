@@ -1,0 +1,254 @@
+"""Statistics: what layers keep of the data they saw, averaged over workers.
+
+A batch normalization's moving mean and variance are not trained by gradients. Under a
+strategy every replica moves its own by its own batches, so that they differ.
+"""
+
+import contextlib
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dgc._internals import keras_trainer, tf_collectives
+from tf_dgc.multiworker import consensus, failures
+
+
+def average_statistics(model: keras.Model) -> None:
+    """Give all workers the mean of the statistics that the model's layers keep.
+
+    These are the moving means and variances of `keras.layers.BatchNormalization`, and
+    whatever else of floating point type a layer makes with `trainable=False`, but for
+    metrics, random streams, the states of recurrent layers, and variables that a
+    strategy keeps equal by itself (those with an `aggregation`). Frozen weights are
+    equal anyway.
+
+    Each replica counts by the number of examples that it has trained on since the last
+    mean, by `fit` or `train_on_batch`. A replica without any contributes nothing. In a
+    loop of your own nobody counts examples, so all replicas count alike; one whose
+    values hold NaN or Inf, as those of a batch normalization do after an empty batch,
+    is left out with a warning.
+
+    On a prepared strategy `fit` does so at the end of every epoch, before validation
+    and callbacks; `evaluate` before it begins; and `tf_dgc.saving` and the callbacks of
+    `tf_dgc` before they save. In a loop of your own call it before you evaluate or
+    save, outside of `strategy.run` and on every worker: it is one collective of all.
+
+    Args:
+        model: Keras model, built in the scope of the strategy.
+
+    Raises:
+        RuntimeError: on every worker that calls it, if one does not within
+            `TF_DGC_TIMEOUT` seconds.
+    """
+    if _statistics(model):
+        consensus.wait_for_workers(
+            model.distribute_strategy, "average the model's statistics"
+        )
+    average_statistics_of(model)
+
+
+def average_statistics_of(model: keras.Model) -> None:
+    """Do what `average_statistics` does, where all workers are known to come."""
+    strategy = model.distribute_strategy
+    variables = _statistics(model)
+    if strategy.num_replicas_in_sync == 1 or not variables:
+        return
+    counts = _counts.get(model)
+    nobody = [tf.zeros([], tf.int64)] * len(strategy.extended.worker_devices)
+    several = consensus.is_multi_worker(strategy)
+    with failures.naming_workers(strategy) if several else contextlib.nullcontext():
+        _average(strategy, variables, counts.local() if counts else nobody)
+    if counts:
+        counts.reset()
+
+
+def count_examples(model: keras.Model) -> None:
+    """Let this model instance count examples, and ignore batches without any.
+
+    Where a replica's share of a batch is empty, its training step leaves the variables
+    of batch normalizations as they were, and all other statistics that it would make
+    NaN or Inf.
+
+    Args:
+        model: Keras model, built in the scope of the strategy.
+    """
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1:
+        return
+    counts = _counts[model] = ExampleCounts(strategy)
+    keras_trainer.wrap_train_step(
+        model, functools.partial(_count_in_step, model, counts)
+    )
+
+
+class ExampleCounts:
+    """How many examples each local replica has trained on since the last mean.
+
+    Args:
+        strategy: strategy of the replicas.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        replicas = strategy.experimental_local_results(
+            strategy.experimental_distribute_values_from_function(
+                lambda context: context.replica_id_in_sync_group
+            )
+        )
+        devices = strategy.extended.worker_devices
+        self._variables = {
+            int(replica): keras_trainer.make_counter(device)
+            for replica, device in zip(replicas, devices, strict=True)
+        }
+
+    def add(self, number: tf.Tensor) -> None:
+        """Add a number of examples of this replica; call it in replica context."""
+        context = tf.distribute.get_replica_context()
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        self._variables[replica].assign_add(tf.cast(number, tf.int64))
+
+    def local(self) -> list[tf.Tensor]:
+        """Return the numbers of this process's replicas."""
+        return [variable.read_value() for variable in self._variables.values()]
+
+    def reset(self) -> None:
+        """Begin again at 0."""
+        for variable in self._variables.values():
+            variable.assign(0)
+
+
+_counts: weakref.WeakKeyDictionary[keras.Model, ExampleCounts] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _statistics(model: keras.Model) -> list[keras.Variable]:
+    return [
+        variable
+        for variable in keras_trainer.non_trainable_variables(model)
+        if variable.aggregation == "none" and tf.as_dtype(variable.dtype).is_floating
+    ]
+
+
+def _count_in_step(
+    model: keras.Model, counts: ExampleCounts, stock: Callable
+) -> Callable:
+    """Return the training step of one replica that counts its examples."""
+
+    @functools.wraps(stock)
+    def train_step(data: Any) -> Any:
+        variables = _statistics(model)
+        first = keras_trainer.first_of_inputs(data)
+        if not variables or first is None:
+            return stock(data)
+        examples = tf.shape(first)[0]
+        before = [tf.convert_to_tensor(v.value) for v in variables]
+        logs = stock(data)
+        own = {id(v) for v in keras_trainer.variables_of_batch_normalizations(model)}
+        _restore_if(
+            tf.equal(examples, 0), variables, before, [id(v) in own for v in variables]
+        )
+        counts.add(examples)
+        return logs
+
+    return train_step
+
+
+def _restore_if(
+    empty: tf.Tensor,
+    variables: Sequence[keras.Variable],
+    before: Sequence[tf.Tensor],
+    always: Sequence[bool],
+) -> None:
+    """Restore statistics if a batch is empty; in replica context.
+
+    Args:
+        empty: whether the batch is empty, scalar bool.
+        variables: statistics.
+        before: value of each before the step.
+        always: whether each is restored also if its new value is finite. Values that
+            depend on no data, as the vector of a spectral normalization, have to stay
+            equal on all replicas.
+    """
+
+    def restore() -> tf.Tensor:
+        for variable, old, even_finite in zip(variables, before, always, strict=True):
+            new = tf.convert_to_tensor(variable.value)
+            keeps_new = not even_finite and _is_finite(new)
+            variable.assign(tf.where(keeps_new, new, old))
+        return tf.constant(True)
+
+    tf.cond(empty, restore, lambda: tf.constant(False))
+
+
+def _is_finite(value: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(value))
+
+
+# Weight of a replica that counted no example. In double precision it disappears next
+# to one example, so it matters only where no replica counted any.
+_UNCOUNTED = 2.0**-200
+
+
+def _average(
+    strategy: tf.distribute.Strategy,
+    variables: Sequence[keras.Variable],
+    examples: Sequence[tf.Tensor],
+) -> None:
+    """Replace statistics by their weighted mean over all replicas, in one collective.
+
+    Args:
+        strategy: strategy of the variables.
+        variables: statistics.
+        examples: number of examples of each local replica, its weight.
+    """
+    copies = [strategy.experimental_local_results(v.value) for v in variables]
+    replicas = zip(*copies, strict=True)
+    vectors = [
+        _weighted(values, number)
+        for values, number in zip(replicas, examples, strict=True)
+    ]
+    total = strategy.reduce("SUM", tf_collectives.per_replica(vectors), axis=None)
+    sizes = [v.shape.num_elements() for v in variables]
+    *sums, weights = tf.split(total, [*sizes, len(variables)])
+    for i, (variable, sum_) in enumerate(zip(variables, sums, strict=True)):
+        mean = tf.cast(sum_ / weights[i], variable.dtype)
+        for copy in copies[i]:
+            copy.assign(tf.reshape(mean, variable.shape))
+
+
+def _weighted(values: Sequence[tf.Variable], examples: tf.Tensor) -> tf.Tensor:
+    """Return a replica's statistics, each times its weight, and then the weights.
+
+    In double precision, in which equal values have a mean of the same bits.
+
+    Args:
+        values: the replica's statistics.
+        examples: number of its examples.
+    """
+    counted = tf.greater(examples, 0)
+    weight = tf.where(counted, tf.cast(examples, tf.float64), _UNCOUNTED)
+    weights, scaled = [], []
+    for value in values:
+        flat = tf.reshape(tf.cast(value, tf.float64), [-1])
+        counts = tf.logical_or(counted, _is_finite(flat))
+        weights.append(tf.where(counts, weight, 0.0))
+        scaled.append(tf.where(counts, weight * flat, tf.zeros_like(flat)))
+    _warn_of_left_out(weights)
+    return tf.concat([*scaled, tf.stack(weights)], axis=0)
+
+
+def _warn_of_left_out(weights: Sequence[tf.Tensor]) -> None:
+    if tf.executing_eagerly() and any(float(weight) == 0.0 for weight in weights):
+        warnings.warn(
+            "Statistics of layers on this worker, such as the moving mean of a "
+            "`BatchNormalization`, hold NaN or Inf, and are left out of the mean over "
+            "workers. An empty batch makes them so: give every replica at least one "
+            "example per step.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,83 @@
+"""Loss scale: what an overflow on one replica means for the others.
+
+`LossScaleOptimizer` asks every replica whether its gradients are finite and goes by the
+first one's answer, as if they had been summed before.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def synchronize_loss_scale(strategy: tf.distribute.Strategy) -> None:
+    """Make the replicas of a strategy agree about an overflow, or need no agreement.
+
+    Where they meet in every step, all skip a step if the gradients of one overflowed.
+    Elsewhere an overflow would get into all weights, and where processes differ, one
+    would skip the step while the others wait for it. Around an optimizer that steps
+    alone (`LocalOptimizer`) each has a loss scale of its own, and leaves out its own.
+
+    Args:
+        strategy: strategy whose instance is changed.
+    """
+    stock_call = strategy.extended.call_for_each_replica
+
+    def call_for_each_replica(
+        fn: Callable, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return stock_call(_replace(fn), args, kwargs)
+
+    strategy.extended.call_for_each_replica = call_for_each_replica
+
+
+def _replace(fn: Any) -> Any:
+    """Return what is to be called instead of a method of `LossScaleOptimizer`."""
+    owner = getattr(fn, "__self__", None)
+    if not isinstance(owner, keras.optimizers.LossScaleOptimizer):
+        return fn
+    if fn.__name__ == "check_finite":
+        return _always_true if _steps_alone(owner) else _true_everywhere(fn)
+    if _steps_alone(owner) and fn.__name__ == "_stateful_handle_finite_grads":
+        return _scale_alone(owner, fn)
+    return fn
+
+
+def _steps_alone(owner: Any) -> bool:
+    return getattr(owner.inner_optimizer, "steps_alone", False)
+
+
+def _true_everywhere(check: Callable) -> Callable:
+    def check_everywhere(*args: Any) -> tf.Tensor:
+        fails = tf.cast(tf.logical_not(check(*args)), tf.float32)
+        context = tf.distribute.get_replica_context()
+        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, fails), 0.0)
+
+    return check_everywhere
+
+
+def _always_true(*args: Any) -> tf.Tensor:
+    del args
+    return tf.constant(True)
+
+
+def _scale_alone(owner: Any, step: Callable) -> Callable:
+    """Return the step of one replica, which halves its own scale at an overflow.
+
+    The optimizer within is called in any case, as it counts calls, and leaves out
+    gradients that are not finite.
+    """
+
+    def step_and_scale(gradients: Any, variables: Any) -> None:
+        finite = owner.check_finite(gradients)
+        halved = tf.convert_to_tensor(owner.dynamic_scale.value) * 0.5
+        step(gradients, variables)
+        for variable, otherwise in (
+            (owner.dynamic_scale, halved),
+            (owner.step_counter, tf.zeros([], owner.step_counter.dtype)),
+        ):
+            value = tf.convert_to_tensor(variable.value)
+            variable.assign(tf.where(finite, value, otherwise))
+
+    return step_and_scale

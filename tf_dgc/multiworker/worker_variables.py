@@ -1,0 +1,326 @@
+"""Optimizer variables that differ between workers."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dgc._internals import save_hooks, tf_collectives, tracing
+from tf_dgc.collectives import cross_device
+from tf_dgc.multiworker import consensus
+
+# --- Elastic restart: what N workers saved, divided among M.
+
+RESTORE_RULES = ("sum", "mean", "largest", "zero")
+
+
+def restored_share(
+    values: np.ndarray, worker: int, num_workers: int, rule: str
+) -> np.ndarray:
+    """Return what one worker gets of what all workers saved.
+
+    With as many workers as saved it, each gets its own back, bit for bit. Otherwise
+    all get the same:
+
+    - `"sum"`: the total divided by the number of workers, which keeps the total, to
+      rounding of one division. For what adds up over workers.
+    - `"mean"`: the mean. For what is of the same size whatever the number of workers.
+    - `"largest"`: the largest, entry by entry. For what only grows, or fades.
+    - `"zero"`: zeros, as before the first step. For what nobody else can go on with.
+
+    Args:
+        values: values of all workers that saved, `[N, ...]`.
+        worker: index of this worker, 0 to `num_workers - 1`.
+        num_workers: number of workers there are now.
+        rule: name of the rule, one of `RULES`.
+
+    Returns:
+        `[...]`, of the same dtype.
+    """
+    if len(values) == num_workers:
+        return values[worker]
+    if rule == "zero":
+        return np.zeros_like(values[0])
+    if rule == "largest":
+        return values.max(axis=0)
+    total = values.sum(axis=0, dtype=np.float64)
+    divisor = num_workers if rule == "sum" else len(values)
+    return np.asarray(total / divisor, values.dtype)
+
+
+# --- Copies: the value that every replica has of one variable.
+
+
+class ReplicaCopies:
+    """What the replicas of a strategy have of a variable that may differ among them.
+
+    Args:
+        strategy: strategy under which the variable was created.
+        variable: distributed variable, or `tf.Variable` of one replica.
+        instead: values that are to be gathered, one per local replica; None for those
+            that the copies have.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        variable: Any,
+        instead: Sequence[tf.Tensor] | None = None,
+    ):
+        self._strategy = strategy
+        self._variable = variable
+        self._instead = instead
+
+    @property
+    def local(self) -> tuple[tf.Variable, ...]:
+        """The copies of this process, one per local replica."""
+        return self._strategy.experimental_local_results(self._variable)
+
+    def gather(self, local: bool = False) -> np.ndarray:
+        """Return the values of all replicas, `[num_workers, ...]`; call it on all.
+
+        One collective, if there are other processes.
+
+        Args:
+            local: whether to return those of this process only, and contact nobody.
+        """
+        number = self._strategy.num_replicas_in_sync
+        given = self._instead or self.local
+        pairs = zip(self._pairs(), given, strict=True)
+        values = {replica: value.numpy() for (replica, _), value in pairs}
+        if local or len(values) == number:
+            return np.stack([values[replica] for replica in sorted(values)])
+        return self.gather_from_peers(values)
+
+    def gather_from_peers(self, values: dict[int, np.ndarray]) -> np.ndarray:
+        """Do what `gather` does, by a collective.
+
+        Args:
+            values: values of this process, by the replicas' places among all.
+        """
+        number = self._strategy.num_replicas_in_sync
+        rows = self._gather_words([_to_words(r, v) for r, v in values.items()])
+        rows = rows[np.argsort(rows[:, 0])]
+        like = next(iter(values.values()))
+        content = np.ascontiguousarray(rows[:, 1:]).view(np.uint8)[:, : like.nbytes]
+        found = np.ascontiguousarray(content).view(like.dtype)
+        return found.reshape(number, *like.shape)
+
+    def scatter(self, values: np.ndarray, rule: str) -> None:
+        """Restore what `gather` returned, here or on another number of workers.
+
+        Args:
+            values: values of all workers, `[N, ...]`, N the number of workers then.
+            rule: name of the rule for another number, one of `elastic.RULES`.
+        """
+        number = self._strategy.num_replicas_in_sync
+        for replica, copy in self._pairs():
+            copy.assign(restored_share(values, replica, number, rule))
+
+    def _pairs(self) -> list[tuple[int, tf.Variable]]:
+        """Return the copies of this process, by their places among all."""
+        places = self._strategy.experimental_distribute_values_from_function(
+            lambda context: context.replica_id_in_sync_group
+        )
+        replicas = map(int, self._strategy.experimental_local_results(places))
+        return list(zip(replicas, self.local, strict=True))
+
+    def _gather_words(self, words: list[np.ndarray]) -> np.ndarray:
+        """Return rows of int32 of all replicas, in any order."""
+        none = tf_collectives.per_replica([tf.zeros([0])] * len(words))
+        given = tf_collectives.per_replica(list(map(tf.constant, words)))
+        with self._strategy.scope():
+            hook = cross_device.cross_device_ops(self._strategy)
+            _, buffers = hook.communicate(False, none, given)
+            first = self._strategy.experimental_local_results(buffers)[0]
+        return first.numpy().reshape(self._strategy.num_replicas_in_sync, -1)
+
+
+def _to_words(replica: int, value: np.ndarray) -> np.ndarray:
+    """Return a place, and the bits of a value, filled up with zeros, as int32."""
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    words = np.zeros(1 + -(-len(content) // 4), np.int32)
+    words[0] = replica
+    words[1:].view(np.uint8)[: len(content)] = content
+    return words
+
+
+class PerWorkerVariable(keras.Variable):
+    """A variable with a value of its own on every worker, zero at first.
+
+    Inside a training step it is the local value. Outside, reading it (`numpy`) gives
+    the sum over all workers, and assigning divides among them. What is saved is the
+    value of every worker, so that as many workers go on bit for bit where they were;
+    another number of workers divides it (`elastic.share`). Reading and saving are
+    collectives, which every worker has to take part in. A SavedModel, with which nobody
+    goes on, has this process's first value, for which nobody is asked.
+
+    Args:
+        shape: shape of the value on one worker.
+        dtype: name of a dtype, float32 or float64.
+        name: name of the variable, without slashes.
+        rule: name of the rule for another number of workers, one of `elastic.RULES`.
+    """
+
+    def __init__(self, shape: Any, dtype: str, name: str, rule: str = "sum"):
+        self._strategy = tf.distribute.get_strategy()
+        self._rule = rule
+        super().__init__(
+            initializer="zeros",
+            shape=shape,
+            dtype=dtype,
+            trainable=False,
+            aggregation="sum",
+            synchronization="on_read",
+            name=name,
+        )
+
+    def local(self) -> tf.Tensor:
+        """Return this replica's value; call it inside a training step."""
+        return tf.convert_to_tensor(self.value)
+
+    def local_at(self, indices: tf.Tensor) -> tf.Tensor:
+        """Return entries of this replica's value, `[k]`; call it as `local`.
+
+        Of a value that was read as a whole, what updates it has to make a copy.
+
+        Args:
+            indices: index of each entry, int32 `[k, rank]`.
+        """
+        if tracing.in_xla_context():  # copies nothing, and has no such operation
+            return tf.gather_nd(self.local(), indices)
+        return tf.raw_ops.ResourceGatherNd(
+            resource=self.value.handle, indices=indices, dtype=self.dtype
+        )
+
+    @property
+    def value(self) -> Any:
+        """The `tf.Variable`; outside a step, for every worker to read together."""
+        self._meet()
+        return super().value
+
+    def numpy(self) -> Any:
+        """Return the sum over all workers; call it on every worker."""
+        return super().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        del copy  # it is a new array in any case
+        return np.asarray(self.numpy(), dtype)
+
+    def __repr__(self) -> str:
+        # The base class prints the value, and reading it is a collective.
+        return (
+            f"<PerWorkerVariable path={self.path}, shape={tuple(self.shape)}, "
+            f"dtype={self.dtype}>"
+        )
+
+    def local_values(self) -> list[np.ndarray]:
+        """Return the value of every replica of this process; it is not collective."""
+        return [copy.numpy() for copy in self._copies.local]
+
+    def gather(self, local: bool = False) -> np.ndarray:
+        """Return the values of all workers, `[num_workers, ...]`; call it on all.
+
+        Args:
+            local: whether to return those of this process only, and contact nobody.
+        """
+        if not local:
+            self._meet()
+        return self._copies.gather(local)
+
+    def scatter(self, values: np.ndarray) -> None:
+        """Restore what `gather` returned, here or on another number of workers.
+
+        Args:
+            values: values of all workers, `[N, ...]`, N the number of workers then.
+
+        Raises:
+            ValueError: if it is of another shape, as of another model or method.
+        """
+        shape = tuple(self.shape)
+        if np.ndim(values) == 0 or np.shape(values)[1:] != shape:
+            raise ValueError(
+                f"The saved values of {self.path!r} must be of the shape "
+                f"(number of workers, {', '.join(map(str, shape))}). Load with the "
+                "model and the compression method they were saved with. "
+                f"Received: shape={np.shape(values)}"
+            )
+        self._copies.scatter(values, self._rule)
+
+    # --- how tf.train.Checkpoint saves and restores ---------------------------------
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        if save_hooks.is_saving_saved_model():
+            # Whoever loads that has one variable, and wants its value by its name.
+            return self._copies.local[0]._serialize_to_tensors()
+        device = self._copies.local[0].device
+        read = save_hooks.read_when_saved(self.gather, self.dtype, device)
+        return {_SAVED: read}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        values = restored_tensors[_SAVED].numpy()
+        consensus.require_equal(
+            self._strategy,
+            lambda: {self.path: zlib.crc32(values.data)},
+            SAME_CHECKPOINT,
+        )
+        self.scatter(values)
+        return super().value
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        raise ValueError(
+            "State that differs between workers cannot be saved asynchronously, while "
+            "the next step changes it. Pass no `tf.train.CheckpointOptions("
+            "experimental_enable_async_checkpoint=True)`."
+        )
+
+    @property
+    def _copies(self) -> ReplicaCopies:
+        return ReplicaCopies(self._strategy, super().value)
+
+    def _meet(self) -> None:
+        if tf.executing_eagerly() and not self._in_replica():
+            consensus.wait_for_workers(
+                self._strategy, f"read the per-worker state {self.path!r}"
+            )
+
+    def _in_replica(self) -> bool:
+        return (
+            tf.distribute.get_strategy() is self._strategy
+            and not tf.distribute.in_cross_replica_context()
+        )
+
+
+SAME_CHECKPOINT = (
+    "All workers must restore, and from the same checkpoint or copies of it."
+)
+_SAVED = "VALUES_OF_ALL_WORKERS"
+
+
+class SharedVariable(keras.Variable):
+    """A variable that every worker computes alike, and assigns to itself.
+
+    Reading and writing it is local. A checkpoint has the first worker's value.
+
+    Args:
+        initial_value: first value, a NumPy array, equal on all workers.
+        dtype: name of a float dtype.
+        name: name of the variable, without slashes.
+    """
+
+    def __init__(self, initial_value: np.ndarray, dtype: str, name: str):
+        super().__init__(
+            initial_value,
+            dtype=dtype,
+            trainable=False,
+            aggregation="only_first_replica",
+            synchronization="on_read",
+            name=name,
+        )
+
+    def local(self) -> tf.Tensor:
+        """Return this replica's value; call it inside a training step."""
+        return tf.convert_to_tensor(self.value)

@@ -1,0 +1,116 @@
+"""Workers: what they are called, where they are, and how long they wait."""
+
+import math
+import os
+
+import tensorflow as tf
+
+SINGLE_WORKER_VARIABLE = "TF_DGC_ALONE"
+TIMEOUT_VARIABLE = "TF_DGC_TIMEOUT"
+START_TIMEOUT_VARIABLE = "TF_DGC_START_TIMEOUT"
+TRACING_TIMEOUT_VARIABLE = "TF_DGC_TRACING_TIMEOUT"
+HEARTBEAT_TIMEOUT_VARIABLE = "TF_DGC_HEARTBEAT_TIMEOUT"
+
+
+def own_name(strategy: tf.distribute.Strategy) -> str:
+    """Return this worker's name, for example "worker 1"."""
+    resolver = strategy.cluster_resolver
+    return f"{resolver.task_type} {resolver.task_id}"
+
+
+def addresses(cluster: tf.train.ClusterSpec) -> dict[str, str]:
+    """Return the address of every worker by its name, the first one's first.
+
+    The first one is the one that coordinates the others.
+    """
+    return {
+        f"{job} {index}": cluster.task_address(job, index)
+        for job in ("chief", "worker")
+        if job in cluster.jobs
+        for index in cluster.task_indices(job)
+    }
+
+
+def hosts(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the host of each replica, by index; "" for all if there is one process."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    known = addresses(resolver.cluster_spec()) if resolver else {}
+    number = strategy.num_replicas_in_sync
+    if not known:
+        return [""] * number
+    of_each = [address.rpartition(":")[0] for address in known.values()]
+    return [host for host in of_each for _ in range(number // len(of_each))]
+
+
+def index(strategy: tf.distribute.Strategy) -> int:
+    """Return the index of this process among all that take part; 0 if it is alone."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    names = list(addresses(resolver.cluster_spec())) if resolver else []
+    return names.index(own_name(strategy)) if names else 0
+
+
+def all_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers, the first one's first."""
+    return list(addresses(strategy.cluster_resolver.cluster_spec()))
+
+
+def other_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Return the names of all workers but this one."""
+    return [name for name in all_names(strategy) if name != own_name(strategy)]
+
+
+def full_name(strategy: tf.distribute.Strategy, name: str) -> str:
+    """Return a worker's name with its address, as errors give it."""
+    known = addresses(strategy.cluster_resolver.cluster_spec())
+    return f"{name} ({known[name]})" if name in known else name
+
+
+def timeout_seconds() -> float:
+    """Return how long to wait for a worker that does not come, in seconds.
+
+    40, or the environment variable `TF_DGC_TIMEOUT`.
+
+    Raises:
+        ValueError: if the variable is not a positive number.
+    """
+    return _seconds(TIMEOUT_VARIABLE, 40)
+
+
+def start_timeout_seconds() -> float:
+    """Return how long to wait for a worker to start, in seconds.
+
+    45, or the environment variable `TF_DGC_START_TIMEOUT`.
+    """
+    return _seconds(START_TIMEOUT_VARIABLE, 45)
+
+
+def tracing_timeout_seconds() -> float:
+    """Return how long to wait for a worker that is tracing a `tf.function`, in seconds.
+
+    1200, or the environment variable `TF_DGC_TRACING_TIMEOUT`; at least
+    `timeout_seconds`.
+    """
+    return max(timeout_seconds(), _seconds(TRACING_TIMEOUT_VARIABLE, 1200))
+
+
+def heartbeat_timeout_seconds() -> float:
+    """Return after how long without a heartbeat a worker counts as gone, in seconds.
+
+    10, or the environment variable `TF_DGC_HEARTBEAT_TIMEOUT`, which
+    `multi_worker_strategy` passes to TensorFlow.
+    """
+    return _seconds(HEARTBEAT_TIMEOUT_VARIABLE, 10)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"The environment variable {variable} must be a positive number of "
+            f"seconds. Received: {text!r}"
+        )
+    return seconds
