@@ -236,13 +236,13 @@ def test_within_an_epoch_the_first_workers_logs_decide(tmp_path, monkeypatch):
 
     stock = consensus.exchange_texts
 
-    def share_notes(strategy, note, purpose):
+    def exchange_texts(strategy, note, purpose):
         if purpose != "save":
             return stock(strategy, note, purpose)
         shared.append(json.loads(note))
         return {"worker 0": json.dumps({"loss": next(first)}), "worker 1": note}
 
-    monkeypatch.setattr(consensus, "exchange_texts", share_notes)
+    monkeypatch.setattr(consensus, "exchange_texts", exchange_texts)
     path = str(tmp_path / "{loss:.1f}.keras")
     settings = {"monitor": "loss", "mode": "min", "save_best_only": True}
     callback = Checkpoint(path, save_freq=3, **settings)

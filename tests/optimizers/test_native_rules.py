@@ -238,7 +238,7 @@ def test_descent_is_that_of_plain_sgd_alone():
 @pytest.mark.parametrize(("other", "all_have"), [("True", True), ("False", False)])
 def test_native_on_all_workers_or_on_none(monkeypatch, other, all_have):
     monkeypatch.setattr(
-        *(consensus, "share_notes"),
+        *(consensus, "exchange_texts"),
         lambda strategy, note, purpose: {"": note, "b": other},
     )
     strategy = tf.distribute.get_strategy()

@@ -16,7 +16,7 @@ import pytest
 import tf_dgc
 
 ROOT = pathlib.Path(__file__).parents[2]
-MODULES = {"callbacks", "cluster", "compressors", "exchanges", "saving", "schedules"}
+MODULES = {"callbacks", "cluster", "compressors", "collectives", "saving", "schedules"}
 
 
 def entries():

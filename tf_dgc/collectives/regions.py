@@ -408,7 +408,7 @@ def combine_blocks(
     return library.tf_dgc_unite_places(
         blocks=blocks,
         mine=mine,
-        uncompressed=tf.concat([tf.zeros([0], tf.int32), *coded], axis=0),
+        exempt=tf.concat([tf.zeros([0], tf.int32), *coded], axis=0),
         finite=tf.equal(others.flag, 0),
         A=regions.space.dtype,
         **_arguments(starts, regions),
