@@ -157,7 +157,9 @@ def test_one_worker_without_it_makes_all_do_without(strategies):
             "IMPLEMENTATIONS",
             [engines, generic_step.start_generic_step],
         ),
-        mock.patch("tf_dgc.optimizers.state.all_workers_have_native_rules", return_value=False),
+        mock.patch(
+            "tf_dgc.optimizers.state.all_workers_have_native_rules", return_value=False
+        ),
     ):
         Path(strategies[2], lambda: tf_dgc.CompressedOptimizer(inner(), method()))
     assert engines.call_count > 0

@@ -233,7 +233,7 @@ def test_goes_on_within_a_step(strategies, workers):
         first.step(call)
     second = make_trainer(strategies[workers], "dgc", "sgd")
     second.load(first.save())
-    sums = [t.optimizer.kept.accumulation.sums for t in (first, second)]
+    sums = [t.optimizer.state.accumulation.sums for t in (first, second)]
     for mine, others in zip(*sums, strict=True):
         total = others.gather().sum(axis=0)
         np.testing.assert_allclose(mine.gather().sum(axis=0), total, rtol=1e-5)

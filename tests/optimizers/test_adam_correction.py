@@ -243,7 +243,7 @@ def test_how_much_workers_agree_does_not_depend_on_the_rate(strategies):
         )
         for step, gradients in enumerate(make_gradients(2, STEPS, "float32")):
             trainer.step([gradients[0], gradients[0 if step < 6 else 1]])
-        found.append(trainer.optimizer.kept.adam._agreement.factors().numpy())
+        found.append(trainer.optimizer.state.adam._agreement.factors().numpy())
     np.testing.assert_allclose(*found, rtol=1e-5)
     assert np.all(found[0] < 4)  # at first they were alike
 

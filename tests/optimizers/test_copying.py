@@ -386,7 +386,7 @@ def test_without_a_config_only_saving_fails(rate, wrapper):
 def test_workers_compare_schedules_without_a_config(wrapper):
     def compared(steps):
         optimizer = WRAPPERS[wrapper](O.SGD(Warmup(warmup_steps=steps)))
-        return json.dumps(state.consensus_texts(optimizer, []))
+        return json.dumps(state.consensus_texts(optimizer.consensus_config(), {}, []))
 
     assert compared(3) == compared(3)
     assert compared(3) != compared(4)
@@ -409,7 +409,7 @@ class Half:
 def test_a_schedule_of_sparsity_needs_no_config(make):
     optimizer = make()
     assert "sparsity=Half(...)" in repr(optimizer)
-    json.dumps(state.consensus_texts(optimizer, []))
+    json.dumps(state.consensus_texts(optimizer.consensus_config(), {}, []))
     json.dumps(optimizer.describe_config())
     variable = keras.Variable(WEIGHTS[0])
     optimizer.apply([gradients()[0][0]], [variable])

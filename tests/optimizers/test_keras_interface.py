@@ -142,7 +142,9 @@ def test_an_optimizer_whose_config_lacks_settings():
     optimizer = tf_dgc.DGCOptimizer(Terse(clipnorm=2.0), 0.9)
     assert optimizer.clipnorm == 2.0
     assert optimizer.get_config()["inner"]["config"] == {"learning_rate": 0.5}
-    compared = consensus_texts(optimizer, [])["optimizer"]  # by several workers
+    compared = consensus_texts(optimizer.consensus_config(), {}, [])[
+        "optimizer"
+    ]  # by several workers
     assert compared["inner"]["config"] == {"learning_rate": 0.5}
 
 

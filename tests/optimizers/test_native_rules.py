@@ -137,9 +137,9 @@ def test_a_step_without_sums_in_between(strategies, workers, name, sparsity):
             initial_weights("float32"),
             traced=False,  # where Keras's own step may round otherwise
         )
-        kept = trainer.optimizer.kept
+        kept = trainer.optimizer.state
         assert kept.use_native
-        trainer.optimizer.kept = dataclasses.replace(kept, use_native=use_native)
+        trainer.optimizer._state = dataclasses.replace(kept, use_native=use_native)
         for gradients in make_gradients(workers, 4, "float32"):
             trainer.step(gradients)
         inner = trainer.local(trainer.optimizer.inner_optimizer.variables[2:])

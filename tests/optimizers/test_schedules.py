@@ -108,7 +108,10 @@ def make_table(last=0.99, size=50):
 def test_of_a_schedule_only_steps_that_are_taken_are_asked_for(schedule, inner):
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     optimizer = tf_dgc.DGCOptimizer(inner, schedule)
-    consensus_texts(optimizer, [variable])  # what several workers compare
+    functions = optimizer.schedule_functions()
+    consensus_texts(
+        optimizer.consensus_config(), functions, [variable]
+    )  # what several workers compare
     optimizer.apply([tf.ones((40, 50))], [variable])
     assert optimizer.stats.entries_per_step < 2000
 

@@ -13,7 +13,7 @@ from tf_dgc import compressors
 from tf_dgc._internals.optimizer_copies import copy_optimizer
 from tf_dgc.arguments import show
 from tf_dgc.collectives import RequestSize
-from tf_dgc.optimizers import autotune, validation
+from tf_dgc.optimizers import autotune
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.dgc import DGCOptimizer
 from tf_dgc.schedules import check_period
@@ -214,7 +214,7 @@ class _Steps:
         optimizer = self._optimizer
         if not isinstance(optimizer, CompressedOptimizer):
             return False
-        return validation.allows(optimizer, bool(optimizer.residual))[1]
+        return optimizer.settings.allows_merging
 
     def asked(self, num_workers: int) -> list[RequestSize]:
         """Return what a step asks for with so many workers."""

@@ -119,7 +119,7 @@ def delta_inputs(
     """
     number = optimizer.num_workers
     return StepInputs(
-        kept.chosen.compressor,
+        kept.tuned.compressor,
         [kept.tensors[place] for place in places],
         places,
         moved,

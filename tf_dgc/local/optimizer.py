@@ -1,12 +1,12 @@
 """Local steps, and an exchange of how far they led every so many."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from tf_dgc import arguments, compressors, metrics, schedules
+from tf_dgc import arguments, compressors, schedules
 from tf_dgc._internals import keras_optimizers, keras_rules
 from tf_dgc._internals.optimizer_copies import copy_optimizer
 from tf_dgc.collectives import CollectiveAlgorithm, Gossip
@@ -20,25 +20,13 @@ from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.local.streaming import DelayedSynchronizer
 from tf_dgc.local.synchronizer import Synchronizer
 from tf_dgc.local.weights import LocalWeightsOptimizer, SwappedWeights
-from tf_dgc.multiworker import divergence, tf_config
-from tf_dgc.multiworker.strategy import creating_zero_variables, prepare
+from tf_dgc.multiworker import divergence
+from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable, SharedVariable
-from tf_dgc.optimizers import (
-    gradients,
-    inner_hyperparameters,
-    state,
-    unsupported,
-    validation,
-)
-from tf_dgc.optimizers.config import (
-    LOCAL_CONFIG_KEYS,
-    Exclusions,
-    local_config_of,
-    parse_config,
-)
+from tf_dgc.optimizers import inner_hyperparameters, unsupported, validation
 from tf_dgc.optimizers.inner import get_inner_optimizer
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters, Serialize
-from tf_dgc.steps.state import MethodState
+from tf_dgc.optimizers.state import CompressionSettings, OptimizerState
 
 # --- The two optimizers of local steps, made ready for what they are given.
 
@@ -163,7 +151,20 @@ class LocalOptimizer(LocalWeightsOptimizer):
             `CompressedOptimizer`, and for variables that are not each replica's own.
     """
 
-    fixed = frozenset(LOCAL_CONFIG_KEYS)
+    config_keys: ClassVar[tuple[str, ...]] = (
+        "period",
+        "compressor",
+        "error_feedback",
+        "min_compress_size",
+        "seed",
+        "check_every",
+        "on_divergence",
+        "exchange",
+        "track_drift",
+        "delay",
+        "parts",
+    )
+    fixed = frozenset(config_keys)
 
     def __init__(
         self,
@@ -190,145 +191,94 @@ class LocalOptimizer(LocalWeightsOptimizer):
         )
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
-        ways = validation.get_exchange(exchange, compressor, feedback, near=True)
+        algorithm = validation.get_exchange(exchange, compressor, feedback, near=True)
         divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         number = strategy.num_replicas_in_sync
-        gossip.check_gossip(ways, compressor, error_feedback, outer, number)
+        gossip.check_gossip(algorithm, compressor, error_feedback, outer, number)
         rule = create_inner(inner)
-        super().__init__(rule, InnerHyperparameters({}), name, strategy)
+        settings = CompressionSettings(
+            compressor=compressor,
+            hyperparameters=InnerHyperparameters({}),
+            error_feedback=feedback,
+            algorithm=algorithm,
+            min_compress_size=int(min_compress_size),
+            seed=arguments.check_seed(seed),
+        )
+        background = BackgroundReduction(strategy) if delay else None
+        hook = background.hook if background else None
+        super().__init__(
+            rule, settings, name, strategy, Communicator(strategy, algorithm, hook)
+        )
+        self.background = background
         self.outer_optimizer = create_outer(outer, compressor, feedback, parts)
         keras_optimizers.load_only_if(self.outer_optimizer, lambda: self._is_loaded)
         self.period = period
         self.compressor = compressor
         self.error_feedback = error_feedback
-        self.min_compress_size = int(min_compress_size)
-        self.seed = arguments.check_seed(seed)
+        self.min_compress_size = settings.min_compress_size
+        self.seed = settings.seed
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
         self.exchange = exchange  # by name, if it was given so
         self.delay, self.parts = delay, parts
-        self.background = BackgroundReduction(strategy) if delay else None
-        hook = self.background.hook if self.background else None
-        self.communicator = Communicator(strategy, ways, hook)
         self.anchor: list[SharedVariable] = []
         self.public: list[PerWorkerVariable] = []
-        self.residual: list[PerWorkerVariable] = []
-        self.compressor_state: list[MethodState] = []
-        self.uncompressed_dtype: str | None = None
-        self.track_staleness = self.overlap = False
         self.track_drift = bool(track_drift)
-        self._keeps_residual = feedback and not ways.is_neighbor_exchange
-        self.kept: state.OptimizerState | None = None
-        self._counters: keras.Variable | None = None
 
-    # --- before the first step ------------------------------------------------------
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create the state; all workers compare what they were given.
-
-        Args:
-            variables: model's trainable variables.
-
-        Raises:
-            ValueError, RuntimeError: see the class and `CompressedOptimizer.build`.
-        """
-        if self.built or self.is_loaded_without(variables):
-            return
-        variables = keras_optimizers.distinct_variables(self, variables)
-        validation.check_scope(self, self._strategy, variables, "build")
-        validation.check_variables(variables)
+    def check_variables(self, variables: Sequence[keras.Variable]) -> None:
+        """Raise `ValueError` for variables that replicas cannot change on their own."""
+        super().check_variables(variables)
         validation.check_own_copies(variables)
-        self.check_copies()
-        use_native = state.compare_workers(self, variables, self._strategy)
-        if not variables:
-            self.build_without_variables()
-            return
-        with creating_zero_variables(self._strategy), keras_optimizers.tracked():
-            self._create(variables, use_native)
 
-    def _create(self, variables: list[keras.Variable], use_native: bool) -> None:
-        self.inner_optimizer.build(variables)
-        self.outer_optimizer.build(variables)
-        asks = Exclusions(), self._keeps_residual, self._hyperparameters, use_native
-        made = self.kept = state.create_state(self, variables, *asks, self._strategy)
-        # Only now it is built: what was refused may be mended, and tried again.
-        keras_optimizers.remember_variables(self, variables)
-        # Keras saves what is an attribute of the optimizer.
-        self._counters = made.worker_state.counters
-        self.residual = list(made.worker_state.residual)
-        self.compressor_state = made.method_state
-        kind = (
-            GossipSynchronizer
-            if made.chosen.exchange.is_neighbor_exchange
-            else AveragingSynchronizer
-        )
-        ending = self._ending = (DelayedSynchronizer if self.delay else kind)(
-            self, made, variables
-        )
-        self.anchor = ending.anchor
-        if isinstance(ending, GossipSynchronizer) and ending.known:
-            known = ending.known
-            self.public, self._pull = known.public, known.pull
-            self.compressor_state = known.states
-        if isinstance(ending, DelayedSynchronizer):
-            self._moved, self._received = ending.moved, ending.received
-        self._drift = ending.drift and ending.drift.variable
+    def create_variables(
+        self, state: OptimizerState, variables: list[keras.Variable]
+    ) -> None:
+        """Make the state's variables attributes, and create the synchronizer."""
+        super().create_variables(state, variables)
+        self._synchronizer = self._create_synchronizer(state, variables)
+        self.anchor = self._synchronizer.anchor
+        drift = self._synchronizer.drift
+        self._drift = drift and drift.variable
         self._shown = SwappedWeights(self._strategy, variables)
         self._rounds = RoundCounter(streaming.fragment_period(self), self._strategy)
         self._progress = self._rounds.variable
 
+    def _create_synchronizer(
+        self, state: OptimizerState, variables: list[keras.Variable]
+    ) -> Synchronizer:
+        if self.delay:
+            delayed = DelayedSynchronizer(self, state, variables)
+            self._moved, self._received = delayed.moved, delayed.received
+            return delayed
+        if not state.tuned.exchange.is_neighbor_exchange:
+            return AveragingSynchronizer(self, state, variables)
+        gossip_synchronizer = GossipSynchronizer(self, state, variables)
+        if known := gossip_synchronizer.known:
+            self.public, self._pull = known.public, known.pull
+            self.compressor_state = known.states
+        return gossip_synchronizer
+
     # --- in every step --------------------------------------------------------------
 
-    @tf.autograph.experimental.do_not_convert
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Take one local step, and exchange if the round ends; in replica context.
-
-        Args:
-            grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
-                already divided by the number of workers (Keras scales the loss).
-            trainable_variables: the variables; the optimizer is built for those of the
-                first call.
-
-        Raises:
-            ValueError: outside the replica context of the optimizer's strategy, and
-                for variables the optimizer was not built with.
-        """
-        validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
-        validation.check_in_replica(self.num_workers)
-        grads, variables = gradients.match_gradients(self, grads, trainable_variables)
-        if not grads:
-            return
-        made, rounds = (
-            cast(state.OptimizerState, self.kept),
-            cast(RoundCounter, self._rounds),
+    def step(
+        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+    ) -> None:
+        """Take one local step, and synchronize the workers if the round ends."""
+        rounds, synchronizer = self._rounds, self._synchronizer
+        assert rounds is not None
+        assert synchronizer is not None
+        ends = rounds.ends()
+        synchronizer.begin(rounds)
+        taken = averaging.local_step(
+            self.inner_optimizer, grads, variables, self.num_workers, state.use_native
         )
-        with tf.name_scope(self.name):
-            ends, ending = rounds.ends(), cast(Synchronizer, self._ending)
-            ending.begin(rounds)
-            asks = grads, variables, self.num_workers, made.use_native
-            rounds.count_call(averaging.local_step(self.inner_optimizer, *asks))
-            if isinstance(ending, DelayedSynchronizer):
-                ending.receive(rounds, ends)
-            rounds.end(ends, lambda: ending.end(rounds))
+        rounds.count_call(taken)
+        if isinstance(synchronizer, DelayedSynchronizer):
+            synchronizer.receive(rounds, ends)
+        rounds.end(ends, lambda: synchronizer.end(rounds))
 
     # --- what users read ------------------------------------------------------------
-
-    @property
-    def num_workers(self) -> int:
-        """Replicas in sync."""
-        return self.communicator.num_workers
-
-    @property
-    def stats(self) -> metrics.CompressionStats:
-        """What was sent so far and in the last exchange, per worker; steps are rounds.
-
-        A gradient that is not finite is counted by `skipped`; `nonfinite` counts
-        workers whose weights were not, and that were left out of an exchange.
-        """
-        return metrics.read_stats(
-            self._counters, state.algorithm_name(self.kept, self.exchange)
-        )
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -368,13 +318,15 @@ class LocalOptimizer(LocalWeightsOptimizer):
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
         """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return local_config_of(self, serialize)
+        gossips = isinstance(self.exchange, Gossip)
+        outer = None if gossips else serialize(self.outer_optimizer)
+        return {**super().collect_config(serialize), "outer": outer}
 
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "LocalOptimizer":
-        """Build an optimizer from `get_config`'s dictionary."""
-        arguments, _ = parse_config(config, custom_objects)
-        with tf_config.loading_config():
-            return cls(**arguments)
+    def consensus_config(self) -> dict[str, Any]:
+        """Return the config that must be equal on all workers."""
+        lane = self.background.number if self.background else None
+        return {**super().consensus_config(), "lane": lane}
+
+    def schedule_functions(self) -> dict[str, Any]:
+        """Return settings, by name, that may be functions of the iteration."""
+        return {**super().schedule_functions(), "period": self.period}

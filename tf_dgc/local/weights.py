@@ -16,7 +16,7 @@ from tf_dgc.multiworker import worker_parts
 from tf_dgc.multiworker.consensus import wait_for_workers
 from tf_dgc.multiworker.worker_variables import ReplicaCopies
 from tf_dgc.optimizers import validation
-from tf_dgc.optimizers.base import OptimizerWrapper
+from tf_dgc.optimizers.collective import CollectiveOptimizer
 
 # --- Weights that are shown in place of those that a worker trains.
 
@@ -68,7 +68,7 @@ def _assign(
             copy.assign(value)
 
 
-class LocalWeightsOptimizer(OptimizerWrapper):
+class LocalWeightsOptimizer(CollectiveOptimizer):
     """An optimizer between whose exchanges every worker goes a way of its own."""
 
     steps_locally = True
@@ -80,7 +80,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
     _progress: keras.Variable | None = None
     _rounds: RoundCounter | None = None
     _shown: SwappedWeights | None = None
-    _ending: Synchronizer | None = None
+    _synchronizer: Synchronizer | None = None
 
     @property
     def skipped(self) -> int:
@@ -99,7 +99,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
         As the last round ended, the same on all workers, right to a few per cent; None
         unless it is tracked.
         """
-        found = self._ending.drift if self._ending else None
+        found = self._synchronizer.drift if self._synchronizer else None
         return None if found is None else float(found.variable.numpy())
 
     def consensus(self) -> None:
@@ -116,7 +116,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
         if self._rounds is None or not self._rounds.apart:
             return
         wait_for_workers(self._strategy, "come to a consensus")
-        ending, rounds = cast(Synchronizer, self._ending), self._rounds
+        ending, rounds = cast(Synchronizer, self._synchronizer), self._rounds
         self._strategy.run(lambda: ending.consensus(rounds))
 
     @contextlib.contextmanager
@@ -142,7 +142,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
         if self._shown is None or self._shown.hidden or not self._differs():
             yield
             return
-        with self._shown.instead(self._ending.agreed(what)):  # type: ignore[union-attr]
+        with self._shown.instead(self._synchronizer.agreed(what)):  # type: ignore[union-attr]
             yield
 
     def refuse_while_shown(self, what: str) -> None:
@@ -219,7 +219,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
         validation.check_agreed(self, self.is_shown or not self._differs())
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state of all workers, and their weights: see `OptimizerWrapper`.
+        """Load the state of all workers, and their weights: see `CollectiveOptimizer`.
 
         Raises:
             RuntimeError: within `agreed()`; and as other optimizers.
@@ -231,7 +231,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
             self.loads += 1
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Set all of `variables`: see `OptimizerWrapper`."""
+        """Set all of `variables`: see `CollectiveOptimizer`."""
         self._drop_what_is_under_way()
         super().set_weights(weights)
 
@@ -245,7 +245,7 @@ class LocalWeightsOptimizer(OptimizerWrapper):
             self.background.forget()
 
     def restore_copies(self, copies: ReplicaCopies, values: np.ndarray) -> None:
-        """Restore what each worker has of a variable: see `OptimizerWrapper`.
+        """Restore what each worker has of a variable: see `CollectiveOptimizer`.
 
         Raises:
             ValueError: for whole numbers of the inner optimizer, other than counts, of

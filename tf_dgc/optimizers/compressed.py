@@ -1,190 +1,33 @@
 """Any compression method as a Keras optimizer."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import ClassVar
 
 import keras
 import tensorflow as tf
 
 from tf_dgc import arguments, compressors, metrics
-from tf_dgc._internals import keras_optimizers
-from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc._internals import keras_optimizers, tracing
 from tf_dgc.collectives import CollectiveAlgorithm
 from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.compressors import Compressor
 from tf_dgc.metrics import Staleness
-from tf_dgc.multiworker import divergence, tf_config
-from tf_dgc.multiworker.divergence import DivergenceCheck
-from tf_dgc.multiworker.strategy import creating_zero_variables, prepare
+from tf_dgc.multiworker import divergence
+from tf_dgc.multiworker.strategy import prepare
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
-from tf_dgc.optimizers import autotune, gradients, state, step_inputs, validation
-from tf_dgc.optimizers.base import OptimizerWrapper
-from tf_dgc.optimizers.config import CONFIG_KEYS, Exclusions, config_of, parse_config
+from tf_dgc.optimizers import autotune, gradients, step_inputs, validation
+from tf_dgc.optimizers.collective import CollectiveOptimizer
 from tf_dgc.optimizers.inner import extract_hyperparameters, get_inner_optimizer
-from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters, Serialize
-from tf_dgc.optimizers.state import OptimizerState
-from tf_dgc.optimizers.step_inputs import StepBucket
+from tf_dgc.optimizers.state import CompressionSettings, OptimizerState
 from tf_dgc.optimizers.unsupported import check_inner_rule
 from tf_dgc.optimizers.update import apply_update
 from tf_dgc.smart_cond import add_counts
-from tf_dgc.steps import implementations
-from tf_dgc.steps.base import StepOutcome
-from tf_dgc.steps.state import MethodState, WorkerState
-
-# --- Overlapping: a step in parts, each exchanged while the backward pass goes on.
-#
-# Each part, of the tensors of a bucket, is a step of its own: nothing of it waits for
-# the
-# gradients of others, and TensorFlow runs it as soon as its own are there. Collectives
-# stand in the order of the buckets, on all workers alike. What workers remember is as
-# it
-# was before, and the model too, if a gradient of any part is not finite on any of them.
-
-
-def run_buckets(
-    communicator: Communicator,
-    parts: Sequence[StepBucket],
-    check: DivergenceCheck | None,
-) -> tuple[StepOutcome, int | tf.Tensor]:
-    """Run a step, as `Communicator.run` does; call it in replica context.
-
-    Args:
-        communicator: communicator of the optimizer.
-        parts: parts of the step, in the order in which the backward pass finishes them.
-        check: rider of the first request; None for none.
-
-    Returns:
-        What the step comes to, and the bytes that the check took.
-    """
-    if len(parts) == 1:
-        return communicator.run(implementations.start_step(parts[0].inputs), check)
-    before = [pair for part in parts for pair in _remember(part.inputs.worker_state)]
-    first, *others = [implementations.start_step(part.inputs) for part in parts]
-    outcome, extra = communicator.run(first, check)
-    outcomes = [outcome, *(communicator.run(step)[0] for step in others)]
-    sums, nonfinite = _decode(parts, outcomes)
-    _restore_if(tf.greater(nonfinite, 0), before)
-    joined = StepOutcome(
-        decode=lambda: (sums, nonfinite),
-        entries=add_counts([outcome.entries for outcome in outcomes]),
-        sent_bytes=add_counts([outcome.sent_bytes for outcome in outcomes]),
-        all_or_none=True,
-    )
-    return joined, extra
-
-
-def _decode(
-    parts: Sequence[StepBucket], outcomes: Sequence[StepOutcome]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return the sums of all parts, and the number of gradients that left them out."""
-    sums: dict[int, tf.Tensor] = {}
-    counts = []
-    for part, outcome in zip(parts, outcomes, strict=True):
-        found, nonfinite = outcome.decode()
-        sums.update(zip(part.places, found, strict=True))
-        counts.append(nonfinite)
-    return [sums[i] for i in sorted(sums)], tf.reduce_max(tf.stack(counts))
-
-
-def _remember(worker_state: WorkerState) -> list[tuple[Any, tf.Tensor]]:
-    """Return the variables that a step may assign, and their values.
-
-    A value is not copied until something writes to its variable.
-    """
-    states = [variable for state in worker_state.states for variable in state.values()]
-    return [
-        (v, v.local())
-        for v in [*worker_state.residual, *worker_state.velocity, *states]
-    ]
-
-
-def _restore_if(wanted: tf.Tensor, before: Sequence[tuple[Any, tf.Tensor]]) -> None:
-    def restore() -> tf.Tensor:
-        for variable, value in before:
-            variable.assign(value)
-        return tf.constant(True)
-
-    tf.cond(wanted, restore, lambda: tf.constant(True))
-
-
-# --- One step of `CompressedOptimizer`, from gradients to the update.
-
-
-def accumulate_or_step(
-    optimizer: Any,
-    grads: list,
-    variables: list[keras.Variable],
-    hyperparameters: InnerHyperparameters,
-    made: OptimizerState,
-    strategy: tf.distribute.Strategy,
-) -> None:
-    """Take a step, or the part of one that a call is; arguments are those of `take`."""
-    if made.remembers:
-        grads, variables = gradients.add_repeated(grads, variables)
-
-    def step(given: list) -> None:
-        take_step(optimizer, given, variables, hyperparameters, made, strategy)
-
-    if made.accumulation:
-        made.accumulation.call(optimizer, grads, variables, step)
-    else:
-        step(grads)
-
-
-def take_step(
-    optimizer: Any,
-    grads: list,
-    variables: list[keras.Variable],
-    hyperparameters: InnerHyperparameters,
-    made: OptimizerState,
-    strategy: tf.distribute.Strategy,
-) -> None:
-    """Take a step; call it in replica context.
-
-    Args:
-        optimizer: `CompressedOptimizer` whose step it is.
-        grads: gradients of the variables.
-        variables: variables of the model.
-        hyperparameters: settings of the inner optimizer that are applied in its place.
-        made: variables that the optimizer keeps.
-        strategy: strategy of the workers.
-    """
-    communicator = optimizer.communicator
-    trained, overwritten = gradients.split_overwritten(grads, variables)
-    extra = gradients.overwrite_variables(communicator, overwritten)
-    if not trained:  # as by Keras, it counts
-        optimizer.iterations.assign_add(1)
-        nothing = {"entries": 0, "nonfinite": tf.constant(0)}
-        metrics.count_step(
-            made.worker_state.counters, sent_bytes=extra, dense_bytes=extra, **nothing
-        )
-        return
-    grads, variables = map(list, zip(*trained, strict=True))
-    with tf.name_scope(optimizer.name):
-        parts = step_inputs.collect_buckets(
-            optimizer, grads, variables, hyperparameters, made
-        )
-        asks = optimizer.iterations.value, optimizer.check_every
-        check = divergence.create_check(
-            strategy, variables, *asks, optimizer.on_divergence
-        )
-        outcome, asked = run_buckets(communicator, parts, check)
-        if made.adam:
-            outcome = made.adam.receive(outcome)
-        known = made.use_native, made.rule, hyperparameters.scales_by_learning_rate
-        nonfinite = apply_update(optimizer.inner_optimizer, outcome, variables, *known)
-        refreshed = made.adam.refresh(communicator) if made.adam else 0
-        metrics.count_step(
-            made.worker_state.counters,
-            entries=outcome.entries,
-            sent_bytes=add_counts([outcome.sent_bytes, asked, extra, refreshed]),
-            dense_bytes=metrics.dense_bytes(variables) + extra,
-            nonfinite=nonfinite,
-        )
+from tf_dgc.steps.base import StepInputs
+from tf_dgc.steps.implementations import StepBucket, run_step
+from tf_dgc.steps.plan import split_uncompressed
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
-class CompressedOptimizer(OptimizerWrapper):
+class CompressedOptimizer(CollectiveOptimizer):
     """Exchanges gradients by a compression method, around any Keras optimizer.
 
     Create it in the scope of the same strategy as the model:
@@ -256,7 +99,22 @@ class CompressedOptimizer(OptimizerWrapper):
             strategy, and workers that were started with different models or settings.
     """
 
-    fixed = frozenset(CONFIG_KEYS)
+    config_keys: ClassVar[tuple[str, ...]] = (
+        "compressor",
+        "error_feedback",
+        "momentum_correction",
+        "factor_masking",
+        "adam_correction",
+        "rate_correction",
+        "min_compress_size",
+        "seed",
+        "track_staleness",
+        "check_every",
+        "on_divergence",
+        "exchange",
+        "overlap",
+    )
+    fixed = frozenset(config_keys)
 
     def __init__(
         self,
@@ -279,195 +137,217 @@ class CompressedOptimizer(OptimizerWrapper):
     ):
         compressor = compressors.get(compressor)
         feedback = validation.uses_error_feedback(compressor, error_feedback)
-        validation.check_momentum_correction(momentum_correction, feedback)
+        self._check_momentum_correction(momentum_correction, feedback)
         validation.check_min_compress_size(min_compress_size)
-        ways = validation.get_exchange(exchange, compressor, feedback)
+        algorithm = validation.get_exchange(exchange, compressor, feedback)
         divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         inner = get_inner_optimizer(inner)
         validation.check_one_momentum(compressor, inner)
-        corrects = bool(momentum_correction), bool(adam_correction) and feedback
-        scales_by_learning_rate = (
-            rate_correction and feedback and not compressor.has_units
-        )
-        rule, hyperparameters = extract_hyperparameters(
-            inner, *corrects, compressor, scales_by_learning_rate
+        inner_rule, hyperparameters = extract_hyperparameters(
+            inner,
+            bool(momentum_correction) and feedback,
+            bool(adam_correction) and feedback,
+            compressor,
+            rate_correction and feedback and not compressor.has_units,
         )
         validation.check_adam_correction(
-            ways, compressor, feedback, bool(hyperparameters.adam)
+            algorithm, compressor, feedback, bool(hyperparameters.adam)
         )
         check_inner_rule(inner, compressor, feedback, wanted=not adam_correction)
         autotune.check_overlap(overlap, compressor, hyperparameters, track_staleness)
-        super().__init__(rule, hyperparameters, name, strategy)
-        self.compressor, self.error_feedback = compressor, error_feedback
+        settings = CompressionSettings(
+            compressor=compressor,
+            hyperparameters=hyperparameters,
+            error_feedback=feedback,
+            algorithm=algorithm,
+            factor_masking=arguments.check_choice("factor_masking", factor_masking),
+            min_compress_size=int(min_compress_size),
+            seed=arguments.check_seed(seed),
+            track_staleness=bool(track_staleness),
+            overlap=overlap,
+        )
+        super().__init__(
+            inner_rule, settings, name, strategy, Communicator(strategy, algorithm)
+        )
+        self.compressor = compressor
+        self.error_feedback = error_feedback
         self.momentum_correction = bool(momentum_correction)
-        self.factor_masking = arguments.check_choice("factor_masking", factor_masking)
+        self.factor_masking = settings.factor_masking
         self.adam_correction = bool(adam_correction)
         self.rate_correction = bool(rate_correction)
-        self.min_compress_size = int(min_compress_size)
-        self.seed = arguments.check_seed(seed)
-        self.track_staleness = bool(track_staleness)
+        self.min_compress_size = settings.min_compress_size
+        self.seed = settings.seed
+        self.track_staleness = settings.track_staleness
         self.check_every = check_every and int(check_every)
         self.on_divergence = on_divergence
-        self.exchange = exchange  # by name, if it was given so
+        self.exchange = exchange  # the name, if it was passed
         self.overlap = overlap
-        self.communicator = Communicator(strategy, ways)
         self.velocity: list[PerWorkerVariable] = []
-        self.residual: list[PerWorkerVariable] = []
         self.second_moment: list[PerWorkerVariable] = []
         self.largest_moment: list[PerWorkerVariable] = []
-        self.compressor_state: list[MethodState] = []
-        self._keeps_residual = feedback
-        self.uncompressed_dtype: str | None = None
-        self._exclusions = Exclusions()
         self._gradient_check = gradients.GradientCheck(strategy)
-        self._counters: keras.Variable | None = None
-        self.kept: state.OptimizerState | None = None
         self._adam_variables: list[keras.Variable] = []
         self._accumulation_variables: list[keras.Variable] = []
 
-    # --- before the first step ------------------------------------------------------
+    def _check_momentum_correction(self, correction: bool, feedback: bool) -> None:
+        validation.check_momentum_correction(correction, feedback)
 
-    def exclude_from_compression(
-        self,
-        var_list: Sequence[keras.Variable] | None = None,
-        var_names: Sequence[str] | None = None,
+    def create_variables(
+        self, state: OptimizerState, variables: list[keras.Variable]
     ) -> None:
-        """Send these variables whole and without loss, like small ones.
-
-        Like Keras's `exclude_from_weight_decay`; call it on every worker, before the
-        optimizer is built. It is part of the config.
-
-        Args:
-            var_list: variables of the model.
-            var_names: regular expressions; variables in whose path one is found.
-
-        Raises:
-            ValueError: if the optimizer is built, and for other arguments.
-        """
-        validation.check_not_built(self, "exclude_from_compression")
-        self._exclusions.add(var_list, var_names)
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create the state; all workers compare what they were given.
-
-        Args:
-            variables: model's trainable variables.
-
-        Raises:
-            ValueError: see the class.
-            RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
-                seconds.
-        """
-        if self.built or self.is_loaded_without(variables):
-            return
-        variables = keras_optimizers.distinct_variables(self, variables)
-        validation.check_scope(self, self._strategy, variables, "build")
-        validation.check_variables(variables)
-        self.check_copies()
-        use_native = state.compare_workers(self, variables, self._strategy)
-        if not variables:
-            self.build_without_variables()
-            return
-        with creating_zero_variables(self._strategy), keras_optimizers.tracked():
-            self._create(variables, use_native)
-
-    def _create(self, variables: list[keras.Variable], use_native: bool) -> None:
-        self.inner_optimizer.build(variables)
-        asks = self._exclusions, self._keeps_residual, self._hyperparameters, use_native
-        made = self.kept = state.create_state(self, variables, *asks, self._strategy)
-        # Only now it is built: what was refused may be mended, and tried again.
-        keras_optimizers.remember_variables(self, variables)
-        # Keras saves what is an attribute of the optimizer.
-        self._counters = made.worker_state.counters
-        self.residual = made.for_model_tensors(made.worker_state.residual)
-        self.velocity = made.for_model_tensors(made.worker_state.velocity)
-        self.second_moment = made.for_model_tensors(made.worker_state.second_moment)
-        self.largest_moment = made.for_model_tensors(made.worker_state.largest_moment)
-        self.compressor_state = made.method_state
-        self._adam_variables, self._accumulation_variables = (
-            made.adam_variables,
-            made.accumulation_variables,
-        )
+        """Make the state's variables attributes, which Keras saves."""
+        super().create_variables(state, variables)
+        worker = state.worker_state
+        self.velocity = state.for_model_tensors(worker.velocity)
+        self.second_moment = state.for_model_tensors(worker.second_moment)
+        self.largest_moment = state.for_model_tensors(worker.largest_moment)
+        self._adam_variables = state.adam_variables
+        self._accumulation_variables = state.accumulation_variables
 
     # --- in every step --------------------------------------------------------------
 
-    @tf.autograph.experimental.do_not_convert
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Apply one step; call it in replica context.
+    def step(
+        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+    ) -> None:
+        """Take one step; with gradient accumulation, only in the last of its calls."""
+        self._gradient_check.check(self, variables)
+        if state.has_memory:
+            grads, variables = gradients.add_repeated(grads, variables)
+        if state.accumulation is None:
+            self._exchange_and_update(state, grads, variables)
+        else:
+            state.accumulation.call(
+                self,
+                grads,
+                variables,
+                lambda means: self._exchange_and_update(state, means, variables),
+            )
 
-        Args:
-            grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
-                already divided by the number of workers (Keras scales the loss). None
-                at all are no step, as in Keras.
-            trainable_variables: the variables; the optimizer is built for those of the
-                first call.
-
-        Raises:
-            ValueError: outside the replica context of the optimizer's strategy, and
-                for variables the optimizer was not built with.
-        """
-        validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
-        validation.check_in_replica(self.num_workers)
-        grads, variables = gradients.match_gradients(self, grads, trainable_variables)
-        if grads:
-            self._gradient_check.check(self, variables)
-            made = cast(state.OptimizerState, self.kept)  # by now
-            asks = self._hyperparameters, made, self._strategy
-            accumulate_or_step(self, grads, variables, *asks)
-
-    # --- what users read ------------------------------------------------------------
-
-    @property
-    def num_workers(self) -> int:
-        """Replicas in sync."""
-        return self.communicator.num_workers
-
-    @property
-    def num_entries(self) -> int:
-        """Entries of all variables; 0 before it is built."""
-        return sum(t.size for t in self.tensors)
-
-    @property
-    def num_compressed(self) -> int:
-        """Variables that are not exempt; 0 before the optimizer is built."""
-        return sum(not t.uncompressed for t in self.tensors)
-
-    @property
-    def tensors(self) -> list[TensorSpec]:
-        """Descriptions of all variables; none before the optimizer is built."""
-        return self.kept.tensors if self.kept else []
-
-    @property
-    def stats(self) -> metrics.CompressionStats:
-        """What was sent so far and in the last step, per worker."""
-        return metrics.read_stats(
-            self._counters, state.algorithm_name(self.kept, self.exchange)
+    def _exchange_and_update(
+        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+    ) -> None:
+        communicator = self.communicator
+        grads, variables, other_bytes = gradients.overwrite_variables(
+            communicator, grads, variables
         )
+        if not variables:  # which Keras counts as a step
+            self.iterations.assign_add(1)
+            metrics.count_step(
+                state.worker_state.counters,
+                entries=0,
+                sent_bytes=other_bytes,
+                dense_bytes=other_bytes,
+                nonfinite=tf.constant(0),
+            )
+            return
+        # Clip, scale by the learning rate.
+        buckets = self._create_buckets(state, grads, variables)
+        # Correct, compress, exchange.
+        check = divergence.create_check(
+            self._strategy,
+            variables,
+            self.iterations.value,
+            self.check_every,
+            self.on_divergence,
+        )
+        outcome, check_bytes = run_step(communicator, buckets, check)
+        # Decode, sum, update.
+        if state.adam:
+            outcome = state.adam.receive(outcome)
+        nonfinite = apply_update(
+            self.inner_optimizer,
+            outcome,
+            variables,
+            state.use_native,
+            state.rule,
+            self.settings.hyperparameters.scales_by_learning_rate,
+        )
+        moment_bytes = state.adam.refresh(communicator) if state.adam else 0
+        sent_bytes = [outcome.sent_bytes, check_bytes, other_bytes, moment_bytes]
+        metrics.count_step(
+            state.worker_state.counters,
+            entries=outcome.entries,
+            sent_bytes=add_counts(sent_bytes),
+            dense_bytes=metrics.dense_bytes(variables) + other_bytes,
+            nonfinite=nonfinite,
+        )
+
+    def _create_inputs(
+        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+    ) -> StepInputs:
+        """Clip and scale gradients, and return the step's inputs."""
+        settings = self.settings
+        clipped, scales = step_inputs.clip_gradients(
+            settings, grads, variables, self.num_workers, self.loss_scale_factor
+        )
+        inputs = step_inputs.create_inputs(
+            settings,
+            clipped,
+            scales,
+            [keras_optimizers.variable_index(self, v) for v in variables],
+            state.worker_state,
+            compressor=state.tuned.compressor,
+            iteration=self.iterations.value,
+            worker=tf.distribute.get_replica_context().replica_id_in_sync_group,
+            num_workers=self.num_workers,
+            drops_entries=self.communicator.drops_entries,
+            all_workers_native=state.use_native,
+            machine=self.communicator.machine(),
+        )
+        if settings.hyperparameters.scales_by_learning_rate:
+            inputs = step_inputs.scale_by_learning_rate(inputs, self.learning_rate)
+        if state.adam:
+            inputs = state.adam.precondition(inputs)
+        return inputs
+
+    def _create_buckets(
+        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+    ) -> list[StepBucket]:
+        """Return the step's inputs in buckets; in one, if it does not overlap.
+
+        It does not within XLA, which exchanges nothing, nor if the global norm of all
+        gradients is clipped, nor if a variable occurs several times.
+        """
+        indices = [keras_optimizers.variable_index(self, v) for v in variables]
+        place_of = {index: place for place, index in enumerate(indices)}
+        buckets = [
+            [place_of[i] for i in bucket if i in place_of]
+            for bucket in state.tuned.buckets
+        ]
+        buckets = [bucket for bucket in buckets if bucket]
+        if (
+            len(buckets) < 2
+            or len(place_of) < len(variables)
+            or self.settings.hyperparameters.clipping["global_clipnorm"]
+            or tracing.in_xla_context()
+        ):
+            everything = range(len(variables))
+            return [
+                StepBucket(everything, self._create_inputs(state, grads, variables))
+            ]
+        shares = split_uncompressed(
+            [state.tensors[i] for i in indices], self.num_workers
+        )
+        separate = len(shares) > 1
+        return [
+            StepBucket(
+                bucket,
+                self._create_inputs(
+                    state, [grads[i] for i in bucket], [variables[i] for i in bucket]
+                )._replace(separate_uncompressed=separate),
+            )
+            for bucket in buckets
+        ]
 
     @property
     def staleness(self) -> Staleness | None:
-        """How long entries have waited on this worker; None unless it is tracked.
+        """How long entries have been delayed on this worker; None unless tracked.
 
-        Call it outside of a step. It is local: workers differ, and none waits.
+        Read it outside of a step. It is local, and differs between workers.
         """
         if not self.track_staleness:
             return None
         with self._strategy.scope():
-            made = self.kept
-            return made.worker_state.staleness() if made else Staleness(0.0, 0.0, 0.0)
-
-    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the constructor's arguments: see `OptimizerWrapper`."""
-        return config_of(self, serialize, self._exclusions)
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "CompressedOptimizer":
-        """Build an optimizer from `get_config`'s dictionary."""
-        arguments, exclusions = parse_config(config, custom_objects)
-        with tf_config.loading_config():
-            optimizer = cls(**arguments)
-        optimizer._exclusions = exclusions
-        return optimizer
+            state = self.state
+            return state.worker_state.staleness() if state else Staleness(0.0, 0.0, 0.0)

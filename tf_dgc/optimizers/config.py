@@ -8,8 +8,6 @@ from typing import Any
 import keras
 
 from tf_dgc.arguments import show
-from tf_dgc.collectives import Gossip
-from tf_dgc.optimizers.inner_hyperparameters import Serialize
 
 # --- Exclusions: variables that the user wants to be sent whole, as Keras names such.
 
@@ -93,69 +91,7 @@ def _check_pattern(name: str) -> None:
         ) from error
 
 
-CONFIG_KEYS = (
-    "compressor",
-    "error_feedback",
-    "momentum_correction",
-    "factor_masking",
-    "adam_correction",
-    "rate_correction",
-    "min_compress_size",
-    "seed",
-    "track_staleness",
-    "check_every",
-    "on_divergence",
-    "exchange",
-    "overlap",
-)
-LOCAL_CONFIG_KEYS = (
-    "period",
-    "compressor",
-    "error_feedback",
-    "min_compress_size",
-    "seed",
-    "check_every",
-    "on_divergence",
-    "exchange",
-    "track_drift",
-    "delay",
-    "parts",
-)
-_EXCLUDED = "excluded_from_compression"  # not by the constructor
-
-
-def config_of(
-    optimizer: Any, serialize: Serialize, exclusions: Exclusions
-) -> dict[str, Any]:
-    """Return the arguments that an optimizer was made with.
-
-    Args:
-        optimizer: `CompressedOptimizer`, whose attributes they are.
-        serialize: function that turns an argument into JSON values.
-        exclusions: variables that are sent whole.
-    """
-    return {
-        "name": optimizer.name,
-        "inner": optimizer.inner_config(serialize),
-        **{name: serialize(getattr(optimizer, name)) for name in CONFIG_KEYS},
-        _EXCLUDED: exclusions.get_config(),
-    }
-
-
-def local_config_of(optimizer: Any, serialize: Serialize) -> dict[str, Any]:
-    """Return the arguments that a `LocalOptimizer` was made with.
-
-    Args:
-        optimizer: optimizer, whose attributes they are.
-        serialize: function that turns an argument into JSON values.
-    """
-    near = isinstance(optimizer.exchange, Gossip)
-    return {
-        "name": optimizer.name,
-        "inner": optimizer.inner_config(serialize),
-        "outer": None if near else serialize(optimizer.outer_optimizer),
-        **{name: serialize(getattr(optimizer, name)) for name in LOCAL_CONFIG_KEYS},
-    }
+EXCLUDED = "excluded_from_compression"  # config key that is no argument
 
 
 def parse_config(
@@ -168,7 +104,7 @@ def parse_config(
         custom_objects: classes by name, as Keras passes them.
     """
     config = dict(config)
-    exclusions = Exclusions(**config.pop(_EXCLUDED, {}))
+    exclusions = Exclusions(**config.pop(EXCLUDED, {}))
     arguments = {
         key: keras.saving.deserialize_keras_object(value, custom_objects)
         if isinstance(value, dict)

@@ -1,7 +1,8 @@
 """Deep Gradient Compression as a Keras optimizer."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
@@ -13,7 +14,6 @@ from tf_dgc.compressors import NoCompression, TopK
 from tf_dgc.optimizers import validation
 from tf_dgc.optimizers.compressed import CompressedOptimizer
 from tf_dgc.optimizers.inner import get_inner_optimizer
-from tf_dgc.optimizers.inner_hyperparameters import Serialize
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -100,11 +100,17 @@ class DGCOptimizer(CompressedOptimizer):
             strategy, and workers that were started with different models or settings.
     """
 
-    fixed = CompressedOptimizer.fixed | {
+    config_keys: ClassVar[tuple[str, ...]] = (
+        *(
+            key
+            for key in CompressedOptimizer.config_keys
+            if key not in ("compressor", "error_feedback")
+        ),
         "sparsity",
         "value_dtype",
         "uncompressed_dtype",
-    }
+    )
+    fixed = CompressedOptimizer.fixed | {*config_keys}
 
     def __init__(
         self,
@@ -130,11 +136,10 @@ class DGCOptimizer(CompressedOptimizer):
         value_types.check_choice(value_dtype)
         value_types.check_uncompressed_choice(uncompressed_dtype)
         validation.check_exempt_dtype(collectives.get(exchange), uncompressed_dtype)
-        compresses = sparsity != 0
         super().__init__(
             inner,
-            TopK(sparsity, value_dtype) if compresses else NoCompression(),
-            momentum_correction=momentum_correction and compresses,
+            TopK(sparsity, value_dtype) if sparsity != 0 else NoCompression(),
+            momentum_correction=momentum_correction,
             factor_masking=factor_masking,
             adam_correction=adam_correction,
             rate_correction=rate_correction,
@@ -147,22 +152,16 @@ class DGCOptimizer(CompressedOptimizer):
             exchange=exchange,
             overlap=overlap,
         )
+        self._settings = dataclasses.replace(
+            self.settings, uncompressed_dtype=uncompressed_dtype
+        )
         self.sparsity = sparsity
         self.value_dtype = value_dtype
-        # What was asked for, though nothing waits at a sparsity of 0.
-        asked = bool(momentum_correction)
-        self.__dict__.update(
-            uncompressed_dtype=uncompressed_dtype, momentum_correction=asked
-        )
+        self.uncompressed_dtype = uncompressed_dtype
         native_library.warn_if_missing()
 
-    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the constructor's arguments: see `OptimizerWrapper`."""
-        config = super().collect_config(serialize)
-        for settled in ("compressor", "error_feedback"):
-            del config[settled]
-        own = ("sparsity", "value_dtype", "uncompressed_dtype")
-        return {**config, **{name: serialize(getattr(self, name)) for name in own}}
+    def _check_momentum_correction(self, correction: bool, feedback: bool) -> None:
+        pass  # at a sparsity of 0 nothing is delayed, so there is nothing to correct
 
 
 # --- Deep Gradient Compression with settings for the length of a run.

@@ -317,7 +317,7 @@ def _add(kept: PerWorkerVariable, gradient: Any) -> None:
 
 # How values of several workers, `[N, n]`, become one, by the variable's aggregation.
 # Without one it is the largest, as in Keras over steps whose gradients accumulate.
-_AGREE: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+_AGGREGATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "none": lambda rows: tf.reduce_max(rows, axis=0),
     "mean": lambda rows: tf.reduce_mean(rows, axis=0),
     "sum": lambda rows: tf.reduce_sum(rows, axis=0),
@@ -325,44 +325,46 @@ _AGREE: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 }
 
 
-def split_overwritten(
-    gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-) -> tuple[list[tuple], list[tuple]]:
-    """Return pairs to train with, and pairs to overwrite."""
-    trained: list[tuple] = []
-    overwritten: list[tuple] = []
-    for pair in zip(gradients, variables, strict=True):
-        special = keras_optimizers.overwrites_with_gradient(pair[1])
-        (overwritten if special else trained).append(pair)
-    return trained, overwritten
+def without_overwritten(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Return the variables that gradients do not overwrite."""
+    overwritten = keras_optimizers.overwrites_with_gradient
+    return [v for v in variables if not overwritten(v)]
 
 
-def overwrite_variables(communicator: Communicator, pairs: Sequence[tuple]) -> int:
-    """Assign what all workers agree on, in one collective; call it in replica context.
+def overwrite_variables(
+    communicator: Communicator, grads: Sequence[Any], variables: Sequence[Any]
+) -> tuple[list, list[keras.Variable], int]:
+    """Assign the new values of variables that gradients overwrite; in replica context.
 
-    An entry that is not finite on a worker counts there as the value that was.
-
-    Args:
-        communicator: communicator of the optimizer.
-        pairs: new values and variables, each of the variable's shape.
+    One collective exchanges them. Workers combine them as the variable's aggregation
+    says. An entry that is not finite on a worker counts there as the former value.
 
     Returns:
-        Bytes handed to the collective.
+        The other gradients, their variables, and the bytes passed to the collective.
     """
-    if not pairs:
-        return 0
-    wide = tf.float64 if any(v.dtype == "float64" for _, v in pairs) else tf.float32
-    new, old = (
-        tf.concat([tf.cast(tf.reshape(x, [-1]), wide) for x in column], axis=0)
-        for column in ([g for g, _ in pairs], [v.value for _, v in pairs])
-    )
+    pairs = list(zip(grads, variables, strict=True))
+    overwritten = [p for p in pairs if keras_optimizers.overwrites_with_gradient(p[1])]
+    if not overwritten:
+        return list(grads), list(variables), 0
+    trained = [p for p in pairs if not keras_optimizers.overwrites_with_gradient(p[1])]
+    wide = any(v.dtype == "float64" for _, v in overwritten)
+    dtype = tf.float64 if wide else tf.float32
+
+    def flat(tensors: Sequence[Any]) -> tf.Tensor:
+        flattened = [tf.cast(tf.reshape(t, [-1]), dtype) for t in tensors]
+        return tf.concat(flattened, axis=0)
+
+    new = flat([gradient for gradient, _ in overwritten])
+    old = flat([v.value for _, v in overwritten])
     words = to_words(tf.where(tf.math.is_finite(new), new, old))
     gathered = communicator.answer(AllGather(words))
     rows = from_words(
-        tf.reshape(gathered, [-1]), wide, [communicator.num_workers, new.shape[0]]
+        tf.reshape(gathered, [-1]), dtype, [communicator.num_workers, new.shape[0]]
     )
-    sizes = [v.shape.num_elements() for _, v in pairs]
-    for (_, v), part in zip(pairs, tf.split(rows, sizes, axis=1), strict=True):
-        value = tf.cast(tf.reshape(_AGREE[v.aggregation](part), v.shape), v.dtype)
-        tf.raw_ops.AssignVariableOp(resource=v.value.handle, value=value)
-    return num_bytes(words)
+    sizes = [v.shape.num_elements() for _, v in overwritten]
+    for (_, v), part in zip(overwritten, tf.split(rows, sizes, axis=1), strict=True):
+        value = tf.reshape(_AGGREGATIONS[v.aggregation](part), v.shape)
+        tf.raw_ops.AssignVariableOp(
+            resource=v.value.handle, value=tf.cast(value, v.dtype)
+        )
+    return [g for g, _ in trained], [v for _, v in trained], num_bytes(words)

@@ -1,7 +1,6 @@
-"""What an optimizer keeps between steps, made before the first one."""
+"""The settings of a compressing optimizer, and its state, created by `build`."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,24 +8,83 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dgc import collectives, schedules
-from tf_dgc._internals import keras_optimizers
+from tf_dgc import schedules
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import CollectiveAlgorithm
-from tf_dgc.compressors import NoCompression
+from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.compressors import Compressor, NoCompression
 from tf_dgc.multiworker import consensus
 from tf_dgc.optimizers import autotune, gradients, validation
 from tf_dgc.optimizers.adam import AdamCorrection
 from tf_dgc.optimizers.adam_sampling import create_correlation_sample
-from tf_dgc.optimizers.autotune import TunedExchange, choose_algorithm
+from tf_dgc.optimizers.autotune import TunedExchange
 from tf_dgc.optimizers.config import Exclusions
 from tf_dgc.optimizers.gradients import GradientAccumulation
 from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
 from tf_dgc.optimizers.update import all_workers_have_native_rules
 from tf_dgc.steps.state import WorkerState, create_worker_state
 
-# --- What an optimizer knows of its variables before the first step.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What clipping and correcting a worker's gradients needs of the settings.
+
+    Attributes:
+        hyperparameters: settings of the inner optimizer that the wrapper applies.
+        error_feedback: whether unsent entries are added to the next gradient.
+        factor_masking: argument of `CompressedOptimizer`.
+        seed: seed of all random choices.
+    """
+
+    hyperparameters: InnerHyperparameters
+    error_feedback: bool
+    factor_masking: bool | None = None
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressionSettings(StepSettings):
+    """What an optimizer that exchanges with collectives needs in addition.
+
+    Attributes:
+        compressor: method of the tensors that are not sent uncompressed.
+        algorithm: collective algorithm of the exchange.
+        min_compress_size: number of entries from which on tensors are compressed.
+        uncompressed_dtype: value type of uncompressed tensors; None for full precision.
+        track_staleness: whether to record when each entry was last sent.
+        overlap: argument of `CompressedOptimizer`.
+        exclusions: variables that the user excluded from compression.
+    """
+
+    compressor: Compressor
+    algorithm: CollectiveAlgorithm
+    min_compress_size: int = 1024
+    uncompressed_dtype: str | None = None
+    track_staleness: bool = False
+    overlap: bool | float | None = False
+    exclusions: Exclusions = dataclasses.field(default_factory=Exclusions)
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether there is one residual; gossip has a state for each neighbor."""
+        return self.error_feedback and not self.algorithm.is_neighbor_exchange
+
+    @property
+    def allows_merging(self) -> bool:
+        """Whether an algorithm may merge the entries of several workers on the way."""
+        merges = validation.can_merge(self.compressor, self.keeps_residual)
+        return merges and not self.uncompressed_dtype
+
+    def is_uncompressed(self, variable: keras.Variable) -> bool:
+        """Whether a variable is sent as it is: excluded, or too small to pay."""
+        return is_small(variable, self.min_compress_size) or variable in self.exclusions
+
+
+def is_small(variable: keras.Variable, min_compress_size: int) -> bool:
+    """Whether a variable has few entries, or a rank below 2."""
+    size = variable.shape.num_elements()
+    return len(variable.shape) < 2 or size < max(1, min_compress_size)
 
 
 def tensor_spec(
@@ -36,79 +94,89 @@ def tensor_spec(
     num_workers: int,
     uncompressed_dtype: str | None = None,
 ) -> TensorSpec:
-    """Return what is to be known of a variable.
+    """Return the description of a variable.
 
     Args:
         variable: variable of the model.
-        uncompressed: whether it is sent whole.
-        keeps_residual: whether what is not sent is kept, so that a sum that would not
-            fit into the variable can be spread over several steps.
+        uncompressed: whether it is sent uncompressed.
+        keeps_residual: whether there is a residual, so that a sum that overflows the
+            variable's dtype can be spread over several steps.
         num_workers: number of workers, N.
-        uncompressed_dtype: type of the values on the wire if it is exempt and what
-            that loses is kept; None for that of the accumulators.
+        uncompressed_dtype: value type if it is sent uncompressed and there is a
+            residual; None for the accumulators' dtype.
     """
-    own = tf.as_dtype(variable.dtype)
-    dtype = tf.float64 if own == tf.float64 else tf.float32
-    coded = uncompressed_dtype if uncompressed and keeps_residual else None
-    bound = value_types.largest_contribution(own, num_workers)
-    if coded:  # it may be summed so
-        bound = min(bound, value_types.largest_contribution(tf.bfloat16, num_workers))
+    variable_dtype = tf.as_dtype(variable.dtype)
+    dtype = tf.float64 if variable_dtype == tf.float64 else tf.float32
+    value_dtype = uncompressed_dtype if uncompressed and keeps_residual else None
+    largest = value_types.largest_contribution(variable_dtype, num_workers)
+    if value_dtype:  # a collective may sum it as bfloat16
+        summed = value_types.largest_contribution(tf.bfloat16, num_workers)
+        largest = min(largest, summed)
     return TensorSpec(
         variable.path,
         tuple(variable.shape),
         dtype,
         uncompressed,
-        uncompressed_dtype=coded,
-        narrow=own if own.size < dtype.size else None,
-        largest=bound if keeps_residual else math.inf,
+        uncompressed_dtype=value_dtype,
+        narrow=variable_dtype if variable_dtype.size < dtype.size else None,
+        largest=largest if keeps_residual else math.inf,
     )
 
 
-def is_small(variable: keras.Variable, min_compress_size: int) -> bool:
-    """Whether compressing it would not pay: few entries, or a rank below 2."""
-    size = variable.shape.num_elements()
-    return len(variable.shape) < 2 or size < max(1, min_compress_size)
+# --- Comparison of the workers ------------------------------------------------------
+
+
+def compare_workers(
+    strategy: tf.distribute.Strategy,
+    config: dict[str, Any],
+    schedule_functions: dict[str, Any],
+    variables: Sequence[keras.Variable],
+) -> bool:
+    """Compare models and settings of all workers; call it on every worker.
+
+    Args:
+        strategy: strategy of the workers.
+        config: `describe_config` of the optimizer.
+        schedule_functions: settings that may be functions of the iteration, by name;
+            the config has only the names of functions.
+        variables: variables of the model.
+
+    Returns:
+        Whether all workers have the native operations for the variables.
+
+    Raises:
+        ValueError: on all workers, if two of them differ.
+    """
+    with tf.init_scope():  # the first call may come while a step is traced
+        consensus.require_equal(
+            strategy, lambda: consensus_texts(config, schedule_functions, variables)
+        )
+        return all_workers_have_native_rules(strategy, variables)
 
 
 def consensus_texts(
-    optimizer: Any, variables: Sequence[keras.Variable], lane: int | None = None
+    config: dict[str, Any],
+    schedule_functions: dict[str, Any],
+    variables: Sequence[keras.Variable],
 ) -> dict[str, Any]:
-    """Return what must be equal on all workers, as nested dictionaries.
-
-    Args:
-        optimizer: optimizer, whose config must be, and its schedules.
-        variables: variables of the model, in order.
-        lane: number of its exchanges in the background, if it has any.
-    """
-    config = {**optimizer.describe_config(), "lane": lane, **_schedules(optimizer)}
+    """Return what must be equal on all workers, as nested dictionaries."""
     config = without_identities(config)
     for wrapped in (config["inner"], config.get("outer") or {"config": {}}):
         wrapped["config"].pop("name", None)  # a class may leave it out
     config.pop("name")
-    shapes = {
-        f"{i}": {"shape": str(tuple(v.shape)), "dtype": v.dtype}
-        for i, v in enumerate(variables)
-    }
+    for name, schedule in schedule_functions.items():
+        if callable(schedule):
+            fingerprint = schedules.schedule_fingerprint(schedule)
+            config[f"{name} at step 0"] = _first(schedule)
+            config[f"{name}, a checksum of its operations"] = fingerprint
     return {
         "version": {"tensorflow": tf.__version__, "keras": keras.__version__},
         "optimizer": config,
-        "variable": shapes,
+        "variable": {
+            f"{i}": {"shape": str(tuple(v.shape)), "dtype": v.dtype}
+            for i, v in enumerate(variables)
+        },
     }
-
-
-def _schedules(optimizer: Any) -> dict[str, Any]:
-    """Return what tells schedules apart: configs of functions are their names alone."""
-    found = {
-        "sparsity": getattr(optimizer.compressor, "sparsity", None),
-        "period": getattr(optimizer, "period", None),
-    }
-    asked = {name: schedule for name, schedule in found.items() if callable(schedule)}
-    begins = {f"{name} at step 0": _first(given) for name, given in asked.items()}
-    traced = {
-        f"{name}, a checksum of its operations": schedules.schedule_fingerprint(given)
-        for name, given in asked.items()
-    }
-    return {**begins, **traced}
 
 
 def _first(schedule: Callable[[tf.Tensor], Any]) -> float:
@@ -116,7 +184,7 @@ def _first(schedule: Callable[[tf.Tensor], Any]) -> float:
 
 
 def without_identities(config: Any) -> Any:
-    """Leave out what Keras adds while it saves and loads: addresses in this process."""
+    """Return a config without the object addresses that Keras adds when saving."""
     if isinstance(config, list | tuple):
         return [without_identities(item) for item in config]
     if not isinstance(config, dict):
@@ -128,179 +196,166 @@ def without_identities(config: Any) -> Any:
     }
 
 
-# Not a tuple: Keras saves those that are attributes of an optimizer, and looks inside.
+# --- State --------------------------------------------------------------------------
+
+
+# Not a tuple: Keras saves tuples that are attributes of an optimizer, and looks inside.
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """Variables, and what is known of them.
+    """Everything that `build` creates.
 
     Attributes:
-        tensors: descriptions of the tensors of the model.
-        worker_state: variables of these; behind them those of the Adam correction's
-            sample.
+        tensors: descriptions of the model's tensors.
+        worker_state: this worker's variables for these, followed by those for the
+            sample of the Adam correction.
         adam: correction of an inner Adam; None for others, and where it is off.
         use_native: whether all workers have the native operations for the variables.
-        chosen: method and exchange of the steps.
-        accumulation: gradients of calls that make no step yet; None if each makes one.
+        tuned: compressor, collective algorithm and buckets of the steps.
+        accumulation: gradient accumulation over several calls; None without.
     """
 
     tensors: list[TensorSpec]
     worker_state: WorkerState
     adam: AdamCorrection | None
     use_native: bool
-    chosen: TunedExchange
+    tuned: TunedExchange
     accumulation: GradientAccumulation | None = None
 
     @property
-    def remembers(self) -> bool:
+    def has_memory(self) -> bool:
         """Whether a step depends on the gradients of earlier calls."""
         return self.accumulation is not None or not self.worker_state.is_empty
 
     @property
     def accumulation_variables(self) -> list[keras.Variable]:
-        """Variables of the gradients of several calls."""
+        """Variables of the gradient accumulation."""
         return self.accumulation.variables if self.accumulation else []
 
     @property
     def adam_variables(self) -> list[keras.Variable]:
-        """Variables of the correction that belong to no tensor of the model."""
+        """Variables of the Adam correction that belong to no tensor of the model."""
         return list(self.adam.variables) if self.adam else []
 
     @property
     def method_state(self) -> list:
-        """State of the method, of each tensor; behind them that of all at once."""
+        """The method's state of each tensor, followed by that of all tensors."""
         common = [self.worker_state.common] if self.worker_state.common else []
         return self.for_model_tensors(self.worker_state.states) + common
 
     @property
     def rule(self) -> str | None:
-        """Name of the inner optimizer's rule, if the correction has a hand in it."""
+        """Name of the inner optimizer's rule if the Adam correction replaces it."""
         return self.adam.kind.native_rule if self.adam else None
 
-    def for_model_tensors(self, variables: Any) -> list:
-        """Return those of the tensors of the model."""
+    def for_model_tensors(self, variables: Sequence[Any]) -> list:
+        """Return the variables of the model's tensors, without those of the sample."""
         return list(variables[: len(self.tensors)])
 
 
-def compare_workers(
-    optimizer: Any, variables: list[keras.Variable], strategy: tf.distribute.Strategy
-) -> bool:
-    """Compare with the other workers what they were given, before anything is made.
-
-    Args:
-        optimizer: optimizer, whose config and `variables` must be alike on all.
-        variables: variables of the model.
-        strategy: strategy of the workers.
-
-    Returns:
-        Whether all workers have the native operations for the variables.
-    """
-    with tf.init_scope():  # the first call may come while a step is being traced
-        lane = getattr(getattr(optimizer, "background", None), "number", None)
-        consensus.require_equal(
-            strategy,
-            lambda: consensus_texts(optimizer, variables, lane),
-        )
-        return all_workers_have_native_rules(strategy, variables)
-
-
 def create_state(
-    optimizer: Any,
+    settings: CompressionSettings,
+    inner_optimizer: keras.optimizers.Optimizer,
     variables: list[keras.Variable],
-    exclusions: Exclusions,
-    keeps_residual: bool,
-    hyperparameters: InnerHyperparameters,
+    communicator: Communicator,
     use_native: bool,
     strategy: tf.distribute.Strategy,
 ) -> OptimizerState:
     """Create all variables; call it on every worker, in the strategy's scope.
 
     Args:
-        optimizer: `CompressedOptimizer`, whose inner optimizer is built.
+        settings: the optimizer's settings.
+        inner_optimizer: inner optimizer, built.
         variables: variables of the model.
-        exclusions: exclusions from compression.
-        keeps_residual: whether what is not sent is kept.
-        hyperparameters: settings of the inner optimizer that are applied in its place.
+        communicator: communicator of the steps, which will use the tuned algorithm.
         use_native: whether all workers have the native operations for the variables.
         strategy: strategy of the optimizer.
     """
-    exclusions.warn_of_unmatched(variables)
-    trained, _ = gradients.split_overwritten(variables, variables)
-    found = [_describe(optimizer, v, exclusions, keeps_residual) for v, _ in trained]
-    agreement = None
-    if hyperparameters.adam:
-        agreement = create_correlation_sample(
-            found, optimizer.num_workers, optimizer.seed
+    hyperparameters = settings.hyperparameters
+    num_workers = communicator.num_workers
+    settings.exclusions.warn_of_unmatched(variables)
+    trained = gradients.without_overwritten(variables)
+    tensors = [
+        tensor_spec(
+            v,
+            settings.is_uncompressed(v),
+            settings.keeps_residual,
+            num_workers,
+            settings.uncompressed_dtype,
         )
-    ways, merges = validation.allows(optimizer, keeps_residual)
-    merges = merges and validation.is_exact(ways, optimizer.compressor, found)
-    worker_state = create_worker_state(
-        [*found, *([agreement.tensor] if agreement else [])],
-        # Of a method among neighbours there is a state of each of them (`gossip.py`).
-        NoCompression() if ways.is_neighbor_exchange else optimizer.compressor,
-        keeps_residual=keeps_residual,
-        keeps_velocity=hyperparameters.keeps_velocity,
-        keeps_second_moment=hyperparameters.adam is not None,
-        keeps_largest_moment=hyperparameters.adam is not None
-        and hyperparameters.adam.largest,
-        tracks_staleness=optimizer.track_staleness,
-        # As a refresh agrees on them.
-        moment_rule="largest"
-        if hyperparameters.adam and hyperparameters.adam.infinity
-        else "mean",
+        for v in trained
+    ]
+    sample = None
+    if hyperparameters.adam:
+        sample = create_correlation_sample(tensors, num_workers, settings.seed)
+    worker_state = _create_worker_state(
+        settings, [*tensors, *([sample.tensor] if sample else [])]
     )
-    asked, wanted = optimizer.compressor, optimizer.overlap
-    if autotune.overlap_hindrance(asked, hyperparameters, optimizer.track_staleness):
-        wanted = False
-    asks = asked, found, keeps_residual, merges, bool(wanted)
-    chosen = choose_algorithm(ways, *asks, strategy, optimizer.communicator)
-    num_kept = len(
-        [some for some in (worker_state.residual, worker_state.velocity) if some]
-    )
-    chosen = autotune.split_into_buckets(
-        chosen, wanted, found, num_kept, optimizer.num_workers
-    )
+    tuned = _tune(settings, tensors, worker_state, communicator, strategy)
     correction = None
     if hyperparameters.adam:
+        index_of = {id(v): i for i, v in enumerate(trained)}.__getitem__
         correction = AdamCorrection(
-            optimizer.inner_optimizer,
+            inner_optimizer,
             hyperparameters.adam,
             hyperparameters.momentum,
             hyperparameters.rate,
             worker_state,
-            None if chosen.compressor is not asked else asked,
-            agreement,
-            functools.partial(keras_optimizers.variable_index, optimizer),
+            settings.compressor if tuned.compressor is settings.compressor else None,
+            sample,
+            lambda variable: index_of(id(variable)),
         )
     accumulation = None
     if hyperparameters.calls > 1:
-        accumulation = GradientAccumulation(hyperparameters.calls, found, variables)
-        accumulation.set_rate(optimizer.inner_optimizer)
+        accumulation = GradientAccumulation(hyperparameters.calls, tensors, variables)
+        accumulation.set_rate(inner_optimizer)
     return OptimizerState(
-        found, worker_state, correction, use_native, chosen, accumulation
+        tensors, worker_state, correction, use_native, tuned, accumulation
     )
 
 
-def algorithm_name(
-    made: OptimizerState | None, exchange: CollectiveAlgorithm | str
-) -> str:
-    """Return the name of an exchange, or of what was chosen by it.
+def _create_worker_state(
+    settings: CompressionSettings, tensors: list[TensorSpec]
+) -> WorkerState:
+    adam = settings.hyperparameters.adam
+    by_neighbor = settings.algorithm.is_neighbor_exchange  # has the method's state
+    return create_worker_state(
+        tensors,
+        NoCompression() if by_neighbor else settings.compressor,
+        keeps_residual=settings.keeps_residual,
+        keeps_velocity=settings.hyperparameters.keeps_velocity,
+        keeps_second_moment=adam is not None,
+        keeps_largest_moment=adam is not None and adam.largest,
+        tracks_staleness=settings.track_staleness,
+        # As synchronizing the moments combines them.
+        moment_rule="largest" if adam and adam.infinity else "mean",
+    )
 
-    Args:
-        made: variables of the optimizer; None if there are none yet.
-        exchange: exchange of the optimizer, or its name.
-    """
-    return made.chosen.name if made else collectives.get(exchange).name
 
-
-def _describe(
-    optimizer: Any,
-    variable: keras.Variable,
-    exclusions: Exclusions,
-    keeps_residual: bool,
-) -> TensorSpec:
-    small = is_small(variable, optimizer.min_compress_size)
-    uncompressed = small or variable in exclusions
-    coded = optimizer.uncompressed_dtype
-    return tensor_spec(
-        variable, uncompressed, keeps_residual, optimizer.num_workers, coded
+def _tune(
+    settings: CompressionSettings,
+    tensors: list[TensorSpec],
+    worker_state: WorkerState,
+    communicator: Communicator,
+    strategy: tf.distribute.Strategy,
+) -> TunedExchange:
+    """Choose the algorithm and the buckets of the steps."""
+    overlap = settings.overlap
+    if autotune.overlap_hindrance(
+        settings.compressor, settings.hyperparameters, settings.track_staleness
+    ):
+        overlap = False
+    tuned = autotune.choose_algorithm(
+        settings.algorithm,
+        settings.compressor,
+        tensors,
+        settings.keeps_residual,
+        settings.allows_merging
+        and validation.is_exact(settings.algorithm, settings.compressor, tensors),
+        bool(overlap),
+        strategy,
+        communicator,
+    )
+    states = (worker_state.residual, worker_state.velocity)
+    return autotune.split_into_buckets(
+        tuned, overlap, tensors, sum(map(bool, states)), communicator.num_workers
     )

@@ -68,7 +68,7 @@ def get_exchange(
             "Use `tf_dgc.LocalOptimizer(inner, 1, exchange=...)`, which lets them. "
             f"Received: exchange={show(exchange)}"
         )
-    if exchange.drops_entries and not _merges(compressor, feedback):
+    if exchange.drops_entries and not can_merge(compressor, feedback):
         raise ValueError(
             f"{exchange!r} merges entries on the way, and what it leaves out goes back "
             "to the residual; so it goes with `DGCOptimizer`, or `TopK` with error "
@@ -79,22 +79,10 @@ def get_exchange(
     return exchange
 
 
-def _merges(compressor: Compressor, feedback: bool) -> bool:
-    narrow = getattr(compressor, "value_dtype", None) not in (None, "float32")
-    return type(compressor) is TopK and feedback and not narrow
-
-
-def allows(optimizer: Any, feedback: bool) -> tuple[CollectiveAlgorithm, bool]:
-    """Return an optimizer's exchange, and whether another one may merge its entries.
-
-    Args:
-        optimizer: `CompressedOptimizer`.
-        feedback: whether what is not sent is kept back.
-    """
-    merges = (
-        _merges(optimizer.compressor, feedback) and not optimizer.uncompressed_dtype
-    )
-    return collectives.get(optimizer.exchange), merges
+def can_merge(compressor: Compressor, error_feedback: bool) -> bool:
+    """Whether entries of several workers may be merged, and dropped, on the way."""
+    rounds = getattr(compressor, "value_dtype", None) not in (None, "float32")
+    return type(compressor) is TopK and error_feedback and not rounds
 
 
 def is_exact(

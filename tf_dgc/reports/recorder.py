@@ -42,10 +42,10 @@ def sizes_per_variable(
     optimizer: CompressedOptimizer | LocalOptimizer,
 ) -> list[VariableSize]:
     """Return the sizes of all variables in the last step; none before it is built."""
-    made = optimizer.kept
+    made = optimizer.state
     if made is None:
         return []
-    compressor = made.chosen.compressor
+    compressor = made.tuned.compressor
     dense = [t.size * (t.narrow or t.dtype).size for t in made.tensors]
     if type(compressor) is TopK:
         last = max(0, int(optimizer.iterations) - 1)

@@ -17,8 +17,7 @@ from tf_dgc._internals import rpc
 from tf_dgc.clipping import Scale
 from tf_dgc.multiworker import failures, workers
 from tf_dgc.optimizers import step_inputs
-from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters
-from tf_dgc.optimizers.step_inputs import StepContext
+from tf_dgc.optimizers.state import StepSettings
 from tf_dgc.server import embedding_rows, messages, model_spec, pulls
 from tf_dgc.server.messages import MAX_WORDS, REPLY, REQUEST, Kind, Status, add_frame
 from tf_dgc.server.pulls import assign_entries, collect_entries
@@ -689,8 +688,8 @@ class ServerClient:
         self,
         gradients: Sequence[Gradient],
         scales: Sequence[Scale],
-        hyperparameters: InnerHyperparameters,
-        place: StepContext,
+        settings: StepSettings,
+        worker: int,
     ) -> PushedGradients:
         """Run the step of this server's variables, and return what goes to it.
 
@@ -698,9 +697,8 @@ class ServerClient:
             gradients: gradient of each, as `clip` returns it.
             scales: factor of each; NaN for all, if one is not finite and there are
                 tables, or several servers.
-            hyperparameters: settings of the inner optimizer that are applied in its
-                place.
-            place: place that the step runs at.
+            settings: settings of the optimizer.
+            worker: index of this worker.
         """
         plain, of_tables = split_tables(
             list(zip(gradients, scales, strict=True)), self._tabular
@@ -711,11 +709,19 @@ class ServerClient:
             words.append(embedding_rows.encode_rows(self._forms, given, by))
             entries = add_counts([tf.size(g.values, tf.int64) for g in given])
         if plain:
-            own = [g for g, _ in plain], [s for _, s in plain]
-            kept = range(len(plain)), hyperparameters, self._worker_state, place
-            made = step_inputs.inputs_of_clipped(self._optimizer, own, *kept)
+            inputs = step_inputs.create_inputs(
+                settings,
+                [gradient for gradient, _ in plain],
+                [scale for _, scale in plain],
+                range(len(plain)),
+                self._worker_state,
+                compressor=self._optimizer.compressor,
+                iteration=self._optimizer.iterations.value,
+                worker=worker,
+                num_workers=steps_push.NUM_WORKERS,
+            )
             clock = tf.identity(self.connection.clock)
-            step = steps_push.push(made._replace(iteration=clock, seed=self._seed))
+            step = steps_push.push(inputs._replace(iteration=clock, seed=self._seed))
             words.append(step.words)
         return PushedGradients(tf.concat(words, axis=0), step, entries)
 

@@ -18,7 +18,7 @@ from tf_dgc.server.client import Heartbeat, PushedGradients, ServerClient
 from tf_dgc.server.messages import gist
 from tf_dgc.server.tasks import Task
 from tf_dgc.smart_cond import add_counts
-from tf_dgc.steps import native, push
+from tf_dgc.steps import native
 from tf_dgc.steps.accumulation import gradient_values
 from tf_dgc.steps.state import WorkerState, create_worker_state
 
@@ -193,7 +193,15 @@ class ServerWorker:
     ):
         self.variables = variables
         self._optimizer, self._worker_state = optimizer, worker_state
-        self._hyperparameters, self._task = hyperparameters, task
+        self._task = task
+        self._settings = state.StepSettings(
+            hyperparameters=hyperparameters,
+            error_feedback=common.uses_error_feedback(
+                optimizer.compressor, optimizer.error_feedback
+            ),
+            factor_masking=optimizer.factor_masking,
+            seed=optimizer.seed,
+        )
         self._is_table, self._joined = is_table, False
         number = len(task.servers) if task else 1
         sizes = [v.value.dtype.size * math.prod(v.shape) for v in variables]
@@ -284,15 +292,12 @@ class ServerWorker:
     def _push(self, grads: list) -> list[PushedGradients]:
         """Return what goes to each server, all of it divided by N."""
         optimizer = self._optimizer
-        place = step_inputs.StepContext(
-            optimizer.compressor,
-            self._task.worker or 0 if self._task else 0,
-            push.NUM_WORKERS,
+        given, scales = step_inputs.clip_gradients(
+            self._settings,
+            grads,
+            self.variables,
+            optimizer.num_workers,
             (optimizer.loss_scale_factor or 1.0) * optimizer.num_workers,
-            {},
-        )
-        given, scales = step_inputs.clip_by_hyperparameters(
-            optimizer, grads, self.variables, self._hyperparameters, place.loss_scale
         )
         if len(self._links) > 1 or any(self._is_table):  # all or none is left out
             use_native = native.is_available(self._worker_state.residual)
@@ -302,8 +307,8 @@ class ServerWorker:
             link.push(
                 [given[i] for i in places],
                 [scales[i] for i in places],
-                self._hyperparameters,
-                place,
+                self._settings,
+                self._task.worker or 0 if self._task else 0,
             )
             for link, places in zip(self._links, self._places, strict=True)
         ]

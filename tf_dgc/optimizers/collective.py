@@ -1,0 +1,251 @@
+"""Base class of the optimizers whose workers exchange with collectives."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import keras
+import tensorflow as tf
+
+from tf_dgc import metrics
+from tf_dgc._internals import keras_optimizers
+from tf_dgc.codecs.tensor_spec import TensorSpec
+from tf_dgc.collectives import CollectiveAlgorithm
+from tf_dgc.collectives.communicator import Communicator
+from tf_dgc.multiworker import tf_config
+from tf_dgc.multiworker.strategy import creating_zero_variables
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable
+from tf_dgc.optimizers import gradients, validation
+from tf_dgc.optimizers.base import OptimizerWrapper
+from tf_dgc.optimizers.config import EXCLUDED, parse_config
+from tf_dgc.optimizers.inner_hyperparameters import Serialize
+from tf_dgc.optimizers.state import (
+    CompressionSettings,
+    OptimizerState,
+    compare_workers,
+    create_state,
+)
+from tf_dgc.steps.state import MethodState
+
+
+class CollectiveOptimizer(OptimizerWrapper):
+    """A wrapper whose `build` and `apply` every worker calls.
+
+    Subclasses list their constructor's arguments in `config_keys`, and define `step`.
+
+    Args:
+        inner_optimizer: optimizer that applies the update.
+        settings: settings of the compression.
+        name: name of the optimizer.
+        strategy: strategy in whose scope it is created, prepared.
+        communicator: communicator of the workers.
+
+    Attributes:
+        communicator: communicator of the workers.
+        residual: accumulated, unsent entries, one variable per model variable and
+            worker; empty without error feedback.
+        compressor_state: variables of the method's own state by name, for each model
+            variable, followed by those of all tensors together, if there are any.
+    """
+
+    config_keys: ClassVar[tuple[str, ...]] = ()
+    exchange: CollectiveAlgorithm | str
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        settings: CompressionSettings,
+        name: str,
+        strategy: tf.distribute.Strategy,
+        communicator: Communicator,
+    ):
+        super().__init__(inner_optimizer, settings.hyperparameters, name, strategy)
+        self._settings = settings
+        self.communicator = communicator
+        self._state: OptimizerState | None = None
+        self.residual: list[PerWorkerVariable] = []
+        self.compressor_state: list[MethodState] = []
+        self._counters: keras.Variable | None = None
+
+    def exclude_from_compression(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Send these variables uncompressed, like small ones.
+
+        Like Keras's `exclude_from_weight_decay`. Call it on every worker, before the
+        optimizer is built. The config contains it.
+
+        Args:
+            var_list: variables of the model.
+            var_names: regular expressions, searched in the variables' paths.
+
+        Raises:
+            ValueError: if the optimizer is built, and for other arguments.
+        """
+        validation.check_not_built(self, "exclude_from_compression")
+        self.settings.exclusions.add(var_list, var_names)
+
+    # --- before the first step ------------------------------------------------------
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create the state, after all workers have compared models and settings.
+
+        Args:
+            variables: model's trainable variables.
+
+        Raises:
+            ValueError: see the class.
+            RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
+                seconds.
+        """
+        if self.built or self.is_loaded_without(variables):
+            return
+        variables = keras_optimizers.distinct_variables(self, variables)
+        validation.check_scope(self, self._strategy, variables, "build")
+        self.check_variables(variables)
+        self.check_copies()
+        use_native = compare_workers(
+            self._strategy,
+            self.consensus_config(),
+            self.schedule_functions(),
+            variables,
+        )
+        if not variables:
+            self.build_without_variables()
+            return
+        with creating_zero_variables(self._strategy), keras_optimizers.tracked():
+            for optimizer in self.wrapped_optimizers:
+                optimizer.build(variables)
+            self._state = create_state(
+                self.settings,
+                self.inner_optimizer,
+                variables,
+                self.communicator,
+                use_native,
+                self._strategy,
+            )
+            self.create_variables(self._state, variables)
+            # Only now is it built: a rejected build can be fixed and retried.
+            keras_optimizers.remember_variables(self, variables)
+
+    def check_variables(self, variables: Sequence[keras.Variable]) -> None:
+        """Raise `ValueError` for variables that this optimizer cannot train."""
+        validation.check_variables(variables)
+
+    def create_variables(
+        self, state: OptimizerState, variables: list[keras.Variable]
+    ) -> None:
+        """Make the state's variables attributes, which Keras saves."""
+        del variables
+        self._counters = state.worker_state.counters
+        self.residual = state.for_model_tensors(state.worker_state.residual)
+        self.compressor_state = state.method_state
+
+    # --- in every step --------------------------------------------------------------
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Take one step; call it in replica context.
+
+        Args:
+            grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None,
+                already divided by the number of workers (Keras scales the loss). If
+                all are None nothing is done, as in Keras.
+            trainable_variables: the variables; the optimizer is built for those of the
+                first call.
+
+        Raises:
+            ValueError: outside the replica context of the optimizer's strategy, and
+                for variables the optimizer was not built with.
+        """
+        validation.check_scope(self, self._strategy, trainable_variables or (), "apply")
+        validation.check_in_replica(self.num_workers)
+        grads, variables = gradients.match_gradients(self, grads, trainable_variables)
+        if grads:
+            assert self.state is not None  # `match_gradients` builds the optimizer
+            with tf.name_scope(self.name):
+                self.step(self.state, grads, variables)
+
+    def step(
+        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+    ) -> None:
+        """Take one step.
+
+        Args:
+            state: what `build` created.
+            grads: gradients, none missing.
+            variables: variable of each.
+        """
+        raise NotImplementedError
+
+    # --- attributes -----------------------------------------------------------------
+
+    @property
+    def settings(self) -> CompressionSettings:
+        """Settings of the compression."""
+        return self._settings
+
+    @property
+    def state(self) -> OptimizerState | None:
+        """Everything that `build` created; None before."""
+        return self._state
+
+    @property
+    def num_workers(self) -> int:
+        """Replicas in sync."""
+        return self.communicator.num_workers
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Descriptions of all variables; empty before the optimizer is built."""
+        return self.state.tensors if self.state else []
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all variables; 0 before the optimizer is built."""
+        return sum(t.size for t in self.tensors)
+
+    @property
+    def num_compressed(self) -> int:
+        """Number of compressed variables; 0 before the optimizer is built."""
+        return sum(not t.uncompressed for t in self.tensors)
+
+    @property
+    def stats(self) -> metrics.CompressionStats:
+        """What each worker sent so far, and in the last exchange."""
+        name = self.state.tuned.name if self.state else self.settings.algorithm.name
+        return metrics.read_stats(self._counters, name)
+
+    # --- config ---------------------------------------------------------------------
+
+    def collect_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the constructor's arguments: see `OptimizerWrapper`."""
+        return {
+            "name": self.name,
+            "inner": self.inner_config(serialize),
+            **{key: serialize(getattr(self, key)) for key in self.config_keys},
+            EXCLUDED: self.settings.exclusions.get_config(),
+        }
+
+    def consensus_config(self) -> dict[str, Any]:
+        """Return the config that must be equal on all workers."""
+        return self.describe_config()
+
+    def schedule_functions(self) -> dict[str, Any]:
+        """Return settings, by name, that may be functions of the iteration."""
+        return {"sparsity": getattr(self.settings.compressor, "sparsity", None)}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Any:
+        """Create an optimizer from `get_config`'s dictionary."""
+        arguments, exclusions = parse_config(config, custom_objects)
+        with tf_config.loading_config():
+            optimizer = cls(**arguments)
+        optimizer._settings = dataclasses.replace(
+            optimizer.settings, exclusions=exclusions
+        )
+        return optimizer
