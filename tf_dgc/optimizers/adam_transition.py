@@ -78,7 +78,7 @@ class TransitionToSparse:
         if not isinstance(self._compressor, TopK):
             return False
         number = self._agreement.num_workers
-        return top_k_step.goes_dense(self._compressor, tensors, iteration, number)
+        return top_k_step.is_dense(self._compressor, tensors, iteration, number)
 
 
 # --- From Adam's own steps to corrected ones, where a schedule first leaves something
