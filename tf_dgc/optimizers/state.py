@@ -307,7 +307,7 @@ def create_state(
     accumulation = None
     if hyperparameters.calls > 1:
         accumulation = GradientAccumulation(hyperparameters.calls, tensors, variables)
-        accumulation.set_rate(inner_optimizer)
+        accumulation.count_calls_for_learning_rate(inner_optimizer)
     return OptimizerState(
         tensors, worker_state, correction, use_native, tuned, accumulation
     )
