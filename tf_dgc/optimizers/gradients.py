@@ -312,8 +312,8 @@ def _add(variable: PerWorkerVariable, gradient: Any) -> None:
 #
 # Keras marks them with `overwrite_with_gradient`: scales, histories of float8 layers.
 
-# Combines all workers' values, `[N, n]`, by the variable's aggregation. For "none" it is
-# the largest, as Keras combines values over accumulated gradients.
+# Combines the values of all workers, `[N, n]`, by the variable's aggregation. "none" is
+# the largest value, as Keras combines values over accumulated gradients.
 _AGGREGATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "none": lambda rows: tf.reduce_max(rows, axis=0),
     "mean": lambda rows: tf.reduce_mean(rows, axis=0),
