@@ -175,7 +175,7 @@ class CollectiveOptimizer(OptimizerWrapper):
         """Take one step.
 
         Args:
-            state: what `build` created.
+            state: state that `build` created.
             grads: gradients, none missing.
             variables: variable of each.
         """
