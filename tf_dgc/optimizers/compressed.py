@@ -73,7 +73,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             `staleness`; takes 4 bytes per entry, which are not saved.
         check_every: number of steps between comparisons of the model's checksums on all
             workers, which are sent with the gradients. None: never.
-        on_divergence: what all workers do if models differ: "raise", before anything is
+        on_divergence: action of all workers if models differ: "raise", before anything is
             updated, or "warn". Both name workers and variables.
         exchange: collective algorithm, or its name; `tf-dgc exchanges` lists them.
         overlap: whether to exchange buckets of gradients during the backward pass; a
