@@ -170,7 +170,7 @@ class CollectiveOptimizer(OptimizerWrapper):
                 self.step(self.state, grads, variables)
 
     def step(
-        self, state: OptimizerState, grads: list, variables: list[keras.Variable]
+        self, state: OptimizerState, grads: list[Any], variables: list[keras.Variable]
     ) -> None:
         """Take one step.
 
