@@ -333,7 +333,7 @@ def test_a_warning_is_of_newer_backups_alone(alone, tmp_path):
     for _ in range(3):
         back_up(alone, tmp_path, keep=3)
     backups, _ = open_backups(alone, tmp_path)
-    backups._kept = [1, 2, 3]
+    backups._numbers = [1, 2, 3]
     backups.write(alone, TrainingPosition(1, 0, []), 4)
     (tmp_path / "backup-1.manifest-0.json").write_text("{")
     with warnings.catch_warnings():

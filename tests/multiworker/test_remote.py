@@ -46,7 +46,7 @@ def _here(monkeypatch, tmp_path):
     monkeypatch.setattr(launcher.onednn, "advice", lambda: None)
     monkeypatch.setattr(launcher, "_READ_SECONDS", 100.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(launcher.__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(launcher.__file__).parents[3]))
     monkeypatch.chdir(tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_an_address_in_brackets(hosts):
 
 def test_a_relative_path_of_python_is_found_over_there(hosts, monkeypatch):
     """Where the shell begins is another directory than this one."""
-    package = pathlib.Path(launcher.__file__).parents[2]
+    package = pathlib.Path(launcher.__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", os.path.relpath(package) + os.pathsep)
     code, output = launch(hosts, "print(os.environ['PYTHONPATH'])")
     assert code == 0, output

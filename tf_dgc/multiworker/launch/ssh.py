@@ -1,4 +1,4 @@
-"""Far ends: workers on other machines, of which only their ssh is seen here."""
+"""Remote workers, of which only the ssh process is visible here."""
 
 import signal
 import subprocess
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from tf_dgc.multiworker.launch import remote
 from tf_dgc.multiworker.launch.worker_processes import CHILDREN_SECONDS, wait_until
 
-_BROKEN = 255  # ssh's exit code when its connection ends before what it runs
-_KILLED = -signal.SIGTERM, -signal.SIGKILL  # ssh itself, not what it runs
+_BROKEN = 255  # ssh's exit code when its connection breaks
+_KILLED = -signal.SIGTERM, -signal.SIGKILL  # of ssh itself, not of the worker
 
 
 def wait_for_remote_workers(
@@ -16,15 +16,15 @@ def wait_for_remote_workers(
     say: Callable[[str], None],
     hurry: Callable[[], bool],
 ) -> None:
-    """Wait until workers have ended whose ssh ended before them.
+    """Wait for remote workers whose ssh ended before them.
 
-    Their input has ended by that, from where on they have a time of their own. Of those
-    whose ssh did not end in time, and had to be killed, nothing is known.
+    Their input has ended too, after which they have a limited time. If an ssh did not
+    end in time and was killed, its worker's state is unknown.
 
     Args:
         workers: processes that have ended, by name; those with an input are ssh's.
-        say: function that is given lines for the user.
-        hurry: function that is asked again and again, whether to wait no longer.
+        say: function that shows a line to the user.
+        hurry: function that is called repeatedly, and ends the wait by returning true.
     """
     codes = {name: w.returncode for name, w in workers.items() if w.stdin}
     for name in [name for name, code in codes.items() if code in _KILLED]:
