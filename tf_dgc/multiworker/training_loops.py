@@ -120,7 +120,10 @@ class ModelLoops:
         self._kind = "train"
         self._iterators: dict[str, weakref.ref] = {}
         # Whether all workers have equally many batches, by kind of loop.
-        self._equal_lengths = {k: keras_trainer.make_flag() for k in ("train", "test")}
+        self._equal_lengths = {
+            kind: tf_collectives.local_variable(False, tf.bool)
+            for kind in ("train", "test")
+        }
         self._stop_signal: StopSignal | None = None
         # The logs of the last step, and those that `_finish_mean` has not seen.
         self._last_logs: tuple[Any, Any] = None, None
