@@ -340,7 +340,7 @@ def test_a_warning_is_of_newer_backups_alone(alone, tmp_path):
         warnings.simplefilter("error")
         assert open_backups(alone, tmp_path)[1].number == 4
     (tmp_path / "backup-4.part-0.h5").unlink()
-    with pytest.warns(UserWarning, match=r"Going on from backup 3") as caught:
+    with pytest.warns(UserWarning, match=r"Continuing from backup 3") as caught:
         open_backups(alone, tmp_path)
     (told,) = {str(warning.message) for warning in caught}
     assert "backup-4.part-0.h5" in told

@@ -137,11 +137,11 @@ def test_positions_are_published_when_they_matter(monkeypatch):
 
 def test_the_collective_that_is_waited_in_is_known():
     """By its key, of which those that an error ended before are no part."""
-    launches = {5: tf_collectives.Launch("sum", "float32", "(3,)", ())}
+    launches = {5: tf_collectives.TracedCollective("sum", "float32", "(3,)", ())}
     keys = iter([{None: 1}, {None: 1 + 5}, {None: 1 + 7}])
     counts = {None: [9, 8]}
     watch = Watch(STRATEGY, lambda: counts, lambda: next(keys))
-    with mock.patch.object(tf_collectives, "_launches", launches):
+    with mock.patch.object(tf_collectives, "_traced_collectives", launches):
         assert (
             watch._position().collectives == {}
         )  # nothing runs: an error has ended it
@@ -203,7 +203,7 @@ def test_keys_of_collectives_add_up_to_the_one_that_waits(strategies, eager, kno
     counters.finish(tf.ones([]), tf.constant(number))
     assert (counters.read(), counters.pending_key()) == ([1, 1], 0)
     if known:
-        launch = tf_collectives.launch_of(number)
+        launch = tf_collectives.find_collective(number)
         assert launch[:3] == ("all_gather", "int32", "(11,)")
         place = failures.place_in(launch.places)
         assert eager or place.partition(":")[0] == __file__
@@ -227,5 +227,5 @@ def test_a_fault_of_the_watch_does_not_end_it(monkeypatch, capsys):
     finally:
         watch._end()
     told = capsys.readouterr().err
-    assert told.count("a fault of the watch, which goes on") == len(watch._threads)
+    assert told.count("error in the watch, which continues") == len(watch._threads)
     assert "a group that is not known" in told

@@ -60,13 +60,8 @@ def configure_coordination(
 ) -> None:
     """Set timeouts of TensorFlow's coordination service, before a strategy is created.
 
-    As `CollectiveAllReduceExtended._initialize_multi_worker`, except for the timeouts.
-
-    Args:
-        cluster: the cluster, a `tf.train.ClusterSpec`.
-        heartbeat_seconds: seconds without a heartbeat after which a worker counts as
-            gone.
-        start_seconds: seconds to wait for the coordinator.
+    As `CollectiveAllReduceExtended._initialize_multi_worker`, except for the timeouts:
+    without a heartbeat for `heartbeat_seconds`, a worker counts as gone.
     """
     spec = multi_worker_util.normalize_cluster_spec(cluster)
     eager_context.context().configure_coordination_service(

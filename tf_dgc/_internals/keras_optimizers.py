@@ -83,10 +83,10 @@ def overridden(
 ) -> list[str]:
     """Return the names that keep `behaves_as` from being true."""
     subclasses = [c for c in type(optimizer).__mro__ if c not in kind.__mro__]
-    of_user = optimizer_copies.replaced_methods(optimizer)
-    of_object = optimizer_copies.methods_of_instance(optimizer)
-    of_object -= _REPLACED_HERE - of_user
-    replaced = of_object.union(*map(vars, subclasses))
+    by_user = optimizer_copies.replaced_methods(optimizer)
+    on_object = optimizer_copies.methods_of_instance(optimizer)
+    on_object -= _REPLACED_HERE - by_user
+    replaced = on_object.union(*map(vars, subclasses))
     names = {*dir(kind), *inspect.signature(kind).parameters}
     return sorted(replaced & names - _MAY_DIFFER)
 
@@ -209,11 +209,11 @@ def step_alone(optimizer: keras.optimizers.Optimizer) -> None:
     """
     kind, stock = type(optimizer), base_optimizer.BaseOptimizer
     update = "_backend_update_step"
-    of_user = optimizer_copies.replaced_methods(optimizer)
+    by_user = optimizer_copies.replaced_methods(optimizer)
     overrides = [
         name
         for name in _ACROSS_REPLICAS
-        if name in of_user
+        if name in by_user
         or getattr(kind, name) is not getattr(keras.optimizers.Optimizer, name)
     ]
     if update in overrides:
@@ -320,8 +320,8 @@ def known_variables(
 
     TensorFlow then sees the same object on all replicas.
     """
-    known = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
-    return [known[optimizer._var_key(v)] for v in variables]
+    by_key = {optimizer._var_key(v): v for v in optimizer._trainable_variables}
+    return [by_key[optimizer._var_key(v)] for v in variables]
 
 
 def distinct_variables(
@@ -365,11 +365,9 @@ def overwrites_with_gradient(variable: Any) -> bool:
 def scale_rate(
     optimizer: keras.optimizers.Optimizer, factor: tf.Variable
 ) -> Callable[[], Any]:
-    """Multiply the learning rate; return a function that returns the original rate.
+    """Multiply the learning rate by a scalar; return a function that returns the rate.
 
-    Args:
-        optimizer: optimizer, not yet built.
-        factor: factor, a scalar.
+    Call it before the optimizer is built.
     """
     original = optimizer._learning_rate
 
@@ -392,11 +390,7 @@ def count_rate_by_calls(
     """Evaluate a schedule at the number of calls instead of the number of steps.
 
     A Keras optimizer that accumulates gradients itself does the same: its `_iterations`
-    count calls.
-
-    Args:
-        optimizer: optimizer, which does not accumulate.
-        calls: function that returns the number of calls before this one, a scalar.
+    count calls. `calls` returns the number of calls before this one, a scalar.
     """
     stock = optimizer._get_current_learning_rate
 

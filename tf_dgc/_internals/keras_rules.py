@@ -39,26 +39,22 @@ def count_age(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     return began
 
 
-def age_counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the variable that `count_age` created, if it was called."""
-    began = getattr(optimizer, "_tf_dgc_began", None)
-    return [] if began is None else [began]
-
-
 def counts_age(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Return the counters of an instance: its calls, and the age of its state.
 
     Its `iterations` are not a variable if it accumulates gradients.
     """
-    return [optimizer._iterations, *age_counters(optimizer)]
+    began = getattr(optimizer, "_tf_dgc_began", None)
+    return [optimizer._iterations, *([] if began is None else [began])]
 
 
-def state_age(optimizer: keras.optimizers.Optimizer) -> Any:
+def _state_age(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the iterations that `update_step` uses in this step."""
-    for began in age_counters(optimizer):
-        calls = tf.convert_to_tensor(optimizer._iterations.value) - began.value
-        return calls // (optimizer.gradient_accumulation_steps or 1)
-    return optimizer.iterations
+    began = getattr(optimizer, "_tf_dgc_began", None)
+    if began is None:
+        return optimizer.iterations
+    calls = tf.convert_to_tensor(optimizer._iterations.value) - began.value
+    return calls // (optimizer.gradient_accumulation_steps or 1)
 
 
 def reset_state(optimizer: keras.optimizers.Optimizer) -> None:
@@ -138,20 +134,14 @@ def rule_slots(optimizer: Any, rule: str, variable: Any) -> list[keras.Variable]
 
 
 def rule_numbers(optimizer: Any, rule: str, rate: Any) -> list[Any]:
-    """Return the coefficients of a step, floats or float32 tensors, as in Keras.
-
-    Args:
-        optimizer: optimizer, in a step.
-        rule: name of its rule.
-        rate: learning rate, scalar float32.
-    """
+    """Return the coefficients of a step, floats or float32 tensors, as in Keras."""
     if rule.startswith("sgd"):
         return [rate, optimizer.momentum]
     if rule.startswith("rmsprop"):
         rho, momentum = optimizer.rho, optimizer.momentum
         return [rho, 1 - rho, optimizer.epsilon, momentum]
     ops = keras.ops
-    step = ops.cast(state_age(optimizer) + 1, "float32")
+    step = ops.cast(_state_age(optimizer) + 1, "float32")
     powers = [
         ops.power(ops.cast(beta, "float32"), step)
         for beta in (optimizer.beta_1, optimizer.beta_2)

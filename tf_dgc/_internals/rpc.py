@@ -66,12 +66,7 @@ class Server:
         self._inbox.enqueue([tf.constant(-1), tf.zeros([0])])
 
     def answer(self, slot: int, words: np.ndarray) -> None:
-        """Answer the slot's oldest call, once for each call.
-
-        Args:
-            slot: slot that was called.
-            words: reply, int32 `[w]`.
-        """
+        """Answer the slot's oldest call, once for each call, with int32 `[w]`."""
         self._outboxes[slot].enqueue([tf.constant(words.view(np.float32))])
 
 
@@ -108,7 +103,7 @@ class Client:
         Args:
             slot: slot of the caller.
             words: message, int32 `[w]`.
-            seconds: seconds that the call may take; 0 for those of the client.
+            seconds: time limit; 0 for that of the client.
         """
         with tf.device("CPU:0"):
             message = tf.bitcast(words, tf.float32)

@@ -39,11 +39,9 @@ def is_saving_hdf5() -> bool:
 
 
 def call_when_closed(file: Any, call: Callable[[BaseException | None], None]) -> None:
-    """Call a function once, when a file has been closed.
+    """Call a function once, when a file or store has been closed.
 
-    Args:
-        file: open file or store, with a method `close`.
-        call: function of the error that closed the file, or None.
+    Its argument is the error that closed the file, or None.
     """
     if "close" in vars(file):
         return
@@ -109,12 +107,7 @@ class _OneCallback:
 
 
 class SavedNote(tf.__internal__.tracking.AutoTrackable):
-    """Numbers in a checkpoint that are checked when it is restored.
-
-    Args:
-        numbers: function that returns the numbers to be saved.
-        check: function of the numbers that were saved.
-    """
+    """Numbers in a checkpoint that `check` receives when it is restored."""
 
     def __init__(
         self, numbers: Callable[[], list[int]], check: Callable[[list[int]], None]
@@ -208,10 +201,7 @@ def join_save(model: keras.Model) -> None:
 def save_weights(model: keras.Model, file: Any, check: Callable[[], None]) -> None:
     """Save weights as `save_weights_only` does, to an open `h5py.File`.
 
-    Args:
-        model: Keras model, built.
-        file: `h5py.File`, open to write.
-        check: function that is called after every value.
+    `check` is called after every value.
     """
     _save_state(model, _OpenFileStore(file, check))
 

@@ -118,21 +118,11 @@ class Counters:
         return int(self._counts.read_value().numpy()[2])
 
     def start(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Return the key after the tensor is available and the start is counted.
-
-        Args:
-            tensor: input of the collective.
-            key: key of the collective, scalar int32.
-        """
+        """Return the key after the tensor is available and the start is counted."""
         return self._after(tensor, 1, 0, key, key)
 
     def finish(self, result: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Return the result after it is available and the end is counted.
-
-        Args:
-            result: result of the collective.
-            key: key that was passed to `start`.
-        """
+        """Return the result after it is available and the end is counted."""
         return self._after(result, 0, 1, -key, result)
 
     def _after(
@@ -155,7 +145,7 @@ class Counters:
             return tf.identity(value)
 
 
-class Launch(NamedTuple):
+class TracedCollective(NamedTuple):
     """A collective that was traced.
 
     Attributes:
@@ -172,33 +162,32 @@ class Launch(NamedTuple):
     places: Sequence[tuple[str, int, str]]
 
 
-_launches: dict[int, Launch] = {}  # by key, of all launchers
+_traced_collectives: dict[int, TracedCollective] = {}  # by key, of all launchers
 
 
-def launch_of(key: int) -> Launch | None:
+def find_collective(key: int) -> TracedCollective | None:
     """Return the collective with this key; None if its shape was known at run time.
 
     If several share a key, the one that was traced last.
     """
-    return _launches.get(key)
+    return _traced_collectives.get(key)
 
 
-def remember_launch(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
-    """Store the collective that a key belongs to, for `launch_of`.
+def record_collective(kind: str, tensor: tf.Tensor, key: tf.Tensor) -> None:
+    """Store the collective that a key belongs to, for `find_collective`.
 
     This runs when a step is traced; in eager code only the first call has an effect.
-
-    Args:
-        kind: name of the kind of collective.
-        tensor: input of the collective.
-        key: key that `collective_key` returned for both.
     """
     number = tf.get_static_value(key)
-    if number is None or (tf.executing_eagerly() and int(number) in _launches):
+    if number is None or (
+        tf.executing_eagerly() and int(number) in _traced_collectives
+    ):
         return
     stack = () if tf.executing_eagerly() else tuple(reversed(key.op.traceback))
     places = tuple((f.filename, f.lineno, f.name) for f in stack)
-    _launches[int(number)] = Launch(kind, tensor.dtype.name, str(tensor.shape), places)
+    _traced_collectives[int(number)] = TracedCollective(
+        kind, tensor.dtype.name, str(tensor.shape), places
+    )
 
 
 def local_variable(value: Any, dtype: tf.DType, device: str = "CPU:0") -> tf.Variable:
@@ -220,7 +209,7 @@ def _count_collectives(launcher: Any) -> Counters:
             tensor = tf.convert_to_tensor(tensor)
             launcher._tf_dgc_kinds.add((kind, tensor.dtype.name, str(tensor.shape)))
             key = collective_key(kind, tensor)
-            remember_launch(kind.removeprefix("_"), tensor, key)
+            record_collective(kind.removeprefix("_"), tensor, key)
             launcher._next_instance_key = lambda: counters.start(tensor, key)
             return counters.finish(launch(tensor, *args, **kwargs), key)
 
@@ -237,14 +226,9 @@ def wrap_launches(
 ) -> None:
     """Launch every collective between CPUs by these functions.
 
-    Collectives between GPUs, which have connections of their own, are not changed.
-
-    Args:
-        collective_ops: TensorFlow's `CollectiveAllReduce` of the strategy.
-        all_reduce: function of a function that launches one collective, and a tensor;
-            returns the sum.
-        all_gather: function of a function that launches one collective, a tensor, and
-            the number of replicas; returns the concatenation.
+    Collectives between GPUs, which have connections of their own, are not changed. Both
+    get a function that launches one collective, and a tensor; `all_gather` also gets
+    the number of replicas.
     """
     for launcher in launchers(collective_ops):
         if "GPU" not in launcher._device:
@@ -277,13 +261,9 @@ def kinds_of_collectives(collective_ops: Any) -> set[tuple]:
 def collective_key(kind: str, tensor: tf.Tensor) -> tf.Tensor:
     """Return the key of a collective, scalar int32.
 
-    It is a hash. If two shapes of a model collide, with a probability of 10^-9,
+    It is a hash of kind, dtype and shape, the same whether the shape is known while
+    tracing or not. If two shapes of a model collide, with a probability of 10^-9,
     TensorFlow rejects the second.
-
-    Args:
-        kind: name of the kind of collective, such as "broadcast".
-        tensor: input of the collective; equal in dtype and shape on all workers,
-            whether the shape is known while tracing or not.
     """
     name = zlib.crc32(f"{kind} {tensor.dtype.name}".encode())
     with tf.device("CPU:0"):
@@ -395,7 +375,7 @@ class GroupLauncher:
         self.kinds.add((label, tensor.dtype.name, str(tensor.shape)))
         stock = self._launcher
         key = collective_key(label, tensor)
-        remember_launch(f"{kind} of replicas {self._members}", tensor, key)
+        record_collective(f"{kind} of replicas {self._members}", tensor, key)
         with tf.device(stock._device):
             result = launch(
                 tensor,
@@ -416,14 +396,11 @@ def group_key(members: Sequence[int], lane: int = 0) -> int:
 
 
 def in_lane(collective_ops: Any, lane: int) -> Any:
-    """Return another `CollectiveAllReduce` of the same replicas.
+    """Return another `CollectiveAllReduce` of the same replicas, for a background lane.
 
     It has its own group key and ordering tokens, so that its collectives are separate
-    from others and do not wait for them.
-
-    Args:
-        collective_ops: TensorFlow's `CollectiveAllReduce` for all replicas.
-        lane: number of the lane, 1 or more, equal on all workers.
+    from others and do not wait for them. Lanes have numbers from 1, equal on all
+    workers.
     """
     keys = cross_device_utils.CollectiveKeys(group_key_start=group_key((), lane))
     stock = collective_ops
@@ -491,10 +468,6 @@ def check_updates(
     """Call `reject`, which raises, if an optimizer updates another scope's variable.
 
     TensorFlow only asserts that it is a `DistributedVariable` (`extended.update`).
-
-    Args:
-        strategy: strategy whose instance is changed.
-        reject: function of the variable that raises an error.
     """
     stock = strategy.extended.update
 
@@ -515,9 +488,6 @@ def allow_conditions(strategy: tf.distribute.Strategy) -> None:
     each replica. Within it TensorFlow raises in `merge_call`, because replicas cannot
     meet there. TensorFlow has another implementation (`_use_merge_call`), in which each
     replica launches its own collectives and updates its own copies.
-
-    Args:
-        strategy: strategy whose instance is changed.
     """
     extended = strategy.extended
     stock_merges, stock_ops = extended._use_merge_call, extended._get_cross_device_ops
@@ -560,13 +530,9 @@ def per_replica(values: Sequence[Any]) -> Any:
 
 
 class WorkerGroup:
-    """Collectives of one CPU of every worker, one after the other.
+    """Eager collectives of one CPU of every worker, one after the other.
 
-    Call them eagerly, and on all workers.
-
-    Args:
-        strategy: a `MultiWorkerMirroredStrategy`, whose keys are used
-            (`CollectiveKeys`).
+    Uses the keys of the strategy (`CollectiveKeys`).
 
     Attributes:
         size: number of workers.
@@ -609,7 +575,7 @@ def replace_initial_values(
     `CollectiveAllReduceExtended._get_variable_creator_initial_value`.
 
     Args:
-        strategy: instance of several workers, changed in place.
+        strategy: strategy of several workers, changed in place.
         synchronize: function of this worker's initial value, a tensor, and the
             variable's name; returns the value to use.
         stock_broadcast: function that calls the broadcast, if a graph creates the

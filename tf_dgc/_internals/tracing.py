@@ -26,12 +26,9 @@ _TRACING = func_graph.__file__  # `func_graph_from_py_func` calls the Python fun
 
 
 def is_executing(frames: Iterable[FrameType]) -> bool:
-    """Whether one of these stacks may be within TensorFlow's runtime.
+    """Whether one of these innermost frames of threads may be in TensorFlow's runtime.
 
     A call of the runtime returns when the operation, or the function, has ended.
-
-    Args:
-        frames: innermost frames of threads.
     """
     return any(f.f_code.co_filename.startswith(_TENSORFLOW) for f in frames)
 

@@ -1,10 +1,10 @@
 """Backups: a part of each worker's state, the weights, and a manifest of all files.
 
 Nothing of a model's size travels between workers. If all workers see one directory, the
-first worker writes what is the same on all; otherwise each writes it to its own.
+first worker writes the weights, which are equal on all; otherwise each does.
 
 The files of backup 3, which is a generation: `backup-3.part-0.h5` of worker 0, and so
-on; what is the same on all workers, in `backup-3.model-0.weights.h5`; and
+on; weights and other state that is equal, in `backup-3.model-0.weights.h5`; and
 `backup-3.manifest-0.json`, which lists all of them with their checksums. Files that no
 manifest lists are ignored.
 """
@@ -46,8 +46,8 @@ _GROUP = "tf_dgc_backup"
 _MODEL = "tf_dgc_model"
 _MAX_LISTED = 8  # variables that differ; more are counted
 _WHAT_TO_DO = (
-    "Every worker needs its part of the last backup, and what all have alike; another "
-    "number of workers needs the parts of all. Restore the files listed here, for "
+    "Every worker needs its part of the last backup, and the weights; another number "
+    "of workers needs the parts of all. Restore the files listed here, for "
     "example from a copy of the directory. If every worker wrote to a directory of its "
     "own, start the same number of workers, each where it was, or put the files of all "
     "into one directory that all can see. To start anew, delete the backups."
@@ -97,16 +97,10 @@ class TrainingPosition(NamedTuple):
 
 
 class BackupFolder:
-    """The backups in a directory, which all workers see or each has for itself.
+    """The backups in a local directory, which all workers see or each has for itself.
 
-    Create it, and call its methods, on every worker.
-
-    Args:
-        strategy: strategy of the workers.
-        directory: path of the directory, local.
-
-    Raises:
-        RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
+    Create it, and call its methods, on every worker. They raise `RuntimeError` if a
+    worker does not come within `TF_DGC_TIMEOUT` seconds.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, directory: pathlib.Path):
@@ -160,12 +154,12 @@ class BackupFolder:
                 if generation_number(pathlib.Path(path)) > number
             }
             if newer:
-                text = f"Going on from backup {number}, as newer ones cannot be read"
+                text = f"Continuing from backup {number}, as newer ones cannot be read"
                 warnings.warn(f"{text}: {newer}", stacklevel=3)
             self._numbers = [number]
             return generation
         if problems or any(report["names"] for report in reports):
-            reasons = [f"{path!r}: {what!r}" for path, what in problems.items()]
+            reasons = [f"{path!r}: {text!r}" for path, text in problems.items()]
             reasons = reasons or list(map(_describe_report, reports))
             raise ValueError(
                 f"No backup can be read by all workers. {_WHAT_TO_DO} "
@@ -220,7 +214,7 @@ class BackupFolder:
         return list(rows.values())
 
     def _model_file(self, generation: Generation) -> str:
-        """Return the file with what is the same on all, preferably this worker's."""
+        """Return the file with the weights, preferably this worker's."""
         files = [worker["model"] for worker in generation.workers]
         own_file = files[self._worker] if len(files) == self._num_workers else None
         return own_file or next(filter(None, files))
@@ -236,8 +230,7 @@ class BackupFolder:
             keep: number of backups that stay, including this one.
 
         Raises:
-            OSError: if a file cannot be written. With several workers, `RuntimeError`
-                on all of them.
+            OSError: if a file cannot be written; with several workers, `RuntimeError`.
         """
         self._last_number += 1
         average_statistics(model)
@@ -297,7 +290,7 @@ class BackupFolder:
 
     @property
     def _writes_shared_files(self) -> bool:
-        """Whether this worker writes what is the same on all to its directory."""
+        """Whether this worker writes the weights and the manifest to its directory."""
         return self._worker == 0 or not self._shared
 
     def _replicas(self) -> range:
@@ -330,7 +323,7 @@ def part_name(number: int, worker: int) -> str:
 
 
 def model_name(number: int, worker: int) -> str:
-    """Return the name of the file with what is the same on all, by its writer."""
+    """Return the name of the file with the weights, by its writer."""
     return f"backup-{number}.model-{worker}.weights.h5"
 
 
@@ -448,14 +441,7 @@ def write_position(
 ) -> None:
     """Write a model's weights, as Keras does, and the position of its training.
 
-    Args:
-        model: Keras model, built.
-        position: position of the training.
-        name: name of the backup that the file belongs to.
-        path: path of the file.
-
-    Raises:
-        OSError: if the disk does not take all of it.
+    Raises `OSError` if the disk does not take all of it.
     """
     with hdf5.writing_hdf5(path) as writing:
         writing.file.attrs["backup"] = name
@@ -523,11 +509,8 @@ def model_differences(saved: dict[str, Any], current: dict[str, Any]) -> list[st
     """Return how a model differs from the saved one, a line for each weight.
 
     Keras numbers layers without a name, so paths may differ where models do not: two
-    models match if their shapes and dtypes match, in order or by path.
-
-    Args:
-        saved: description of the model that was saved, empty if it is not known.
-        current: description of the model that is to be loaded.
+    models match if their shapes and dtypes match, in order or by path. An empty `saved`
+    is not compared.
     """
     if not saved:
         return []

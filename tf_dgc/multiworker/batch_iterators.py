@@ -30,10 +30,7 @@ _EXIT_SECONDS = 65.0
 
 
 class DistributedBatches:
-    """A distributed data set that a loop of Keras iterates over.
-
-    Args:
-        dataset: `tf.distribute.DistributedDataset`.
+    """A `tf.distribute.DistributedDataset` that a loop of Keras iterates over.
 
     Attributes:
         loop: the loop; None before it begins, and for `predict`.
@@ -68,9 +65,7 @@ class DistributedBatches:
 class BatchIterator:
     """An iterator over the batches of a distributed data set.
 
-    Args:
-        batches: the data set, also an attribute.
-        iterator: TensorFlow's iterator, to which nothing else keeps a reference.
+    Nothing else may keep a reference to `iterator`, TensorFlow's iterator.
     """
 
     def __init__(self, batches: DistributedBatches, iterator: Any):
@@ -97,12 +92,8 @@ class BatchIterator:
     def run(self, function: Callable[[Any], T]) -> T:
         """Call a function of Keras's trainer with an iterator.
 
-        Args:
-            function: function of an iterator: TensorFlow's, or this one if it has a
-                batch that `peek` drew.
-
-        Raises:
-            StopIteration: if there is no batch left.
+        That is TensorFlow's iterator, or this one if it has a batch that `peek` drew.
+        Raises `StopIteration` if there is no batch left.
         """
         return function(self) if self._peeked else self._run(function)
 
@@ -154,12 +145,9 @@ def _clear(holder: list[Any]) -> None:
 
 
 def wait_for_released(seconds: float = _WAIT_SECONDS) -> bool:
-    """Wait until released iterators have ended, at most for some seconds.
+    """Wait until released iterators have ended; return whether they have.
 
     Until then a Python generator may be producing a batch for one of them.
-
-    Returns:
-        Whether they have ended.
     """
     released = set(_ending)
     if not released:

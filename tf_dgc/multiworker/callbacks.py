@@ -41,7 +41,7 @@ class ModelCheckpoint(save_hooks.ModelCheckpointHooks):
             )
 
     def logs_of_all(self, logs: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the first worker's logs, so that all workers decide alike.
+        """Return the first worker's logs, so that all workers make the same decision.
 
         Within an epoch, logs differ between workers.
         """
@@ -145,7 +145,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         model = self.model
         if not model.built:
             raise ValueError(
-                "The model must be built before `fit` can go on from a backup. Give "
+                "The model must be built before `fit` can continue from a backup. Give "
                 "it an `Input`, or call `model.build(input_shape)`. "
                 f"Received: model={model.name!r}"
             )
@@ -218,17 +218,15 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _mismatch(self, writer: str, differences: list[str]) -> ValueError:
         """Return the error for a backup that does not fit the model.
 
-        Args:
-            writer: what made the backup.
-            differences: lines that say what differs.
+        `writer` is what made the backup; each line of `differences` says what differs.
         """
         directory = str(self._file.parent)
         listed = "".join(f"\n  {line}" for line in differences)
         return ValueError(
             f"The backup {str(self._file)!r} was made by {writer}, and training cannot "
-            f"go on from it:{listed}\nGo on with what made it. Or delete the files "
-            f"`backup-*` in {directory!r}, and training starts afresh; or pass another "
-            f"directory. Received: backup_dir={str(self._directory)!r}"
+            f"continue from it:{listed}\nUse the model and optimizer of the backup. Or "
+            f"delete the files `backup-*` in {directory!r} to start afresh, or pass "
+            f"another directory. Received: backup_dir={str(self._directory)!r}"
         )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -356,7 +354,7 @@ def _check_optimizers_are_built(model: keras.Model) -> None:
         is_ours = getattr(optimizer, "saved_by_all_workers", False)
         if is_ours and not optimizer.built and value is not model.optimizer:
             raise ValueError(
-                f"The model's `{name}` must be built before `fit` can go on from a "
+                f"The model's `{name}` must be built before `fit` can continue from a "
                 "backup, or its state could not be loaded: `with strategy.scope(): "
                 f"model.{name}.build(variables)`, with the variables that it trains. "
                 f"Received: {show(optimizer)}"

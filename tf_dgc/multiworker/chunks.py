@@ -15,11 +15,11 @@ import tensorflow as tf
 
 CHUNK_BYTES = 2**20  # 0.8 s at 10 Mbit/s, less than half a heartbeat's interval
 
-Launch = Callable[[tf.Tensor], tf.Tensor]
+LaunchFunction = Callable[[tf.Tensor], tf.Tensor]
 
 
 def chunked_all_reduce(
-    launch: Launch, tensor: tf.Tensor, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction, tensor: tf.Tensor, *, size: int = CHUNK_BYTES
 ) -> tf.Tensor:
     """Sum a tensor over all replicas, in as many collectives as needed.
 
@@ -40,15 +40,15 @@ def chunked_all_reduce(
 
 
 def chunked_all_reduce_of_unknown_length(
-    launch: Launch, vector: tf.Tensor, num_bytes: int, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction,
+    vector: tf.Tensor,
+    num_bytes: int,
+    *,
+    size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Sum a vector whose length the graph computes, as `chunked_all_reduce`.
+    """Sum a vector, `[n]`, whose length the graph computes, as `chunked_all_reduce`.
 
-    Args:
-        launch: function as in `chunked_all_reduce`.
-        vector: vector of this replica, `[n]`, n equal on all.
-        num_bytes: approximate size of the vector in bytes.
-        size: approximate maximum size of a chunk in bytes.
+    `num_bytes` is its approximate size.
     """
     count = -(-num_bytes // size)
     if count <= 1:
@@ -57,15 +57,15 @@ def chunked_all_reduce_of_unknown_length(
 
 
 def chunked_all_gather(
-    launch: Launch, tensor: tf.Tensor, num_replicas: int, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction,
+    tensor: tf.Tensor,
+    num_replicas: int,
+    *,
+    size: int = CHUNK_BYTES,
 ) -> tf.Tensor:
-    """Concatenate the tensors of all replicas along the first axis.
+    """Concatenate the tensors of all replicas along the first axis, chunk by chunk.
 
-    Args:
-        launch: function that concatenates tensors in one collective.
-        tensor: tensor of this replica, of rank 1 or more.
-        num_replicas: number of replicas that take part.
-        size: approximate maximum size of a chunk in bytes.
+    Args as `chunked_all_reduce`; `launch` concatenates in one collective.
     """
     count = _count(tensor, size)
     if count <= 1:
@@ -76,7 +76,7 @@ def chunked_all_gather(
 
 
 def chunked_all_gather_of_unknown_length(
-    launch: Launch,
+    launch: LaunchFunction,
     vector: tf.Tensor,
     num_replicas: int,
     bound: int,
@@ -89,8 +89,7 @@ def chunked_all_gather_of_unknown_length(
         launch: function as in `chunked_all_gather`.
         vector: vector of this replica, `[n]`, n equal on all, and 1 or more.
         num_replicas: number of replicas that take part.
-        bound: expected maximum size of the vector in bytes; with more, chunks get
-            larger.
+        bound: expected maximum size in bytes; above it, chunks get larger.
         size: approximate maximum size of a chunk in bytes.
     """
     limits: list[int] = []  # above the jth, 2**(j + 1) chunks
@@ -112,14 +111,11 @@ def chunked_all_gather_of_unknown_length(
 
 
 def chunked_all_to_all(
-    launch: Launch, rows: tf.Tensor, *, size: int = CHUNK_BYTES
+    launch: LaunchFunction, rows: tf.Tensor, *, size: int = CHUNK_BYTES
 ) -> tf.Tensor:
     """Send row i to the ith replica, and return the rows that all sent to this one.
 
-    Args:
-        launch: function that does so in one collective.
-        rows: row for each replica, `[members, ...]`, as in `chunked_all_reduce`.
-        size: approximate maximum size of a chunk in bytes.
+    `rows` are `[members, ...]`; `launch` exchanges rows in one collective.
     """
     count = _count(rows, size)
     if count <= 1:
@@ -141,14 +137,16 @@ def _count(tensor: tf.Tensor, size: int) -> int:
 
 
 def _gather_rows(
-    launch: Launch, tensor: tf.Tensor, num_replicas: int, count: int
+    launch: LaunchFunction, tensor: tf.Tensor, num_replicas: int, count: int
 ) -> tf.Tensor:
     """Return the flat tensors of all replicas, `[num_replicas, n]`."""
     replies = _one_by_one(launch, tensor, count)
     return tf.concat([tf.reshape(r, [num_replicas, -1]) for r in replies], axis=1)
 
 
-def _one_by_one(launch: Launch, tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
+def _one_by_one(
+    launch: LaunchFunction, tensor: tf.Tensor, count: int
+) -> list[tf.Tensor]:
     """Return the replies to all chunks; the last chunk contains the remainder."""
     flat = tf.reshape(tensor, [-1])
     length = (flat.shape[0] or tf.size(flat)) // count

@@ -112,10 +112,8 @@ def _attributes(model: keras.Model) -> Iterator[Any]:
 def _optimizers_of(model: keras.Model, shown: bool = False) -> list[Any]:
     """Return the optimizers with local steps that train weights of a model.
 
-    Args:
-        model: Keras model.
-        shown: whether to return only those whose consensus weights the model has now,
-            which takes no time in a training step.
+    With `shown`, only those whose consensus weights the model has now, which takes no
+    time in a training step.
     """
     return [
         optimizer

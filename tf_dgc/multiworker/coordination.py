@@ -28,11 +28,8 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
 
     Args:
         capsule: capsule of the `TFE_Context`.
-        server_def: bytes of a serialized `ServerDef`.
+        server_def: serialized `ServerDef`.
         seconds: time to wait for the coordinator.
-
-    Raises:
-        tf.errors.DeadlineExceededError: if the coordinator does not answer in time.
     """
     try:
         _call_within(
@@ -50,11 +47,6 @@ def enable_collectives(capsule: Any, server_def: bytes, seconds: float) -> None:
 
 def publish(key: str, value: str, seconds: float) -> None:
     """Set a key that every worker can read.
-
-    Args:
-        key: name that must not be set yet.
-        value: text of any length.
-        seconds: time to wait for the coordinator.
 
     Raises:
         tf.errors.AlreadyExistsError: if the key is set.
@@ -81,13 +73,7 @@ def lookup(key: str, seconds: float | None) -> str:
 
     No packet is sent while it waits. A timeout leaves the request with the service,
     some 20 kB on both sides, until the key is published: do not call this in a loop.
-
-    Args:
-        key: name of the key.
-        seconds: time to wait; None for no limit.
-
-    Raises:
-        tf.errors.DeadlineExceededError: if nobody publishes the key in time.
+    Raises `tf.errors.DeadlineExceededError`; without a limit if `seconds` is None.
     """
     library, context = _library(), _context()
 

@@ -20,7 +20,7 @@ from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 _BYTES = 4  # of a checksum
 _MAX_LISTED = 5  # variables; more are counted
 _CAUSES = (
-    "All must hold the same weights, bit for bit: what is trained from here on is "
+    "All must hold the same weights, bit for bit; from here on the training is "
     "wrong. Causes are weights that one worker alone has loaded or assigned, a layer "
     "that updates a trainable variable by itself, and workers that round differently "
     "(other processors, other builds)."
@@ -147,7 +147,7 @@ class DivergenceCheck:
             `total` and `buffers` without checksums, after the comparison.
 
         Raises:
-            tf.errors.InvalidArgumentError: when run, on all workers alike.
+            tf.errors.InvalidArgumentError: when run, on all workers.
         """
         shape = [len(self._replicas), len(self._variables)]
         width = 1 + len(self._variables)
@@ -170,12 +170,7 @@ class DivergenceCheck:
         return smart_cond(self.due, compare, lambda: (total, buffers))
 
     def num_bytes(self, dense: BoolOrTensor, dtype: tf.DType) -> tf.Tensor:
-        """Return how many bytes the checksums add to the message, scalar int64.
-
-        Args:
-            dense: the value that was passed to `board`.
-            dtype: dtype of `vector`.
-        """
+        """Return how many bytes the checksums add to the message, scalar int64."""
 
         def added() -> tf.Tensor:
             dense_bytes = self._size * dtype.size

@@ -112,25 +112,25 @@ def explain_error(strategy: tf.distribute.Strategy, message: str) -> str | None:
     ended = [n for n in names if (silent or broken) and _has_ended(n)]
     if ended:
         first = workers.full_name(strategy, ended[0])
-        what = f"{first} has ended: its program was over, or called `sys.exit`"
+        event = f"{first} has ended: its program was over, or called `sys.exit`"
     elif silent:
-        what = f"{peers or 'this worker'} does not respond: killed, stopped or cut off"
+        event = f"{peers or 'this worker'} does not respond: killed, stopped or cut off"
     elif "Barrier timed out" in message:
         return None  # `consensus.wait_for_workers` names the worker that did not come
     elif "CoordinationService" in message:
         name = workers.full_name(strategy, workers.all_names(strategy)[0])
-        what = (
+        event = (
             f"{name}, which coordinates all, cannot be reached: killed, stopped, cut "
             "off or at its end"
         )
     elif peers and broken:
         # A worker forwards the message it got and appends its own name.
-        what = f"the connection to {full_names[0]} broke: it died or was cut off"
+        event = f"the connection to {full_names[0]} broke: it died or was cut off"
     elif peers and "Collective ops is aborted by" in message:
-        what = f"{peers} failed"
+        event = f"{peers} failed"
     else:
         return None
-    return f"{what} (TensorFlow says: {_gist(message)})"
+    return f"{event} (TensorFlow says: {_gist(message)})"
 
 
 def _gist(message: str, length: int = 300) -> str:

@@ -25,11 +25,10 @@ _MAX_RANK = 8
 
 
 class InitialValues:
-    """Compares and sends the values that variables of a strategy start with.
+    """Compares and sends the initial values of a strategy's variables.
 
-    Args:
-        strategy: strategy of several workers; its instance is changed.
-        waiting: function of a purpose that returns the context of a watched wait.
+    The strategy's instance is changed. `waiting` is a function of a purpose that
+    returns the context of a watched wait.
     """
 
     def __init__(

@@ -67,10 +67,7 @@ def _check_paths(
 ) -> bool:
     """Return whether all workers write; raise if two write to the same file.
 
-    Args:
-        strategy: strategy whose workers save.
-        path: path that this worker writes to, if it is known.
-        writes: whether this worker writes, to whatever path.
+    `path` is None if it is not known.
     """
     text = json.dumps([writes, path and [os.path.realpath(path), _inode(path)]])
     texts = consensus.exchange_texts(strategy, text, "save")
@@ -90,12 +87,7 @@ def _inode(path: str) -> int | None:
 
 
 def prepare_saving(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Make one worker write if all have the same path, in `fit` and after it.
-
-    Args:
-        strategy: strategy of several workers.
-        model: Keras model, whose instance is changed.
-    """
+    """Make one worker write if all have the same path, in `fit` and after it."""
     _wrap_save(strategy, model, "save", ".keras", saving.save_model)
     _wrap_save(strategy, model, "save_weights", ".weights.h5", saving.save_weights)
     save_hooks.call_when_fit_begins(
@@ -195,21 +187,21 @@ def _share_callbacks(
     keys = {i: _key(c) for i, c in saving_callbacks.items()}
     text = json.dumps([required, sorted(set(keys.values()))])
     texts = consensus.exchange_texts(strategy, text, "begin to train")
-    of_all = {peer: json.loads(text) for peer, text in texts.items()}
-    required_of_all = {peer: names for peer, (names, _) in of_all.items()}
+    answers = {peer: json.loads(text) for peer, text in texts.items()}
+    required_of_all = {peer: names for peer, (names, _) in answers.items()}
     if any(names != required for names in required_of_all.values()):
         raise ValueError(
             "All workers must be given the same callbacks that "
             f"{_WHY_ALL[needs_all]}. Received: {required_of_all}"
         )
-    common = set.intersection(*(set(peer_keys) for _, peer_keys in of_all.values()))
+    common = set.intersection(*(set(peer_keys) for _, peer_keys in answers.values()))
     for key in sorted(common):
         _share(strategy, callbacks, [i for i in keys if keys[i] == key])
 
 
 _WHY_ALL = {
-    True: "save, as each holds a part of what is saved",
-    False: "restore, as all have to go on from the same place",
+    True: "save, as each holds a part of the state",
+    False: "restore, as all must continue from the same place",
 }
 
 

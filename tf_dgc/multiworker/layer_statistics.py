@@ -87,11 +87,7 @@ def count_examples(model: keras.Model) -> None:
 
 
 class ExampleCounts:
-    """Numbers of examples that the local replicas have trained on since the last mean.
-
-    Args:
-        strategy: strategy of the replicas.
-    """
+    """Numbers of examples that local replicas have trained on since the last mean."""
 
     def __init__(self, strategy: tf.distribute.Strategy):
         replicas = strategy.experimental_local_results(
@@ -202,13 +198,7 @@ def _average(
     variables: Sequence[keras.Variable],
     examples: Sequence[tf.Tensor],
 ) -> None:
-    """Replace statistics by their weighted mean over all replicas, in one collective.
-
-    Args:
-        strategy: strategy of the variables.
-        variables: statistics.
-        examples: number of examples of each local replica, its weight.
-    """
+    """Replace statistics by their mean over all replicas, weighted by examples."""
     copies = [strategy.experimental_local_results(v.value) for v in variables]
     replicas = zip(*copies, strict=True)
     vectors = [

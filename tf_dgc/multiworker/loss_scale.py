@@ -18,9 +18,6 @@ def synchronize_loss_scale(strategy: tf.distribute.Strategy) -> None:
     while the others wait for it. Around an optimizer with local steps
     (`LocalOptimizer`) each replica has a loss scale of its own, and skips its own
     gradients only.
-
-    Args:
-        strategy: strategy whose instance is changed.
     """
     stock_call = strategy.extended.call_for_each_replica
 

@@ -20,10 +20,8 @@ Counts: TypeAlias = Mapping[Group, Sequence[int]]
 class Collective:
     """A collective that a worker waits in.
 
-    Attributes:
-        key: number that is the same on all workers of a collective, and that differs
-            between kinds, dtypes and shapes; 0 if it is not known.
-        name: description for errors.
+    Its key is the same on all workers, and differs between kinds, dtypes and shapes; 0
+    if it is not known. Its name is for errors.
     """
 
     key: int

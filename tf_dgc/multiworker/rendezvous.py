@@ -22,11 +22,6 @@ def wait_for_all_workers(
     Each listens on the port of its future TensorFlow server, connects to all others,
     and waits for their connections. A worker that all others have reached may continue.
 
-    Args:
-        addresses: `host:port` of every worker by its name.
-        this_worker: name of this worker.
-        seconds: time to wait.
-
     Raises:
         RuntimeError: naming the workers that did not connect and were not reached; or
             this worker's port, if another program keeps it.
@@ -62,14 +57,7 @@ def _without(addresses: dict[str, str], worker: str) -> dict[str, str]:
 def missing_workers_error(
     addresses: dict[str, str], this_worker: str, missing: list[str], seconds: float
 ) -> RuntimeError:
-    """Return the error of a worker that waited for others to start.
-
-    Args:
-        addresses: `host:port` of every worker by its name.
-        this_worker: name of this worker.
-        missing: names of those that did not come.
-        seconds: time that it waited.
-    """
+    """Return the error of a worker that waited for others to start."""
     names = [f"{name} ({addresses[name]})" for name in missing]
     return RuntimeError(
         f"tf_dgc: {this_worker} ({addresses[this_worker]}) waited {seconds:g} s for "

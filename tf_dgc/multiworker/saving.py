@@ -188,9 +188,7 @@ def raise_on_all_workers(strategy: tf.distribute.Strategy, path: Path) -> Iterat
 def is_one_path(strategy: tf.distribute.Strategy, filepath: Any) -> bool:
     """Whether all workers write to the same local path; call it on every worker.
 
-    Args:
-        strategy: strategy of the workers.
-        filepath: this worker's path, or any other object that a user has passed.
+    `filepath` may be any object that a user has passed.
     """
     path = os.path.realpath(filepath) if is_local(filepath) else ""
     paths = set(consensus.exchange_texts(strategy, path, "save").values())

@@ -66,10 +66,8 @@ def config_of(
 def _order(tasks: list[int], distribution: str) -> Iterator[tuple[int, int]]:
     """Yield each rank's node, and its index on that node.
 
-    Args:
-        tasks: number of tasks of each node.
-        distribution: value of `srun --distribution`; only its first part is about
-            nodes.
+    `tasks` has each node's number of tasks. Only the first part of `distribution`, the
+    value of `srun --distribution`, is about nodes.
     """
     over_nodes = re.split("[:,]", distribution.lower())[0]
     if over_nodes in ("block", "*", ""):
@@ -88,11 +86,7 @@ def _order(tasks: list[int], distribution: str) -> Iterator[tuple[int, int]]:
 def hosts(text: str) -> list[str]:
     """Return the names of a node list, as `scontrol show hostnames` does.
 
-    Args:
-        text: list as Slurm abbreviates it: "a,node[01-03,7],rack[1-2]n[1-2]".
-
-    Raises:
-        ValueError: if the text is not a node list.
+    Slurm abbreviates lists, as in "a,node[01-03,7],rack[1-2]n[1-2]".
     """
     parts = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
     if ",".join(parts) != text:

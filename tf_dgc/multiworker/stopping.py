@@ -22,7 +22,7 @@ from tf_dgc.multiworker import coordination, failures, watchdog, workers
 
 _ANSWER_SECONDS = 1.0  # for the others to say that they want to stop as well
 _STOP = "stop"
-_numbers = itertools.count()  # equal on all workers, as all call `fit` alike
+_numbers = itertools.count()  # equal on all workers, as all call `fit` equally often
 
 
 class StopSignal:
@@ -149,10 +149,7 @@ class StopSignal:
 class StopTogether(keras.callbacks.Callback):
     """The last callback of a `fit`: resets `stop_training` until all workers agree.
 
-    Args:
-        stop_signal: agreement of the workers of this `fit`.
-        gather: function of an integer that returns those of all workers.
-        loop: loop of this `fit`, whose epoch is updated.
+    `gather` is a function of an integer that returns those of all workers.
     """
 
     def __init__(

@@ -15,13 +15,10 @@ from tf_dgc.multiworker.workers import SINGLE_WORKER_VARIABLE
 
 
 def check_tf_config(strategy: tf.distribute.Strategy | None = None) -> None:
-    """Raise `ValueError` if `TF_CONFIG` is set but invalid.
+    """Raise `ValueError` if `TF_CONFIG` is set but invalid, or not used by `strategy`.
 
     Without a cluster, or without a strategy for it, TensorFlow itself would silently
     train alone.
-
-    Args:
-        strategy: strategy that uses the cluster, if it exists already.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:

@@ -106,12 +106,7 @@ class StrategyLoops:
 
 
 class ModelLoops:
-    """The loops of one model.
-
-    Args:
-        loops: loops of the strategy.
-        model: Keras model whose instance is changed.
-    """
+    """The loops of one Keras model, whose instance is changed."""
 
     def __init__(self, loops: StrategyLoops, model: keras.Model):
         self._loops, self._model = loops, model
@@ -342,12 +337,8 @@ def _check_lengths(numbers: set[int], number: int, loop: keras_trainer.Loop) -> 
     """Raise `ValueError` if workers are known to leave the loop at different steps.
 
     Each worker restarts its data set, or leaves the loop, after as many batches as it
-    knows of, whatever the others have.
-
-    Args:
-        numbers: distinct numbers of batches of all workers.
-        number: number of this worker's batches.
-        loop: loop of Keras.
+    knows of, whatever the others have. `numbers` are those of all workers, `number`
+    that of this one.
     """
     sets = "validation data sets" if loop.is_validation else "data sets"
     if _INFINITE in numbers and len(numbers) > 1:

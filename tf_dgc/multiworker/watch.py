@@ -110,8 +110,7 @@ class Watch:
     def waiting(self, purpose: str) -> Iterator[None]:
         """Watch the wait within as if it were a collective.
 
-        Args:
-            purpose: what the workers meet for, the same text on all of them.
+        The purpose must be the same text on all workers.
         """
         self._started += 1
         self._purpose = purpose
@@ -162,7 +161,7 @@ class Watch:
             except Exception as error:
                 if type(error) not in printed:
                     printed.add(type(error))
-                    sys.stderr.write("tf_dgc: a fault of the watch, which goes on:\n")
+                    sys.stderr.write("tf_dgc: error in the watch, which continues:\n")
                     traceback.print_exc()
             self._stop.wait(self._interval)
         return None
@@ -218,19 +217,17 @@ class Watch:
     def _pending(self, group: Group, key: int, place: str) -> Collective | None:
         """Return the collective of a group that this worker waits in, if it is known.
 
-        Args:
-            group: group of workers.
-            key: sum of the keys of all collectives that were started and not finished.
-            place: place in the user's program where this worker waits.
+        `key` is the sum of the keys of all collectives that were started and not
+        finished.
         """
         if group is None and (purpose := self._purpose):
             return Collective.of_purpose(purpose)
         key -= self._aborted_keys.get(group, 0)
-        launch = tf_collectives.launch_of(key)
-        if launch is None:
+        traced = tf_collectives.find_collective(key)
+        if traced is None:
             return Collective(key, _UNKNOWN_SHAPE) if key else None
-        name = f"{launch.kind} of {launch.dtype} {launch.shape}"
-        traced_at = failures.place_in(launch.places)
+        name = f"{traced.kind} of {traced.dtype} {traced.shape}"
+        traced_at = failures.place_in(traced.places)
         if traced_at not in ("", place):
             name = f"{name}, traced at {traced_at}"
         return Collective(key, name)

@@ -22,13 +22,10 @@ _STANDARD_ERROR = 2
 
 
 class Watchdog:
-    """The process that watches this one.
+    """The process that watches this worker.
 
-    Args:
-        name: name of this worker, for the message.
-        peers: addresses of the other workers, `host:port`.
-        seconds: time without progress, and without another worker, after which this
-            worker is ended; limited to 10 to 45.
+    After `seconds` (limited to 10 to 45) without progress, and without another worker,
+    it ends this worker.
 
     Attributes:
         needs_others: whether this worker needs the others now; otherwise it is not

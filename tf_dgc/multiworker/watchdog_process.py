@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-FREE = b"-"  # the worker needs nobody
+FREE = b"-"  # the worker does not need the others
 PROGRESS = b"+"  # it needs the others, and its main thread makes progress
 NONE = b"="  # it needs the others, and its main thread makes none
 _INTERVAL = 1.0
@@ -24,11 +24,7 @@ _DUMP_SECONDS = 2.0
 
 
 class Peers:
-    """Which of the other workers have gone, judging by their ports.
-
-    Args:
-        addresses: `host:port` of each.
-    """
+    """Which of the other workers, by `host:port`, have gone, judging by their ports."""
 
     def __init__(self, addresses: list[str]):
         self._addresses = addresses
@@ -83,14 +79,10 @@ def _answering(addresses: list[str]) -> set[str]:
 def watch(
     pid: int, stack_signal: int, patience: float, name: str, peers: Peers
 ) -> None:
-    """Watch until the worker ends, or end it.
+    """Watch until the worker `pid`, our parent, ends, or end it.
 
-    Args:
-        pid: PID of the worker, whose child this process is.
-        stack_signal: signal at which it prints its main thread's stack, or 0.
-        patience: seconds without progress.
-        name: name of the worker.
-        peers: the other workers.
+    `patience` is the time without progress in seconds; `stack_signal` is the signal at
+    which the worker prints its main thread's stack, or 0.
     """
     state, last_progress = FREE, time.monotonic()
     looked = False

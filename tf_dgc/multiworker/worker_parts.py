@@ -17,22 +17,14 @@ from tf_dgc.multiworker import hdf5
 
 
 class PartWriter:
-    """Writes the values of this process's replicas, one variable after the other.
-
-    Args:
-        writing: file of the part.
-    """
+    """Writes the values of this process's replicas, one variable after the other."""
 
     def __init__(self, writing: hdf5.Hdf5Writing):
         self._writing = writing
         self._count = 0
 
     def put(self, rows: np.ndarray) -> np.ndarray:
-        """Write values; return the number that replaces them in Keras's file, `[1]`.
-
-        Args:
-            rows: value of each local replica, `[local replicas, ...]`.
-        """
+        """Write values `[local replicas, ...]`; return their number in the part."""
         number = np.array([self._count], np.int64)
         self.put_as(str(self._count), rows)
         self._count += 1
@@ -74,9 +66,6 @@ class PartReader:
         """Return the values of all replicas that wrote, `[num_saved, ...]`.
 
         With the same number of replicas now, those of other processes are zeros.
-
-        Args:
-            number: number that `PartWriter.put` returned, `[1]`.
         """
         name = str(int(np.asarray(number).reshape(-1)[0]))
         shape, dtype = self._spec(name)
@@ -87,11 +76,7 @@ class PartReader:
         return values
 
     def take_own(self, name: str) -> list[np.ndarray]:
-        """Return each local replica's value; if numbers differ, that of replica 0.
-
-        Args:
-            name: name that was passed to `PartWriter.put_as`.
-        """
+        """Return each local replica's value; if numbers differ, that of replica 0."""
         replicas = self._local_replicas
         if not self._same_number:
             replicas = [0] * len(replicas)
@@ -130,15 +115,7 @@ def part_being_read() -> PartReader | None:
 
 @contextlib.contextmanager
 def writing_part(path: pathlib.Path, name: str) -> Iterator[PartWriter]:
-    """Write what optimizers save within to a part.
-
-    Args:
-        path: path of the part.
-        name: name of the backup that it belongs to.
-
-    Raises:
-        OSError: if the disk does not take all of it.
-    """
+    """Write what optimizers save within to a part of the backup `name`."""
     with hdf5.writing_hdf5(path) as part:
         part.file.attrs["backup"] = name
         writer = PartWriter(part)

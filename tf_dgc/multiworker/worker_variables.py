@@ -54,11 +54,8 @@ def restored_share(
 class ReplicaCopies:
     """The copies that the replicas of a strategy have of a variable.
 
-    Args:
-        strategy: strategy under which the variable was created.
-        variable: distributed variable, or `tf.Variable` of one replica.
-        instead: values to be gathered instead of those of the copies, one per local
-            replica.
+    `instead` are values to be gathered instead of those of the copies, one per local
+    replica.
     """
 
     def __init__(
@@ -79,10 +76,8 @@ class ReplicaCopies:
     def gather(self, local: bool = False) -> np.ndarray:
         """Return the values of all replicas, `[num_workers, ...]`; call it on all.
 
-        One collective, if there are other processes.
-
-        Args:
-            local: whether to return only those of this process, without a collective.
+        One collective, if there are other processes. With `local`, return only the
+        values of this process, without a collective.
         """
         pairs = zip(self._pairs(), self._instead or self.local, strict=True)
         values = {replica: value.numpy() for (replica, _), value in pairs}
@@ -91,11 +86,7 @@ class ReplicaCopies:
         return self.gather_from_peers(values)
 
     def gather_from_peers(self, values: dict[int, np.ndarray]) -> np.ndarray:
-        """Return the values of all replicas, as `gather`, by a collective.
-
-        Args:
-            values: values of this process, by replica.
-        """
+        """Return the values of all replicas, given the local ones, by a collective."""
         rows = self._gather_words([_to_words(r, v) for r, v in values.items()])
         rows = rows[np.argsort(rows[:, 0])]
         like = next(iter(values.values()))
@@ -104,11 +95,9 @@ class ReplicaCopies:
         return values_of_all.reshape(len(rows), *like.shape)
 
     def scatter(self, values: np.ndarray, rule: str) -> None:
-        """Restore the values that `gather` returned, for any number of workers.
+        """Restore the values that `gather` returned, `[N, ...]`, on any workers.
 
-        Args:
-            values: values of all workers, `[N, ...]`, N the number of workers then.
-            rule: one of `RESTORE_RULES`, for another number of workers.
+        `rule`, one of `RESTORE_RULES`, is for a number of workers other than N.
         """
         number = self._strategy.num_replicas_in_sync
         for replica, copy in self._pairs():
@@ -177,12 +166,10 @@ class PerWorkerVariable(keras.Variable):
         return tf.convert_to_tensor(self.value)
 
     def local_at(self, indices: tf.Tensor) -> tf.Tensor:
-        """Return entries of this replica's value, `[k]`; call it as `local`.
+        """Return entries of this replica's value, `[k]`, at int32 indices `[k, rank]`.
 
-        Reading the whole value would make the next update copy it.
-
-        Args:
-            indices: index of each entry, int32 `[k, rank]`.
+        Call it inside a training step. Reading the whole value would make the next
+        update copy it.
         """
         if tracing.in_xla_context():  # does not copy, and lacks the operation below
             return tf.gather_nd(self.local(), indices)
@@ -218,8 +205,7 @@ class PerWorkerVariable(keras.Variable):
     def gather(self, local: bool = False) -> np.ndarray:
         """Return the values of all workers, `[num_workers, ...]`; call it on all.
 
-        Args:
-            local: whether to return only those of this process, without a collective.
+        With `local`, return only those of this process, without a collective.
         """
         if not local:
             self._meet()

@@ -148,12 +148,57 @@ def launch(
             logs=logs,
             interrupts=interrupts,
         )
-        outcome = _run_attempts(run, max_restarts + 1)
-    if outcome.code:
-        display.say(f"{outcome.reason}; all that the workers printed is in {logs}")
+        result = _run_attempts(run, max_restarts + 1)
+    if result.code:
+        display.say(f"{result.reason}; all that the workers printed is in {logs}")
     elif log_dir is None:
         shutil.rmtree(logs, ignore_errors=True)
-    return outcome.code
+    return result.code
+
+
+class Start(NamedTuple):
+    """How a process is started.
+
+    Attributes:
+        command: program and arguments.
+        environment: environment variables, all of them.
+        message: bytes of its standard input, which is then left open; None for no
+            input.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    message: bytes | None = None
+
+
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP within its context (main thread only).
+
+    They raise no exception, so that nothing is left half done. A signal that is already
+    ignored, as SIGHUP is by `nohup`, stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = 0.0
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._count_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _count_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._last > _SAME_SECONDS:
+            self.count += 1
+            self._last = now  # only of those counted, so that a long burst counts too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +220,9 @@ class _Run:
     display: Display
     show_all: bool
     logs: pathlib.Path
-    interrupts: "Interrupts"
+    interrupts: Interrupts
 
-    def starts(self, attempt: int) -> contextlib.AbstractContextManager[list["Start"]]:
+    def starts(self, attempt: int) -> contextlib.AbstractContextManager[list[Start]]:
         """Return a context that yields how each process of an attempt is started."""
         if self.hosts is not None:
             return remote_starts(self.command, self.hosts, attempt)
@@ -206,29 +251,29 @@ class _Run:
         return WorkerOutput(log, show=self.display.line)
 
 
-class Outcome(NamedTuple):
+class AttemptResult(NamedTuple):
     """The exit code of an attempt, and if it is not 0, the reason and what to do."""
 
     code: int
     reason: str = ""
 
 
-def _run_attempts(run: _Run, num_attempts: int) -> Outcome:
+def _run_attempts(run: _Run, num_attempts: int) -> AttemptResult:
     """Run all processes until no attempt fails."""
-    outcome = Outcome(0)
+    result = AttemptResult(0)
     for attempt in range(1, num_attempts + 1):
         if attempt > 1:
             run.display.say(
                 f"attempt {attempt} of {num_attempts}: starting all "
                 f"{run.num_workers} workers again"
             )
-        outcome = _run_attempt(run, attempt, is_last=attempt == num_attempts)
-        if outcome.code == 0 or run.interrupts.count:
+        result = _run_attempt(run, attempt, is_last=attempt == num_attempts)
+        if result.code == 0 or run.interrupts.count:
             break
-    return outcome
+    return result
 
 
-def _run_attempt(run: _Run, attempt: int, is_last: bool) -> Outcome:
+def _run_attempt(run: _Run, attempt: int, is_last: bool) -> AttemptResult:
     """Run all processes once."""
     interrupts = run.interrupts
     outputs = [
@@ -260,17 +305,17 @@ def _run_attempt(run: _Run, attempt: int, is_last: bool) -> Outcome:
                 lambda: interrupts.count > 0,
             )
     if interrupts.count:
-        return Outcome(128 + signal.SIGINT, "interrupted")
+        return AttemptResult(128 + signal.SIGINT, "interrupted")
     if failed is None:
-        return Outcome(0)
+        return AttemptResult(0)
     code = processes[failed].returncode
     reason = _reason(run.name(failed), code, outputs[failed].last_error(code))
-    return Outcome(exit_code(processes[failed]) or 0, reason)
+    return AttemptResult(exit_code(processes[failed]) or 0, reason)
 
 
 def _start(
-    run: _Run, number: int, start: "Start", reader: OutputReader, output: WorkerOutput
-) -> "subprocess.Popen[bytes]":
+    run: _Run, number: int, start: Start, reader: OutputReader, output: WorkerOutput
+) -> subprocess.Popen[bytes]:
     as_terminal = number == 0 and run.display.terminal and not run.show_all
     read, write = open_channel(run.stream if as_terminal else None)
     reader.add(output, read)
@@ -282,7 +327,7 @@ def _start(
         os.close(write)
 
 
-def _wait(run: _Run, processes: Sequence["subprocess.Popen[bytes]"]) -> int | None:
+def _wait(run: _Run, processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Wait until all processes end, or an interrupt; return the first that failed.
 
     Servers end by themselves when the workers have left them. They may notice late, for
@@ -318,7 +363,7 @@ def _wait(run: _Run, processes: Sequence["subprocess.Popen[bytes]"]) -> int | No
     return None
 
 
-def _wait_for_servers(run: _Run, servers: dict[int, "subprocess.Popen[bytes]"]) -> None:
+def _wait_for_servers(run: _Run, servers: dict[int, subprocess.Popen[bytes]]) -> None:
     def done() -> bool:
         return run.interrupts.count > 0 or _have_ended(servers.values())
 
@@ -333,7 +378,7 @@ def _wait_for_servers(run: _Run, servers: dict[int, "subprocess.Popen[bytes]"]) 
             run.display.say(f"{run.name(number)} ended with exit code {code}")
 
 
-def _have_ended(processes: Iterable["subprocess.Popen[bytes]"]) -> bool:
+def _have_ended(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
     return all(exit_code(process) is not None for process in processes)
 
 
@@ -354,13 +399,7 @@ def _show_last_output(run: _Run, failed: int, outputs: Sequence[WorkerOutput]) -
 
 
 def _reason(name: str, code: int, last_error: str) -> str:
-    """Return how a process ended, and what to do.
-
-    Args:
-        name: name of the process.
-        code: exit code, or -n after signal n.
-        last_error: error that it printed last, or "".
-    """
+    """Return how a process ended, and what to do; `code` is -n after signal n."""
     if code == -signal.SIGKILL:
         return (
             f"{name} was killed (SIGKILL): by somebody, or by the system because "
@@ -380,66 +419,14 @@ def _reason(name: str, code: int, last_error: str) -> str:
     return f"{text}: {last_error.rstrip('.:')}. Fix that and start all workers again"
 
 
-class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP within its context (main thread only).
-
-    They raise no exception, so that nothing is left half done. A signal that is already
-    ignored, as SIGHUP is by `nohup`, stays ignored.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last = 0.0
-        self._handlers: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, self._count_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _count_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if now - self._last > _SAME_SECONDS:
-            self.count += 1
-            self._last = now  # only of those counted, so that a long burst counts too
-
-
 # How each process is started
-
-
-class Start(NamedTuple):
-    """How a process is started.
-
-    Attributes:
-        command: program and arguments.
-        environment: environment variables, all of them.
-        message: bytes of its standard input, which is then left open; None for no
-            input.
-    """
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    message: bytes | None = None
 
 
 @contextlib.contextmanager
 def local_starts(
     command: Sequence[str], num_workers: int, num_servers: int, attempt: int
 ) -> Iterator[list[Start]]:
-    """Yield the starts of workers on this machine, followed by those of servers.
-
-    Args:
-        command: program and arguments of every worker.
-        num_workers: number of workers.
-        num_servers: number of servers.
-        attempt: number of the attempt, from 1.
-    """
+    """Yield the starts of workers on this machine, followed by those of servers."""
     with reserved_ports(num_workers + num_servers) as ports:
         environments = worker_environments(ports, attempt, num_servers)
         commands = [command] * num_workers + [_SERVE] * num_servers
@@ -472,12 +459,8 @@ def worker_environments(
 ) -> list[dict[str, str]]:
     """Return the environment variables of every worker, followed by those of servers.
 
-    Servers share a secret with the workers, by which they recognize them.
-
-    Args:
-        ports: port of each process, on 127.0.0.1.
-        attempt: number of the attempt, from 1.
-        num_servers: number of servers, which have the last ports.
+    Servers have the last ports, and share a secret with the workers, by which they
+    recognize them. Attempts count from 1.
     """
     addresses = [f"127.0.0.1:{port}" for port in ports]
     num_workers = len(ports) - num_servers
@@ -511,11 +494,6 @@ def remote_starts(
     ssh runs `tf-dgc remote` there, which reads from its standard input what to run, and
     ends that when its input is closed. Directory and Python must have the same paths as
     here.
-
-    Args:
-        command: program and arguments of every worker.
-        hosts: hosts of the workers.
-        attempt: number of the attempt, from 1.
     """
     addresses = _remote_addresses(hosts, attempt)
     yield [

@@ -25,11 +25,8 @@ def advice(
     """Return advice for a user whose TensorFlow does not use oneDNN, or None.
 
     There is advice on x86-64 processors on which TensorFlow leaves oneDNN off, unless
-    the user has set `TF_ENABLE_ONEDNN_OPTS`.
-
-    Args:
-        environment: variables of the processes that train; default `os.environ`.
-        cpuinfo: contents of `/proc/cpuinfo`; default this machine's.
+    the user has set `TF_ENABLE_ONEDNN_OPTS`. The arguments default to this process's
+    environment and this machine's `/proc/cpuinfo`.
     """
     environment = os.environ if environment is None else environment
     setting = environment.get(VARIABLE, "").lower()
@@ -40,11 +37,7 @@ def advice(
 
 
 def processor(cpuinfo: str | None = None) -> str:
-    """Return the processor's name and the widest vector instructions it has.
-
-    Args:
-        cpuinfo: contents of `/proc/cpuinfo`; default this machine's.
-    """
+    """Return the processor's name and the widest vector instructions it has."""
     cpuinfo = read_cpuinfo() if cpuinfo is None else cpuinfo
     name = _field("model name", cpuinfo) or platform.machine()  # none on Arm
     available = _features(cpuinfo)

@@ -263,11 +263,7 @@ class WorkerOutput:
             self._last_shown = time.monotonic()
 
     def leave_out_interrupts(self, show: Callable[[str], None]) -> None:
-        """Show no traceback of an interrupt from now on.
-
-        Args:
-            show: function of every finished line, in place of `pass_on`.
-        """
+        """Show no traceback of an interrupt from now on; `show` replaces `pass_on`."""
         self._interrupt_filter = InterruptFilter()
         if self._pass_on is not None:
             self._passed_on = self._line
@@ -280,9 +276,7 @@ class WorkerOutput:
     def last_error(self, code: int) -> str:
         """Return the line that says which error ended the program, or "".
 
-        Args:
-            code: exit code of the program. With 1 it may be the last line, because
-                `sys.exit` takes a text.
+        With exit code 1 it may be the last line, because `sys.exit` takes a text.
         """
         return self._last_error or (self._last_line if code == 1 else "")
 
@@ -380,9 +374,8 @@ def _read_some(descriptor: int) -> bytes:
 def open_channel(terminal: TextIO | None = None) -> tuple[int, int]:
     """Return file descriptors to read from and to write to.
 
-    Args:
-        terminal: stream to a terminal; if given, the second descriptor is a terminal of
-            the same size, so that programs draw and colour as they do without us.
+    With `terminal`, a stream to a terminal, the second one is a terminal of the same
+    size, so that programs draw and colour as they do without us.
     """
     if terminal is None:
         return os.pipe()

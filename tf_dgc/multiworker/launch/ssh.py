@@ -12,7 +12,7 @@ _KILLED = -signal.SIGTERM, -signal.SIGKILL  # of ssh itself, not of the worker
 
 
 def wait_for_remote_workers(
-    workers: Mapping[str, "subprocess.Popen[bytes]"],
+    workers: Mapping[str, subprocess.Popen[bytes]],
     say: Callable[[str], None],
     hurry: Callable[[], bool],
 ) -> None:

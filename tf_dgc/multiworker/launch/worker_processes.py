@@ -26,7 +26,7 @@ def start_process(
     environment: Mapping[str, str],
     output: int,
     message: bytes | None = None,
-) -> "subprocess.Popen[bytes]":
+) -> subprocess.Popen[bytes]:
     """Start a worker, which is killed if this process ends before it.
 
     Args:
@@ -52,7 +52,7 @@ def start_process(
     return worker
 
 
-def exit_code(worker: "subprocess.Popen[bytes]") -> int | None:
+def exit_code(worker: subprocess.Popen[bytes]) -> int | None:
     """Return a worker's exit code, 128 + n after signal n, or None while it runs."""
     if worker.returncode is not None:
         code = worker.returncode
@@ -65,7 +65,7 @@ def exit_code(worker: "subprocess.Popen[bytes]") -> int | None:
 
 
 def end_processes(
-    workers: Sequence["subprocess.Popen[bytes]"],
+    workers: Sequence[subprocess.Popen[bytes]],
     seconds: float = 0.0,
     hurry: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -108,7 +108,7 @@ def end_processes(
             worker.stdin.close()
 
 
-def _interrupt(worker: "subprocess.Popen[bytes]", seconds: float) -> None:
+def _interrupt(worker: subprocess.Popen[bytes], seconds: float) -> None:
     if worker.stdin:
         with contextlib.suppress(BrokenPipeError):  # it is about to end
             worker.stdin.write(f"{seconds:g}\n".encode())
@@ -125,13 +125,13 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return holds
 
 
-def _signal(workers: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
+def _signal(workers: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for worker in workers:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, number)
 
 
-def _is_alive(worker: "subprocess.Popen[bytes]") -> bool:
+def _is_alive(worker: subprocess.Popen[bytes]) -> bool:
     """Whether any process of a worker's group has not ended."""
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.Error):
