@@ -19,8 +19,7 @@ import pytest
 
 from tf_dgc.cli import main
 from tf_dgc.multiworker.launch import launcher
-from tf_dgc.multiworker.launch.launcher import Hosts
-from tf_dgc.multiworker.launch.ssh import wait_for_remote_workers
+from tf_dgc.multiworker.launch.launcher import Hosts, wait_for_remote_workers
 
 # What ssh does with a host and a command: a shell there runs it, with its input and
 # output, and goes on by itself if this end dies.

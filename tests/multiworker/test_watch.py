@@ -142,9 +142,8 @@ def test_the_collective_that_is_waited_in_is_known():
     counts = {None: [9, 8]}
     watch = Watch(STRATEGY, lambda: counts, lambda: next(keys))
     with mock.patch.object(tf_collectives, "_traced_collectives", launches):
-        assert (
-            watch._position().collectives == {}
-        )  # nothing runs: an error has ended it
+        # Nothing runs: an error has ended it.
+        assert watch._position().collectives == {}
         counts = {None: [10, 8]}
         with in_tensorflow():
             known, unknown = (watch._position().collectives[None] for _ in range(2))

@@ -82,7 +82,7 @@ def count_examples(model: keras.Model) -> None:
         return
     counts = _counts[model] = ExampleCounts(strategy)
     keras_trainer.wrap_train_step(
-        model, functools.partial(_count_in_step, model, counts)
+        model, lambda stock: _count_in_step(model, counts, stock)
     )
 
 

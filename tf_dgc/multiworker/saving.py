@@ -9,7 +9,6 @@ them writes.
 
 import contextlib
 import contextvars
-import functools
 import os
 import pathlib
 import re
@@ -65,7 +64,7 @@ def save_weights(model: keras.Model, filepath: Path) -> None:
         OSError: as `save_model`.
         RuntimeError: as `save_model`.
     """
-    save(model, filepath, ".weights.h5", functools.partial(_write_weights, model))
+    save(model, filepath, ".weights.h5", lambda path: _write_weights(model, path))
 
 
 def _write_weights(model: keras.Model, path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -18,11 +17,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
-from tf_dgc.multiworker.launch import onednn, ssh, worker_processes
+from tf_dgc.multiworker.launch import onednn, remote, worker_processes
 from tf_dgc.multiworker.launch.output import (
     Display,
     OutputReader,
@@ -31,6 +30,7 @@ from tf_dgc.multiworker.launch.output import (
     open_log,
 )
 from tf_dgc.multiworker.launch.worker_processes import (
+    CHILDREN_SECONDS,
     POLL_SECONDS,
     exit_code,
     wait_until,
@@ -62,6 +62,8 @@ _OWN_ERROR_SECONDS = 1.0  # for a worker to end with an error that names the fai
 _SURVIVOR_SECONDS = 2.0
 _SERVER_SECONDS = 60.0  # for what a server writes when the workers have ended
 _READ_SECONDS = 2.0  # for output that is left to read when all have ended
+_SSH_BROKEN = 255  # ssh's exit code when its connection breaks
+_SSH_KILLED = (-signal.SIGTERM, -signal.SIGKILL)  # of ssh itself, not of the worker
 _MAX_ERROR_LENGTH = 300  # characters of an error in the last line
 # In the error of a worker, written by `tf_dgc.multiworker.failures`.
 _ENDED_BY = re.compile(r"cannot go on: worker (\d+) \(\S+\) ended with ")
@@ -242,8 +244,8 @@ class _Run:
         """Return what takes the output of a process."""
         log = open_log(self.logs, self.name(number), attempt)
         if self.show_all:
-            show = functools.partial(self.display.ranked, self.rank(number))
-            return WorkerOutput(log, show=show)
+            rank = self.rank(number)
+            return WorkerOutput(log, lambda line: self.display.ranked(rank, line))
         if number > 0:
             return WorkerOutput(log)
         if self.display.terminal:
@@ -299,7 +301,7 @@ def _run_attempt(run: _Run, attempt: int, is_last: bool) -> AttemptResult:
     if failed is not None:
         _show_last_output(run, failed, outputs)
         if not is_last:
-            ssh.wait_for_remote_workers(
+            wait_for_remote_workers(
                 {run.name(number): process for number, process in enumerate(processes)},
                 run.display.say,
                 lambda: interrupts.count > 0,
@@ -380,6 +382,32 @@ def _wait_for_servers(run: _Run, servers: dict[int, subprocess.Popen[bytes]]) ->
 
 def _have_ended(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
     return all(exit_code(process) is not None for process in processes)
+
+
+def wait_for_remote_workers(
+    workers: Mapping[str, subprocess.Popen[bytes]],
+    say: Callable[[str], None],
+    hurry: Callable[[], bool],
+) -> None:
+    """Wait for remote workers whose ssh ended before them.
+
+    Their input has ended too, after which they have a limited time. If an ssh did not
+    end in time and was killed, its worker's state is unknown.
+
+    Args:
+        workers: processes that have ended, by name; those with an input are ssh's.
+        say: function that shows a line to the user.
+        hurry: function that is called repeatedly, and ends the wait by returning true.
+    """
+    codes = {name: w.returncode for name, w in workers.items() if w.stdin}
+    for name in [name for name, code in codes.items() if code in _SSH_KILLED]:
+        say(f"{name} may be running yet, as its machine does not tell that it ended")
+    broken = [name for name, code in codes.items() if code == _SSH_BROKEN]
+    if broken:
+        seconds = remote.INTERRUPT_SECONDS + CHILDREN_SECONDS
+        names = " and ".join(broken)
+        say(f"waiting {seconds:g} s for {names} to end, if only the connection broke")
+        wait_until(hurry, seconds)
 
 
 def _show_last_output(run: _Run, failed: int, outputs: Sequence[WorkerOutput]) -> None:
