@@ -153,7 +153,7 @@ def worker_failure(strategy: tf.distribute.Strategy, description: str) -> Runtim
 
     Args:
         strategy: strategy of the workers.
-        description: what happened, to follow the worker's name.
+        description: text that follows the worker's name.
     """
     message = f"tf_dgc: {full_name(strategy, own_name(strategy))} {description}"
     failures.report_failure(message)
