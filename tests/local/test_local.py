@@ -410,7 +410,7 @@ def test_config_round_trip(settings):
         ({"compressor": "demo"}, "sends signs alone"),
         ({"period": lambda step: "often"}, r"`period\(0\)` must be a whole number"),
         ({"period": lambda step: [2, 3]}, r"`period\(0\)` must be a whole number"),
-        ({"inner": "nadam"}, "must be one that can step on one worker alone"),
+        ({"inner": "nadam"}, "must be able to step on one worker alone"),
         ({"compressor": "what"}, "`compressor` must be"),
         ({"exchange": "gtopk"}, "merges entries on the way"),
     ],

@@ -14,7 +14,7 @@ from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.packing import num_bytes
 from tf_dgc.collectives.requests import AllGather
 from tf_dgc.compressors.common.one_round import from_words, to_words
-from tf_dgc.multiworker.strategy import agree_while_tracing
+from tf_dgc.multiworker.strategy import require_equal_while_tracing
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers import conditions
 from tf_dgc.steps import accumulation
@@ -144,7 +144,7 @@ class GradientCheck:
                 for i, v in enumerate(trained)
             }
 
-        agree_while_tracing(
+        require_equal_while_tracing(
             self._strategy,
             describe,
             _OTHER_GRADIENTS,
