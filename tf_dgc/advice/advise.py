@@ -39,12 +39,12 @@ class Advice:
     Attributes:
         model: name of the model.
         batch_size: number of examples of a worker's step.
-        predictions: by number of workers, a list with one prediction per method.
+        predictions: lists by number of workers, with one prediction per method.
         links: parameters of the links.
         round_trip: seconds of a round trip between two workers.
-        turning_points: by number of workers, the bandwidth in bits/s from which on
-            dense steps are advised; 0 if they are advised at any bandwidth, infinity if
-            at none up to `known_up_to`.
+        turning_points: bandwidths in bits/s from which on dense steps are advised, by
+            number of workers; 0 if they are advised at any bandwidth, infinity if at
+            none up to `known_up_to`.
         known_up_to: bandwidth in bits/s up to which predictions are reliable.
     """
 

@@ -69,7 +69,7 @@ class RunRecord:
         model: name of the model.
         workers: number of workers; None if unknown.
         versions: versions of the packages by name.
-        methods: by optimizer name, a dictionary with "name", "exchange" and "settings"
+        methods: dictionaries by optimizer name, with "name", "exchange" and "settings"
             (the config).
         variables: the model's trainable variables.
         epochs: epochs in order.

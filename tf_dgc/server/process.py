@@ -453,7 +453,7 @@ class TrainingRuns:
 
         Args:
             member: the member.
-            reason: a predicate to follow its name.
+            reason: predicate that follows its name in the error.
         """
         for service in self:
             service.drop(member, reason)

@@ -229,7 +229,7 @@ class Service:
 
         Args:
             member: the member.
-            reason: what it did, for the log: a predicate to follow its name.
+            reason: predicate that follows its name in the log.
             is_finished: whether it left in order.
         """
         if self.members.get(member.worker) is not member:
