@@ -395,14 +395,7 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def parse_bits_per_second(bandwidth: float | str) -> float:
-    """Return a bandwidth in bits per second.
-
-    Args:
-        bandwidth: bits per second, or text in `tc`'s format: "1gbit", "100 Mbit/s".
-
-    Raises:
-        ValueError: for any other value, and for a bandwidth that is not above 0.
-    """
+    """Return the bits per second of a number or a text like "100 Mbit/s"."""
     units = {**_RATES, **{f"{unit}/s": factor for unit, factor in _RATES.items()}}
     bits_per_second = _parse(bandwidth, units)
     if not 0 < bits_per_second < math.inf:
@@ -414,14 +407,7 @@ def parse_bits_per_second(bandwidth: float | str) -> float:
 
 
 def parse_seconds(latency: float | str) -> float:
-    """Return a latency in seconds.
-
-    Args:
-        latency: seconds, or text with a unit: "0.2ms".
-
-    Raises:
-        ValueError: for any other value, and for a negative latency.
-    """
+    """Return the seconds of a number or a text like "0.2ms"."""
     seconds = _parse(latency, _TIMES)
     if not 0 <= seconds < math.inf:
         raise ValueError(
@@ -432,11 +418,7 @@ def parse_seconds(latency: float | str) -> float:
 
 
 def parse_budget(budget: float | str) -> float:
-    """Return the time to spend on timed steps in seconds.
-
-    Raises:
-        ValueError: unless it is above 0: seconds, or text with a unit.
-    """
+    """Return the time to spend on timed steps in seconds."""
     seconds = _parse(budget, _TIMES)
     if not 0 < seconds < math.inf:
         raise ValueError(

@@ -77,13 +77,7 @@ def round_trip_of(links: LinkSpeeds) -> float:
 
 
 def predict_step(timing: StepTiming, num_workers: int, links: LinkSpeeds) -> Prediction:
-    """Predict a step with the algorithm that `exchange="auto"` would choose.
-
-    Args:
-        timing: the method and its step on one worker.
-        num_workers: number of workers, N.
-        links: parameters of the links.
-    """
+    """Predict a step with the algorithm that `exchange="auto"` would choose."""
     requests = timing.requests(num_workers)
     period = timing.candidate.period
     algorithms = _algorithms(timing, num_workers)
@@ -111,11 +105,7 @@ def _algorithms(timing: StepTiming, num_workers: int) -> list[CollectiveAlgorith
 
 
 def best_prediction(predictions: Sequence[Prediction]) -> Prediction:
-    """Return the advised prediction: the first of the fastest.
-
-    Args:
-        predictions: predictions for one number of workers, in the order of preference.
-    """
+    """Return the advised prediction: the first of those that are as fast as any."""
     seconds = [p.seconds for p in predictions]
     return predictions[cost_model.first_of_the_fastest(seconds)]
 
@@ -125,10 +115,6 @@ def reliable_up_to(links: LinkSpeeds, round_trip: float) -> float:
 
     On faster links the processing time per byte dominates, which is a constant fitted
     on other machines.
-
-    Args:
-        links: parameters of the links.
-        round_trip: seconds of a round trip.
     """
     short, long = (
         8 / (goodput * _min_per_byte(links)) for goodput in (_GOODPUT, _LONG_GOODPUT)
@@ -145,13 +131,7 @@ def turning_point(
     """Return the bandwidth in bits/s from which on dense steps are advised.
 
     Returns 0 if they are advised at any bandwidth, and infinity if at none up to
-    `reliable_up_to`.
-
-    Args:
-        timings: the methods in the order of preference, the dense one first.
-        num_workers: number of workers, N.
-        links: parameters of the links; the bandwidth is replaced.
-        round_trip: seconds of a round trip.
+    `reliable_up_to`. `timings` are in the order of preference, the dense one first.
     """
 
     def compression_pays(bandwidth: float) -> bool:
@@ -181,15 +161,7 @@ def predictions_at_rates(
     round_trip: float,
     rates: Sequence[float],
 ) -> dict[str, list[float]]:
-    """Return the seconds of each method's step at several bandwidths.
-
-    Args:
-        timings: the methods.
-        num_workers: number of workers, N.
-        links: parameters of the links; the bandwidth is replaced.
-        round_trip: seconds of a round trip.
-        rates: bandwidths, in bits/s.
-    """
+    """Return the seconds of each method's step at several bandwidths, in bits/s."""
     links_at_rates = [_with_bandwidth(links, round_trip, rate) for rate in rates]
     return {
         t.candidate.name: [

@@ -135,14 +135,8 @@ def time_steps(
     """Time a step of each candidate and restore the model's variables.
 
     The steps of each candidate alternate with dense ones, which show how fast the
-    machine was meanwhile. The loss is the mean square of the outputs.
-
-    Args:
-        model: the model.
-        data: inputs of one worker's step.
-        inner: optimizer to wrap.
-        candidates: the methods, the dense one first.
-        budget: seconds to spend on all steps, without tracing.
+    machine was meanwhile. The loss is the mean square of the outputs. `candidates`
+    begin with the dense one; `budget` is seconds for all steps, without tracing.
     """
     first, *others = candidates
     seconds_each = budget / max(1, len(others)) / 2

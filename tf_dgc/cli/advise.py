@@ -78,12 +78,7 @@ def _check_single_worker() -> None:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Raise an error before any step is timed if an output cannot be written.
-
-    Raises:
-        ImportError: if matplotlib is not installed, for a page.
-        OSError: if a file cannot be written.
-    """
+    """Raise an error before any step is timed if an output cannot be written."""
     if options.html:
         page.check_figures()
     for path in filter(None, (options.json, options.html)):
@@ -95,16 +90,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def _create_model(name: str, imports: Sequence[str]) -> keras.Model:
-    """Return the model of a file or of a function.
-
-    Args:
-        name: path of the file, or full name of the function.
-        imports: names of modules to import first.
-
-    Raises:
-        ImportError: if a module fails to import another one.
-        ValueError: if there is no such model or module.
-    """
+    """Return the model of a file or of a function."""
     if os.getcwd() not in sys.path:  # as in a console script
         sys.path.insert(0, os.getcwd())
     for module in imports:
@@ -127,12 +113,7 @@ def _create_model(name: str, imports: Sequence[str]) -> keras.Model:
 
 
 def _call(function: Any, name: str) -> Any:
-    """Return the result of a function of the user's.
-
-    Raises:
-        ValueError: unless it is a function without required arguments, and if it raises
-            an error, whose traceback is printed.
-    """
+    """Return the result of a function of the user's."""
     if not callable(function):
         raise ValueError(f"{name} must be a function. Received: {show(function)}")
     try:
@@ -149,11 +130,7 @@ def _call(function: Any, name: str) -> Any:
 
 
 def _import(name: str) -> types.ModuleType | None:
-    """Return a module, or None if there is none of that name.
-
-    Raises:
-        ImportError: if the module exists and fails to import another one.
-    """
+    """Return a module, or None if there is none of that name."""
     try:
         return importlib.import_module(name)
     except ValueError:  # an empty name

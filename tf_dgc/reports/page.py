@@ -186,12 +186,7 @@ def check_figures() -> None:
 
 
 def curves(panels: Sequence[Panel], name: str) -> str:
-    """Return panels side by side, as SVG.
-
-    Args:
-        panels: panels, from the left.
-        name: text that makes the SVG's identifiers unique within a page.
-    """
+    """Return panels side by side, as SVG; `name` must be unique within a page."""
 
     def draw(all_axes: list) -> None:
         for axes, panel in zip(all_axes, panels, strict=True):

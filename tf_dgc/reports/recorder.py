@@ -26,9 +26,6 @@ class Recorder:
 
     Epochs of an existing record are kept if `fit` begins with a later one, as with
     `BackupAndRestore` or `initial_epoch=`.
-
-    Args:
-        path: path of the record.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -41,12 +38,7 @@ class Recorder:
         self._epochs = None
 
     def begin_epoch(self, epoch: int, optimizers: Mapping[str, Any]) -> None:
-        """Begin an epoch; in the first of a `fit`, read earlier ones from the record.
-
-        Args:
-            epoch: number of the epoch.
-            optimizers: optimizers by name.
-        """
+        """Begin an epoch; at the first of a `fit`, read the record of earlier ones."""
         if self._epochs is not None:
             return
         self._epochs = self._read(epoch)
@@ -75,17 +67,7 @@ class Recorder:
         model: keras.Model,
         optimizers: Mapping[str, Any],
     ) -> None:
-        """Write the record with another epoch.
-
-        Args:
-            epoch: number of the epoch.
-            logs: its logs.
-            model: the model.
-            optimizers: optimizers by name.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write the record with another epoch."""
         totals = self._offset.plus(_read_totals(optimizers))
         new = EpochRecord(epoch, record.finite_or_none(dict(logs)), *totals)
         self._epochs = [*(self._epochs or []), new]

@@ -33,9 +33,6 @@ _MAX_LAYERS = 40  # the rest share one bar
 def run_page(runs: dict[str, RunRecord]) -> str:
     """Return a page that compares runs.
 
-    Args:
-        runs: one or more runs by name.
-
     Raises:
         ImportError: if matplotlib is not installed.
         ValueError: if one has no epoch.

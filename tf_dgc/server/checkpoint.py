@@ -63,10 +63,6 @@ class ServerCheckpoint:
     ) -> "ServerCheckpoint | None":
         """Return the checkpoint that `TF_DGC_SERVER_*` configure, or None.
 
-        Args:
-            log: function that prints a line of the log.
-            shard: index of this server and number of servers.
-
         Raises:
             ValueError: if the seconds are not a positive number.
             RuntimeError: if the directory is not writable.
@@ -88,12 +84,7 @@ class ServerCheckpoint:
         return cls(directory, seconds, log, shard)
 
     def for_run(self, run: int, log: Callable[[str], None]) -> "ServerCheckpoint":
-        """Return the checkpoint of a run, with a file of its own.
-
-        Args:
-            run: number of the run, from 0.
-            log: function that prints a line of the run's log.
-        """
+        """Return the checkpoint of a run, with a file of its own."""
         directory = str(self.path.parent)
         return ServerCheckpoint(
             directory, self._seconds, log, self._shard, self._now, run
@@ -101,9 +92,6 @@ class ServerCheckpoint:
 
     def restore(self, service: Service) -> None:
         """Let a service resume from the file, if there is one.
-
-        Args:
-            service: service that no worker has joined.
 
         Raises:
             RuntimeError: if the file cannot be read.

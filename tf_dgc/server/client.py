@@ -125,15 +125,7 @@ class ServerClient:
         return self._connection
 
     def connect(self, task: Task, run: int) -> None:
-        """Connect to the server.
-
-        Args:
-            task: task of this process, a worker.
-            run: number of the run to join.
-
-        Raises:
-            RuntimeError: see `ServerConnection`.
-        """
+        """Connect to the server, to join a run."""
         self._connection = ServerConnection(task.for_server(self._shard[0]))
         self._run = run
 
@@ -160,11 +152,7 @@ class ServerClient:
             self._connection.heartbeat.leave()
 
     def pull(self) -> None:
-        """Set the variables to the server's current weights.
-
-        Raises:
-            tf.errors.OpError: if the server does not respond.
-        """
+        """Set the variables to the server's current weights."""
         reply = self.connection.request(Kind.PULL)
         pulls.assign_words(self._variables, reply.words)
         self.connection.clock.assign(reply.clock)
@@ -204,12 +192,7 @@ class ServerClient:
         return PushedGradients(tf.concat(words, axis=0), step, entries)
 
     def exchange(self, push: PushedGradients, learning_rate: tf.Tensor) -> Reply:
-        """Send a push, wait until this worker may continue, and return the pull.
-
-        Args:
-            push: result of `push`.
-            learning_rate: learning rate, scalar float64, NaN for a schedule.
-        """
+        """Send a push, wait until this worker may continue, and return the pull."""
         clock = self.connection.clock
         return self.connection.request(Kind.PUSH, push.words, clock, learning_rate)
 
@@ -282,7 +265,8 @@ class ServerConnection:
     """Sends requests to the server, eagerly and in functions, one at a time.
 
     A request without a reply is sent again for up to `TF_DGC_TIMEOUT` seconds; the
-    server acts on it once.
+    server acts on it once. It raises a `tf.errors.OpError` when run, if the server
+    refuses it or does not respond.
 
     Args:
         task: task of this process, a worker, with the index of the server.
@@ -290,9 +274,6 @@ class ServerConnection:
     Attributes:
         clock: the server's clock as this worker last saw it, scalar int64.
         heartbeat: heartbeat to the server.
-
-    Raises:
-        RuntimeError: if there is no server within `TF_DGC_START_TIMEOUT` seconds.
     """
 
     def __init__(self, task: Task):
@@ -342,15 +323,8 @@ class ServerConnection:
     def join(self, spec: ModelSpec, steps: int) -> tuple[bool, int]:
         """Join the run.
 
-        Args:
-            spec: the model spec.
-            steps: steps that this worker has taken, including those before its backup.
-
         Returns:
             Whether the server needs this worker's initial weights, and its clock.
-
-        Raises:
-            tf.errors.OpError: if the server refuses this worker or does not respond.
         """
         self.heartbeat.start()
         text = model_spec.model_spec_text({**spec, "steps": steps})
@@ -359,11 +333,7 @@ class ServerConnection:
         return fields["give"], fields["clock"]
 
     def initialize(self, variables: Sequence[keras.Variable]) -> None:
-        """Send the initial weights.
-
-        Raises:
-            tf.errors.OpError: if the server refuses them or does not respond.
-        """
+        """Send the initial weights."""
         self.request(Kind.INITIALIZE, pulls.collect_words(variables))
 
     def start(self, variables: Sequence[keras.Variable]) -> bool:
@@ -372,9 +342,6 @@ class ServerConnection:
         Returns:
             False if the worker that was to send the initial weights is gone, so that
             this worker must join again.
-
-        Raises:
-            tf.errors.OpError: if the server does not respond.
         """
         reply = self.request(Kind.START)
         if reply.status == Status.REJOIN:
@@ -397,10 +364,6 @@ class ServerConnection:
             body: words, int32 `[w]`.
             step: the server's clock as this worker last saw it, scalar int64.
             learning_rate: learning rate, a scalar, NaN for a schedule.
-
-        Raises:
-            tf.errors.OpError: when run, if the server refuses the request or does not
-                respond.
         """
         body = tf.convert_to_tensor(body, tf.int32)
         step = tf.cast(step, tf.int64)
@@ -548,11 +511,6 @@ class Heartbeat:
 
     A worker computes without sending requests while it traces or evaluates. At the
     process's exit the heartbeat leaves the run, with the error that ends the process.
-
-    Args:
-        client: client of the server.
-        task: task of this process, a worker.
-        incarnation: random number of this process.
     """
 
     def __init__(self, client: rpc.Client, task: Task, incarnation: int):
@@ -574,11 +532,7 @@ class Heartbeat:
         self._thread.start()
 
     def leave(self, error: str = "") -> None:
-        """Leave the run, once; does nothing before `start`.
-
-        Args:
-            error: the error that ends the process, if any.
-        """
+        """Leave the run, once, with the error that ends the process if any."""
         if self._thread.ident is None or self.is_stopped:
             return
         self.stop()
@@ -680,15 +634,7 @@ def frame_request(
     worker: int,
     incarnation: int,
 ) -> tf.Tensor:
-    """Return a request as words, int32 `[w]`.
-
-    Args:
-        request: fields of the head.
-        body: words, int32 `[w]`.
-        number: number of the request, scalar int64.
-        worker: index of this worker.
-        incarnation: random number of this process.
-    """
+    """Return a request as words, int32 `[w]`."""
     template = messages.add_frame(
         REQUEST,
         np.zeros([0], np.int32),
@@ -719,13 +665,7 @@ def frame_request(
 def parse_reply(
     words: tf.Tensor, number: tf.Tensor, incarnation: int
 ) -> tuple[tf.Tensor, ReplyMessage]:
-    """Return whether words are an intact reply to a request, and the reply.
-
-    Args:
-        words: possible reply, int32 `[w]` of any length.
-        number: number of the request, scalar int64.
-        incarnation: random number of this process.
-    """
+    """Return whether words are an intact reply to a request, and the reply."""
     length = tf.size(words)
     words = tf.pad(words, [[0, tf.maximum(_HEAD_WORDS - length, 0)]])
     head, body = words[:_HEAD_WORDS], words[_HEAD_WORDS:]

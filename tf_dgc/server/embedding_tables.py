@@ -21,10 +21,6 @@ class EmbeddingTables:
     Stores for each row the update that changed it last, and for each worker the update
     of its last pull.
 
-    Args:
-        variables: the tables.
-        optimizer: the inner optimizer, built.
-
     Raises:
         ValueError: for an optimizer that changes rows that were not pushed.
     """
@@ -59,12 +55,7 @@ class EmbeddingTables:
         return embedding_rows.read_rows(self._specs, words)
 
     def update(self, rows: Sequence[TableRows], learning_rate: tf.Tensor) -> None:
-        """Apply the inner optimizer's rule to some rows of each table.
-
-        Args:
-            rows: summed gradients of each table.
-            learning_rate: learning rate, a scalar.
-        """
+        """Apply the inner optimizer's rule to some rows of each table."""
         for variable, gradient in zip(self._variables, rows, strict=True):
             keras_rules.update_rows(self._optimizer, variable, *gradient, learning_rate)
 
@@ -120,17 +111,7 @@ def check_table_settings(
     mode: str,
     correction: str | None,
 ) -> list[str]:
-    """Return `rows` as a list.
-
-    Args:
-        patterns: regular expressions, or None for no tables.
-        inner: the inner optimizer, as passed by the user.
-        mode: `ServerOptimizer`'s mode.
-        correction: correction for staleness, or None.
-
-    Raises:
-        ValueError: for a wrong type, and for settings that do not support tables.
-    """
+    """Return `rows` as a list."""
     if not patterns:
         return []
     if isinstance(patterns, str) or not all(isinstance(p, str) for p in patterns):
@@ -160,17 +141,7 @@ def find_tables(
     variables: Sequence[keras.Variable],
     inner: keras.optimizers.Optimizer,
 ) -> list[bool]:
-    """Return whether each variable is a table.
-
-    Args:
-        patterns: regular expressions, one of which a table's path must contain.
-        variables: the model's variables.
-        inner: the inner optimizer.
-
-    Raises:
-        ValueError: for a pattern without a match, and for a variable that cannot be a
-            table.
-    """
+    """Return whether each variable is a table."""
     for pattern in patterns:
         if not any(re.search(pattern, v.path) for v in variables):
             raise ValueError(

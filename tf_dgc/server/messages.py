@@ -101,11 +101,7 @@ class InvalidMessageError(Exception):
 
 
 def secret_words(secret: str | None = None) -> list[int]:
-    """Return the four words that a request's head has for a shared secret.
-
-    Args:
-        secret: the secret; None for that of the environment variable `TF_DGC_SECRET`.
-    """
+    """Return the four words that a request's head has for a shared secret."""
     secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
     if not secret:
         return [0] * 4
@@ -127,6 +123,18 @@ def add_frame(form: np.dtype, body: np.ndarray, **fields: Any) -> np.ndarray:
     words = np.concatenate([np.frombuffer(head.tobytes(), "<i4"), body])
     words[form.itemsize // 4 - 1] = checksum(words)
     return words
+
+
+def frame_refusal(head: Any, reason: str) -> np.ndarray:
+    """Return the reply that refuses the request with a head."""
+    return add_frame(
+        REPLY,
+        encode_text(reason),
+        status=Status.REFUSED,
+        parts=1,
+        incarnation=head["incarnation"],
+        number=head["number"],
+    )
 
 
 def remove_frame(form: np.dtype, words: np.ndarray) -> tuple[Any, np.ndarray]:

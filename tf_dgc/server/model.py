@@ -31,17 +31,11 @@ DEFAULT_STRENGTH = 0.04
 class ServerModel:
     """A server's part of the model, updated by pushes.
 
-    Args:
-        spec: the workers' model spec.
-
     Attributes:
         variables: the variables.
         optimizer: the inner optimizer.
         clock: number of updates.
         ages: number of pushes by age, the updates since their weights.
-
-    Raises:
-        ValueError, TypeError: if Keras cannot create the optimizer or compressor.
     """
 
     def __init__(self, spec: ModelSpec):
@@ -110,16 +104,7 @@ class ServerModel:
         return pulls.collect_words(self._all_variables()).numpy()
 
     def restore(self, words: np.ndarray, clock: int, learning_rate: float) -> None:
-        """Restore the state.
-
-        Args:
-            words: result of `state`.
-            clock: number of updates.
-            learning_rate: learning rate; ignored if there is a schedule.
-
-        Raises:
-            ValueError: for a wrong number of words.
-        """
+        """Restore the result of `state`; the learning rate only without a schedule."""
         variables = self._all_variables()
         expected = pulls.num_words(variables)
         if len(words) != expected:
@@ -193,9 +178,6 @@ class ServerModel:
     def apply(self, pushes: Sequence[Push]) -> int:
         """Take one step with the sum of some pushes.
 
-        Args:
-            pushes: pushes of one step, of different workers.
-
         Returns:
             Number of pushes left out because their gradients were not finite.
 
@@ -247,11 +229,7 @@ class ServerModel:
         return True
 
     def _read(self, push: Push) -> tuple[list[TableRows], np.ndarray]:
-        """Return a push's rows of each table, and the words of the other variables.
-
-        Raises:
-            ValueError: for invalid rows.
-        """
+        """Return a push's rows of each table, and the words of the other variables."""
         if self._tables is None:
             return [], push.words
         rows, words = self._tables.read(push.words)
@@ -316,10 +294,6 @@ class LearningRateCorrection:
 
     A push is a gradient divided by N, so the learning rate is multiplied by
     N / (age + 1). With workers of equal speed, ages are N - 1 and the factor is 1.
-
-    Args:
-        optimizer: the inner optimizer, not yet built.
-        num_workers: number of workers, N.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, num_workers: int):
@@ -353,18 +327,13 @@ class DelayCompensation:
 
     The corrected gradient is `g + strength * g * g * (weights - old weights)` (Zheng et
     al., eq. 10) for entries that were pushed. Stores a copy of the model per worker.
-
-    Args:
-        variables: the server's variables.
-        strength: lambda of the paper.
-        num_workers: number of workers, N, by which a push is divided.
     """
 
     def __init__(
         self, variables: Sequence[keras.Variable], strength: float, num_workers: int
     ):
         self._variables = variables
-        self._factor = strength * num_workers
+        self._factor = strength * num_workers  # a push is divided by N
         self._weights: dict[int, list[tf.Variable]] = {}
 
     def store_weights(self, worker: int) -> None:
@@ -405,10 +374,6 @@ class DelayCompensation:
 
 def initial_model(spec: ModelSpec, words: np.ndarray) -> ServerModel:
     """Return the model with a worker's initial weights.
-
-    Args:
-        spec: the workers' model spec.
-        words: bits of all variables, int32 `[w]`.
 
     Raises:
         ValueError: for a wrong number of words (before creating any variable), and if

@@ -36,16 +36,8 @@ def create_model_spec(
 ) -> ModelSpec:
     """Return the model spec for one server.
 
-    Args:
-        settings: settings of the optimizer that the server uses.
-        num_workers: number of workers, N.
-        inner: inner optimizer, without the settings that workers apply.
-        compressor: compressor of the pushes.
-        variables: the model's variables that the server holds.
-        uncompressed: whether each is sent uncompressed.
-        is_table: whether each is an embedding table, of which rows are sent.
-        shard: index of the server and number of servers.
-        run: number of the run, from 0.
+    `uncompressed` and `is_table` say of each variable whether it is sent uncompressed,
+    and whether it is an embedding table, of which rows are sent.
     """
     serialize = keras.saving.serialize_keras_object
     return state.without_identities(
@@ -135,11 +127,6 @@ def spec_difference(
     """Return the differences between two model specs, for errors; None if equal.
 
     Ignores names, which Keras numbers per process.
-
-    Args:
-        expected: a worker's spec.
-        actual: another worker's spec.
-        compare_learning_rates: whether to compare learning rates that are numbers.
     """
     expected, actual = _without_names(expected), _without_names(actual)
     configs = [expected["optimizer"]["config"], actual["optimizer"]["config"]]

@@ -23,10 +23,9 @@ from tf_dgc.server.messages import (
     InvalidMessageError,
     Kind,
     Push,
-    Status,
     add_frame,
     decode_text,
-    encode_text,
+    frame_refusal,
     read_head,
     remove_frame,
     secret_words,
@@ -65,9 +64,6 @@ def serve_and_exit(task: Task) -> NoReturn:
 
 def serve(task: Task) -> rpc.Server:
     """Serve the workers of a cluster until they have left.
-
-    Args:
-        task: task of this process, a server.
 
     Returns:
         The transport, which the caller must keep: see `serve_and_exit`.
@@ -167,9 +163,6 @@ class ServerLoop:
         now: function that returns the time, in seconds.
         checkpoint: checkpoint to write and to resume from; None for none.
         shard: index of this server and number of servers.
-
-    Attributes:
-        runs: services that handle the requests.
     """
 
     def __init__(
@@ -240,12 +233,7 @@ class ServerLoop:
                     self._handle(service, member, head, whole)
 
     def _check(self, slot: int, head: Any) -> Kind:
-        """Return the kind of a message.
-
-        Raises:
-            InvalidMessageError: for an unknown kind, another secret, or another
-                worker's slot.
-        """
+        """Return the kind of a message."""
         if not hmac.compare_digest(head["secret"].tobytes(), self._secret):
             raise InvalidMessageError(
                 "its secret differs (environment variable TF_DGC_SECRET)"
@@ -306,23 +294,19 @@ class ServerLoop:
         return WorkerSession(int(head["incarnation"]), int(head["number"]) - 1, send)
 
     def _acknowledge(self, slot: int, head: Any) -> None:
-        self._reply(slot, head, np.zeros([0], np.int32))
+        words = add_frame(
+            REPLY,
+            np.zeros([0], np.int32),
+            parts=1,
+            incarnation=head["incarnation"],
+            number=head["number"],
+        )
+        self._transport.answer(slot, words)
 
     def _refuse(self, slot: int, reason: str, head: Any) -> None:
         """Refuse a message of a process that has no session."""
         self._reply_wait(slot)
-        self._reply(slot, head, encode_text(reason), status=Status.REFUSED)
-
-    def _reply(self, slot: int, head: Any, body: np.ndarray, **fields: Any) -> None:
-        words = add_frame(
-            REPLY,
-            body,
-            parts=1,
-            incarnation=head["incarnation"],
-            number=head["number"],
-            **fields,
-        )
-        self._transport.answer(slot, words)
+        self._transport.answer(slot, frame_refusal(head, reason))
 
     def _reply_wait(self, slot: int) -> None:
         """Let a member that waits in a slot poll; see `WorkerSession.reply_wait`."""
@@ -346,13 +330,6 @@ class TrainingRuns:
     The workers' first `ServerOptimizer`s form run 0, their second ones run 1, and so
     on. A worker takes part in one run at a time: joining a later run ends its part in
     the earlier ones, in which other workers may still train.
-
-    Args:
-        num_workers: number of workers, N.
-        shard: index of this server and number of servers.
-        limits: time limits.
-        log: function that prints a line of the log.
-        checkpoint: checkpoint of the first run; None for no checkpoints.
     """
 
     def __init__(
@@ -372,9 +349,6 @@ class TrainingRuns:
 
     def service(self, run: int) -> Service:
         """Return the service of a run, resumed from its checkpoint if there is one.
-
-        Args:
-            run: number of the run, from 0.
 
         Raises:
             RuntimeError: if the checkpoint cannot be read.
@@ -437,24 +411,13 @@ class TrainingRuns:
                 self._services[other].drop(member, "is replaced by another process")
 
     def leave(self, service: Service, member: Member, error: str) -> None:
-        """Let a member leave.
-
-        Args:
-            service: service in which it takes part.
-            member: the member.
-            error: error that ends its process; "" for none.
-        """
+        """Let a member leave."""
         reason = f"ended with {error}" if error else "has left"
         service.drop(member, reason, is_finished=not error)
         self._left.add(member.session.incarnation)
 
     def expel(self, member: Member, reason: str) -> None:
-        """Drop a member from all runs, or refuse a process that is not one yet.
-
-        Args:
-            member: the member.
-            reason: predicate that follows its name in the error.
-        """
+        """Drop a member from all runs, or refuse a process that is none yet."""
         for service in self:
             service.drop(member, reason)
         member.refuse(f"worker {member.worker} {reason}")
@@ -464,11 +427,7 @@ class TrainingRuns:
         return incarnation in self._left
 
     def advance(self, now: float) -> None:
-        """Advance all runs, write checkpoints that are due, and end finished runs.
-
-        Args:
-            now: current time, in seconds.
-        """
+        """Advance all runs, write checkpoints that are due, and end finished runs."""
         for run, service in list(self._services.items()):
             service.advance(now)
             if run in self._checkpoints:
@@ -482,11 +441,7 @@ class TrainingRuns:
             service.members.extend_leases(seconds)
 
     def is_over(self, now: float) -> bool:
-        """Whether all runs that a worker joined are over.
-
-        Args:
-            now: current time, in seconds.
-        """
+        """Whether all runs that a worker joined are over."""
         if any(service.members for service in self):
             return False
         joined = [s for run, s in self._services.items() if run in self._joined_runs]

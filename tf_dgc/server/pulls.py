@@ -74,13 +74,7 @@ def pull_layout(
 def assign_sparse(
     layout: PullLayout, variables: Sequence[keras.Variable], words: tf.Tensor
 ) -> None:
-    """Assign the entries of a sparse pull to a worker's variables.
-
-    Args:
-        layout: layout of the pull.
-        variables: the worker's variables.
-        words: pull, int32 `[num_words]`.
-    """
+    """Assign the entries of a sparse pull to a worker's variables."""
     words = tf.ensure_shape(words, [layout.num_words])
     if _use_native(layout, variables):
         native.assign_entries(StepPlan(*layout, dense=False), words, variables)
@@ -209,10 +203,6 @@ class WorkerCopies:
 
     Where an update changes only entries that were pushed, the candidates of a pull are
     listed; otherwise the pull compares all weights with the copy.
-
-    Args:
-        variables: the server's variables.
-        layout: layout of the pulls.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], layout: PullLayout):
@@ -250,12 +240,7 @@ class WorkerCopies:
         )
 
     def record(self, touched: Sequence[np.ndarray] | None) -> None:
-        """Record which entries an update may have changed.
-
-        Args:
-            touched: positions in each tensor, int32 `[m]`, possibly repeated and
-                ignored for uncompressed tensors; None if any may have changed.
-        """
+        """Record which entries an update may have changed; see `ChangedEntries.add`."""
         for changed in self._changed.values():
             changed.add(touched)
 

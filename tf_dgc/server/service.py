@@ -29,13 +29,7 @@ _RESTART_OR_CHANGE_MODE = (
 
 
 class Service:
-    """Trains one model with the pushes of the workers.
-
-    Args:
-        num_workers: number of workers, N.
-        shard: index of this server and number of servers.
-        limits: time limits.
-        log: function that prints a line of the log.
+    """Trains one model with the pushes of the workers. Times are in seconds.
 
     Attributes:
         members: worker processes that take part.
@@ -75,14 +69,7 @@ class Service:
         return validation.max_words(kind, self._num_words)
 
     def handle(self, member: Member, kind: Kind, body: np.ndarray, now: float) -> None:
-        """Handle a request: reply to it now or hold it.
-
-        Args:
-            member: member whose session has the request pending.
-            kind: kind of the request.
-            body: whole body of the request.
-            now: current time, in seconds.
-        """
+        """Handle a whole request of a member: reply to it now or hold it."""
         if kind == Kind.JOIN:
             self.admit(member, body, now)
         elif kind == Kind.INITIALIZE:
@@ -96,13 +83,7 @@ class Service:
             member.refuse(f"a request of kind {kind} is not possible now")
 
     def admit(self, member: Member, body: np.ndarray, now: float) -> None:
-        """Let a process take part, instead of another of the same worker, or refuse it.
-
-        Args:
-            member: the new member, whose session has a JOIN pending.
-            body: text of its model spec, int32 `[w]`.
-            now: current time, in seconds.
-        """
+        """Let a process take part, replacing its worker's earlier one, or refuse it."""
         spec: ModelSpec = {}
         try:
             spec = validation.parse_request(body)
@@ -215,22 +196,16 @@ class Service:
     def push(self, member: Member, push: Push, learning_rate: float) -> str | None:
         """Receive a push; return why it is refused, or None.
 
-        Args:
-            member: the sender.
-            push: the push.
-            learning_rate: learning rate of the worker, NaN for a schedule.
+        The learning rate is the worker's, NaN for a schedule.
         """
         if self.model is None or self.pushes is None or not member.has_weights:
             return "a push came before the worker asked for the initial weights"
         return self.pushes.add(member, push, learning_rate, self.model)
 
     def drop(self, member: Member, reason: str, is_finished: bool = False) -> None:
-        """Remove a member.
+        """Remove a member that has left in order (`is_finished`) or is lost.
 
-        Args:
-            member: the member.
-            reason: predicate that follows its name in the log.
-            is_finished: whether it left in order.
+        `reason` is a predicate that follows its name in the log.
         """
         if self.members.get(member.worker) is not member:
             return
@@ -259,9 +234,6 @@ class Service:
         """Apply the pushes of complete steps; reply to workers that may continue.
 
         Call it after every message and periodically.
-
-        Args:
-            now: current time, in seconds.
         """
         lease = self._limits.lease
         for member in self.members.silent(now, lease):
@@ -340,9 +312,6 @@ class Service:
 
         After the last member is lost, another process may take its place until
         `TF_DGC_START_TIMEOUT` is over.
-
-        Args:
-            now: current time, in seconds.
         """
         if self.members or self.members.first_join is None:
             return False
@@ -367,10 +336,6 @@ class Service:
 class PendingPushes:
     """Pushes that have not been applied, with their senders.
 
-    Args:
-        clock: clock that decides which pushes form a step.
-        log: function that prints a line of the log.
-
     Attributes:
         num_late: number of pushes that came after their step.
     """
@@ -384,14 +349,7 @@ class PendingPushes:
     def add(
         self, member: Member, push: Push, learning_rate: float, model: ServerModel
     ) -> str | None:
-        """Add a push; return why it is refused, or None.
-
-        Args:
-            member: the sender.
-            push: the push.
-            learning_rate: learning rate of the worker, NaN for a schedule.
-            model: the model.
-        """
+        """Add a push; return why it is refused, or None."""
         if push.step > model.clock:
             return (
                 f"a push of step {push.step} came at {model.clock}: the server was "
@@ -430,11 +388,7 @@ class PendingPushes:
             self._log(f"learning rate {learning_rate:g}, from worker {member.worker}")
 
     def apply(self, model: ServerModel) -> Iterator[tuple[Member, str]]:
-        """Apply the pushes of complete steps.
-
-        Yields:
-            Each member whose push cannot be applied, and the reason.
-        """
+        """Apply the pushes of complete steps."""
         for step_workers in self._clock.take_steps():
             pushes = [p for p in self._pending if p[0].worker in step_workers]
             self._pending = [

@@ -16,6 +16,7 @@ from tf_dgc.server.messages import (
     Status,
     add_frame,
     encode_text,
+    frame_refusal,
     num_parts,
     part_of,
 )
@@ -73,19 +74,13 @@ class WorkerSession:
         """Receive a message; return the body of a request that is complete and new.
 
         Replies to all other messages.
-
-        Args:
-            head: head of the message, a record of `REQUEST`.
-            body: body of the message.
-            max_words: maximum number of words of the request's body.
         """
         if head["number"] == self._number:
             self._repeat_reply()
             return None
         if head["number"] != self._number + 1 or self.pending is not None:
-            self._refuse(
-                head, f"request {head['number']} followed {self._number}: {_LOST}"
-            )
+            error = f"request {head['number']} followed {self._number}: {_LOST}"
+            self._send(frame_refusal(head, error))
             return None
         self._number, self._last_reply = int(head["number"]), None
         if head["kind"] == Kind.NEXT_PART:
@@ -93,7 +88,7 @@ class WorkerSession:
             return None
         error = self._check_part(head, body, max_words)
         if error:
-            self._refuse(head, error)
+            self._send(frame_refusal(head, error))
             return None
         self._parts.append(body)
         if head["part"] + 1 < head["parts"]:
@@ -142,17 +137,6 @@ class WorkerSession:
             self._send(self._frame(Status.WAIT, _EMPTY, 0, 0, 1))
         else:
             self._send(self._last_reply)
-
-    def _refuse(self, head: Any, reason: str) -> None:
-        words = add_frame(
-            REPLY,
-            encode_text(reason),
-            status=Status.REFUSED,
-            parts=1,
-            incarnation=head["incarnation"],
-            number=head["number"],
-        )
-        self._send(words)
 
     def _reply_words(
         self,
@@ -204,11 +188,7 @@ class StepClock:
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> "StepClock":
-        """Return the clock of the settings "mode", "staleness" and "quorum".
-
-        Raises:
-            ValueError: for an unknown mode.
-        """
+        """Return the clock of the settings "mode", "staleness" and "quorum"."""
         arguments = {
             "sync": (0, None),
             "async": (math.inf, None),
@@ -362,13 +342,7 @@ class Member:
     def has_timed_out(
         self, now: float, others: Iterable["Member"], limits: Limits
     ) -> bool:
-        """Whether it has waited too long, over any number of polls.
-
-        Args:
-            now: current time.
-            others: members that it waits for.
-            limits: time limits.
-        """
+        """Whether it has waited too long, over any number of polls."""
         if self._waiting_since is None:
             return False
         last_busy = max((other.last_busy for other in others), default=-math.inf)
@@ -393,9 +367,6 @@ class Member:
 
 class Members(dict[int, Member]):
     """Members of a run that are present, by worker.
-
-    Args:
-        num_workers: number of workers, N.
 
     Attributes:
         first_join: time at which the first member joined, in seconds, or None.
@@ -444,14 +415,7 @@ class Members(dict[int, Member]):
     def timeout_error(
         self, member: Member, others: Sequence[int], now: float, limits: Limits
     ) -> str | None:
-        """Return an error for a member that has waited too long, else None.
-
-        Args:
-            member: the waiting member.
-            others: workers that it waits for.
-            now: current time, in seconds.
-            limits: time limits.
-        """
+        """Return an error for a member that has waited too long, else None."""
         present = [self[i] for i in others if i in self]
         if not member.has_timed_out(now, present, limits):
             return None

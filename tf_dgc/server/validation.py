@@ -53,14 +53,7 @@ def check_mode(mode: str, staleness: int | None, quorum: int | None) -> None:
 def check_backup(
     mode: str, quorum: int | None, feedback: bool, num_workers: int
 ) -> None:
-    """Raise `ValueError` for an unreachable quorum, and if late pushes would be lost.
-
-    Args:
-        mode: the mode.
-        quorum: number of pushes that form a step.
-        feedback: whether there is error feedback.
-        num_workers: number of workers, N.
-    """
+    """Raise `ValueError` for an unreachable quorum, or if late pushes got lost."""
     if quorum is not None and quorum > num_workers:
         raise ValueError(
             f"`quorum` must be at most the number of workers, {num_workers}. "
@@ -327,12 +320,7 @@ def parse_request(body: np.ndarray) -> Any:
 
 
 def max_words(kind: Kind, num_words: int) -> int:
-    """Return the maximum number of words of a request.
-
-    Args:
-        kind: kind of the request.
-        num_words: number of words of all variables, 0 before it is known.
-    """
+    """Return the maximum number of words of a request."""
     if kind == Kind.JOIN:
         return _MAX_SPEC_WORDS
     if kind == Kind.INITIALIZE:

@@ -25,16 +25,11 @@ if TYPE_CHECKING:
 
 
 class ServerWorker:
-    """Takes the steps of a `ServerOptimizer`.
+    """Takes the steps of a built `ServerOptimizer`.
 
-    Args:
-        optimizer: the optimizer, built.
-        variables: the model's variables.
-        is_table: whether each is an embedding table, of which rows are sent.
-        worker_state: this worker's state for the variables that are no tables.
-        hyperparameters: settings that the worker applies instead of the inner
-            optimizer.
-        task: task of this process, a worker; None outside of a cluster.
+    `is_table` says whether each variable is an embedding table, of which rows are sent;
+    `worker_state` has the state of the other variables. `task` is None outside of a
+    cluster.
     """
 
     def __init__(
@@ -102,11 +97,7 @@ class ServerWorker:
             client.leave()
 
     def pull(self) -> None:
-        """Set the variables to the servers' current weights.
-
-        Raises:
-            RuntimeError: see `join`.
-        """
+        """Set the variables to the servers' current weights."""
         self.join()
         try:
             for client in self._clients:
@@ -116,12 +107,7 @@ class ServerWorker:
         self._set_iterations()
 
     def step(self, grads: list, variables: list[keras.Variable]) -> None:
-        """Push the gradients, wait, and pull the weights.
-
-        Args:
-            grads: gradients of all variables.
-            variables: the model's variables, in the order of `grads`.
-        """
+        """Push the gradients, wait, and pull the weights."""
         index_of = {id(v): i for i, v in enumerate(variables)}
         grads = [grads[index_of[id(v)]] for v in self.variables]
         embedding_tables.check_table_gradients(grads, self.variables, self._is_table)
@@ -219,9 +205,6 @@ def join_servers(clients: Sequence[ServerClient]) -> None:
     The first server chooses the worker that sends the initial weights. That worker
     sends them to the first server last, so that all servers hold weights of the same
     worker, and a worker that may start on the first server can start on all.
-
-    Args:
-        clients: clients of all servers, connected.
 
     Raises:
         RuntimeError: if a server refuses this worker or does not respond, or if only
