@@ -62,13 +62,18 @@ class AveragingSynchronizer(Synchronizer):
         anchor: one variable per model variable: its value when the round began.
     """
 
-    def __init__(self, optimizer: "LocalOptimizer", state: OptimizerState):
-        super().__init__(optimizer, state)
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        super().__init__(optimizer, state, variables)
         self.anchor = [
             SharedVariable(
                 np.zeros(v.shape), v.dtype, f"{v.path.replace('/', '_')}_anchor"
             )
-            for v in self._variables
+            for v in variables
         ]
 
     def start_round(self, rounds: RoundCounter) -> None:

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -41,8 +42,13 @@ class GossipSynchronizer(Synchronizer):
         replicas: replicas of weights; None without compression.
     """
 
-    def __init__(self, optimizer: "LocalOptimizer", state: OptimizerState):
-        super().__init__(optimizer, state)
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        super().__init__(optimizer, state, variables)
         self._gossip = cast(Gossip, optimizer.exchange)
         self.replicas: NeighborReplicas | None = None
         if not optimizer.compressor.lossless:

@@ -218,17 +218,17 @@ class LocalOptimizer(LocalWeightsOptimizer):
         self.compressor_state = optimizer_state.method_state
         synchronizer: Synchronizer
         if self.delay:
-            synchronizer = DelayedSynchronizer(self, optimizer_state)
+            synchronizer = DelayedSynchronizer(self, optimizer_state, variables)
             self._moved = synchronizer.sent_deltas
             self._received = synchronizer.received_sums
         elif optimizer_state.chosen.exchange.is_neighbor_exchange:
-            synchronizer = GossipSynchronizer(self, optimizer_state)
+            synchronizer = GossipSynchronizer(self, optimizer_state, variables)
             if synchronizer.replicas:
                 self.public = synchronizer.replicas.own_replica
                 self._pull = synchronizer.replicas.mixing_term
                 self.compressor_state = synchronizer.replicas.states
         else:
-            synchronizer = AveragingSynchronizer(self, optimizer_state)
+            synchronizer = AveragingSynchronizer(self, optimizer_state, variables)
         self._synchronizer = synchronizer
         self.anchor = synchronizer.anchor
         self._drift = synchronizer.consensus_distance

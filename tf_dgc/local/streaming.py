@@ -47,8 +47,13 @@ class DelayedSynchronizer(AveragingSynchronizer):
         received_sums: variable of each tensor: the mean, equal on all workers.
     """
 
-    def __init__(self, optimizer: "LocalOptimizer", state: OptimizerState):
-        super().__init__(optimizer, state)
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        super().__init__(optimizer, state, variables)
         self.sent_deltas = [
             PerWorkerVariable(t.shape, t.dtype.name, f"{_stem(t)}_moved", "mean")
             for t in state.tensors

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dgc import clipping, metrics
-from tf_dgc._internals import keras_optimizers, keras_rules, optimizer_copies
+from tf_dgc._internals import keras_rules, optimizer_copies
 from tf_dgc.collectives.requests import AllGather
 from tf_dgc.local.rounds import RoundCounter
 from tf_dgc.multiworker.worker_variables import ReplicaCopies, SharedVariable
@@ -33,20 +33,21 @@ class Synchronizer(abc.ABC):
             tracked.
     """
 
-    def __init__(self, optimizer: "LocalOptimizer", state: OptimizerState):
-        self._optimizer, self._state = optimizer, state
+    def __init__(
+        self,
+        optimizer: "LocalOptimizer",
+        state: OptimizerState,
+        variables: Sequence[keras.Variable],
+    ):
+        self._optimizer, self._state, self._variables = optimizer, state, variables
         self._strategy = tf.distribute.get_strategy()
         self._inner_state = InnerState(
-            optimizer.inner_optimizer, self._variables, self._strategy
+            optimizer.inner_optimizer, variables, self._strategy
         )
         self.anchor: list[SharedVariable] = []
         self.consensus_distance: SharedVariable | None = None
         if optimizer.track_drift:
             self.consensus_distance = SharedVariable(np.zeros(()), "float32", "drift")
-
-    @property
-    def _variables(self) -> list[keras.Variable]:
-        return keras_optimizers.trainable_variables(self._optimizer)
 
     @abc.abstractmethod
     def start_round(self, rounds: RoundCounter) -> None:
