@@ -27,7 +27,7 @@ def main() -> int:
         print(f"{name:<20}{value}")
     if advice := onednn.advice():
         print(f"\n{advice}")
-    missing = state.wanted and state.library is None
+    missing = state.enabled and state.library is None
     if missing:
         print(f"\nSteps take several times longer. {native_library.ADVICE}")
     return int(missing)

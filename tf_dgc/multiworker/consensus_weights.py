@@ -45,7 +45,7 @@ def consensus_weights(model: keras.Model, what: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for optimizer in _optimizers_of(model, shown=what == "train"):
             if what == "train":
-                optimizer.refuse_while_shown("train")
+                optimizer.check_not_swapped("train")
             elif what != "part" or optimizer.anchor:
                 stack.enter_context(optimizer.agreed(_use(what)))
         yield
@@ -64,11 +64,11 @@ def setting_weights(model: keras.Model) -> Iterator[None]:
     """
     loads = {optimizer: optimizer.loads for optimizer in _optimizers_of(model)}
     for optimizer in loads:
-        optimizer.refuse_while_shown("set weights")
+        optimizer.check_not_swapped("set weights")
     yield
     for optimizer, before in loads.items():
         if optimizer.loads == before and optimizer.trains_only(model.weights):
-            optimizer.weights_were_set()
+            optimizer.restart_round()
 
 
 def has_local_optimizer(model: keras.Model) -> bool:
@@ -122,7 +122,7 @@ def _optimizers_of(model: keras.Model, shown: bool = False) -> list[Any]:
             for each in (model, *_models)
             for optimizer in _local_optimizers(each)
         )
-        if (optimizer.is_shown or not shown) and optimizer.trains_some(model.weights)
+        if (optimizer.is_swapped or not shown) and optimizer.trains_any(model.weights)
     ]
 
 

@@ -42,7 +42,7 @@ def _replace(fn: Any) -> Any:
 
 
 def _steps_alone(owner: Any) -> bool:
-    return getattr(owner.inner_optimizer, "steps_alone", False)
+    return getattr(owner.inner_optimizer, "steps_locally", False)
 
 
 def _true_everywhere(check: Callable) -> Callable:

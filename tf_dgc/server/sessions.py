@@ -86,9 +86,8 @@ class WorkerSession:
         if head["kind"] == Kind.NEXT_PART:
             self._reply_part(Status.DONE, int(head["part"]))
             return None
-        error = self._check_part(head, body, max_words)
-        if error:
-            self._send(frame_refusal(head, error))
+        if refusal := self._check_part(head, body, max_words):
+            self._send(frame_refusal(head, refusal))
             return None
         self._parts.append(body)
         if head["part"] + 1 < head["parts"]:
