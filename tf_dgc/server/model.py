@@ -382,7 +382,7 @@ class ServerModel:
     def _leaves_others(self) -> bool:
         """Whether an update changes nothing where the sum is 0."""
         rule = update.find_native_rule(self.optimizer, self._plain)
-        return rule is not None and rule.descends
+        return rule is not None and rule.is_plain_sgd
 
 
 def _known(touched: TouchedEntries) -> list[np.ndarray] | None:
