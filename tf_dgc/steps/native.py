@@ -80,7 +80,7 @@ def compress(step: LocalStep) -> _Compressed:
 
     def encode_dense() -> _Compressed:
         if step.plan.is_uncompressed:
-            return _compress_uncompressed(step)
+            return _encode_uncompressed(step)
         plan = step.plan._replace(dense=True)
         return tensorflow_ops.compress(step._replace(plan=plan))
 
@@ -119,7 +119,7 @@ def scales_or_nan(
     return clipping.scales_or_nan(gradients, scales, use_native=not on_gpu)
 
 
-def _compress_uncompressed(step: LocalStep) -> _Compressed:
+def _encode_uncompressed(step: LocalStep) -> _Compressed:
     """Encode all entries in one pass; the words are the bits of the dense vector."""
     dtype = step.plan.summed_dtype
     if dtype == tf.bfloat16:
