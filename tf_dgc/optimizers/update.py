@@ -89,7 +89,7 @@ def _is_number(setting: Any) -> bool:
 
 
 def _has_dtypes(rule: UpdateRule) -> bool:
-    dtypes = {"float32", "float64"} if rule.descends else {"float32"}
+    dtypes = {"float32", "float64"} if rule.is_plain_sgd else {"float32"}
     everything = [*rule.variables, *(s for slots in rule.slots for s in slots)]
     return all(v.dtype in dtypes for v in everything)
 
@@ -173,8 +173,8 @@ def _find_apply(
     outcome: StepOutcome, rule: UpdateRule, use_native: bool
 ) -> Callable[[UpdateRule], tf.Tensor] | None:
     """Return what updates without Keras; None if nothing does."""
-    if outcome.apply and (use_native or rule.descends):
+    if outcome.apply and (use_native or rule.is_plain_sgd):
         return outcome.apply
-    if use_native and rule.is_narrow and not tracing.in_xla_context():
+    if use_native and rule.is_float32 and not tracing.in_xla_context():
         return functools.partial(native.apply_decoded, outcome.decode)
     return None

@@ -286,7 +286,7 @@ class ServerModel:
     def _changes_only_touched(self) -> bool:
         """Whether an update changes no weight whose gradient is 0."""
         rule = update.find_native_rule(self.optimizer, self._plain)
-        return rule is not None and rule.descends
+        return rule is not None and rule.is_plain_sgd
 
 
 class LearningRateCorrection:
