@@ -170,7 +170,7 @@ def test_without_correction_the_rule_is_applied_to_the_sum(make):
 
 @pytest.mark.parametrize("inner", [O.RMSprop, O.Lamb])
 def test_other_rules_are_left_alone(inner):
-    with pytest.warns(UserWarning, match="trains badly behind"):
+    with pytest.warns(UserWarning, match="trains badly with"):
         optimizer = tf_dgc.DGCOptimizer(inner(), 0.97)
     optimizer.build([keras.Variable(np.zeros((40, 50), "float32"))])
     assert optimizer.velocity == optimizer.second_moment == []
@@ -243,7 +243,7 @@ def test_how_much_workers_agree_does_not_depend_on_the_rate(strategies):
         )
         for step, gradients in enumerate(make_gradients(2, STEPS, "float32")):
             trainer.step([gradients[0], gradients[0 if step < 6 else 1]])
-        found.append(trainer.optimizer.state.adam._agreement.factors().numpy())
+        found.append(trainer.optimizer.state.adam._correlation.factors().numpy())
     np.testing.assert_allclose(*found, rtol=1e-5)
     assert np.all(found[0] < 4)  # at first they were alike
 

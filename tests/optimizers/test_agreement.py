@@ -17,19 +17,19 @@ TENSORS = [
 
 
 def taught(steps):
-    agreement = create_correlation_sample(TENSORS, WORKERS, seed=0)
+    correlation = create_correlation_sample(TENSORS, WORKERS, seed=0)
     rng = np.random.default_rng(0)
     for step in range(steps):
         alike = rng.normal(size=2000).astype("float32")
-        first, second, _ = agreement.positions(tf.constant(step, tf.int64))
+        first, second, _ = correlation.positions(tf.constant(step, tf.int64))
         samples = [
-            agreement.sample(
+            correlation.sample(
                 tf.constant([alike[first], noise[second]], "float32"), [0, 1]
             )
             for noise in rng.normal(size=(WORKERS, 600))
         ]
-        agreement.learn(tf.add_n(samples))
-    return [float(factor) for factor in agreement.factors()]
+        correlation.update(tf.add_n(samples))
+    return [float(factor) for factor in correlation.factors()]
 
 
 def test_factors_are_from_n_to_its_square():

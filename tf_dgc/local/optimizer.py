@@ -251,7 +251,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
             delayed = DelayedSynchronizer(self, state, variables)
             self._moved, self._received = delayed.moved, delayed.received
             return delayed
-        if not state.tuned.exchange.is_neighbor_exchange:
+        if not state.tuned.algorithm.is_neighbor_exchange:
             return AveragingSynchronizer(self, state, variables)
         gossip_synchronizer = GossipSynchronizer(self, state, variables)
         if known := gossip_synchronizer.known:
@@ -298,14 +298,14 @@ class LocalOptimizer(LocalWeightsOptimizer):
         """Optimizers that Keras saves beside this one."""
         return [*super().wrapped_optimizers, self.outer_optimizer]
 
-    def _wrapped(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         if isinstance(self.exchange, Gossip):
-            return super()._wrapped()
+            return super()._repr_arguments()
         rule = self.outer_optimizer
         text = inner_hyperparameters.describe_constructor(
             type(rule), keras_optimizers.arguments_of(rule)
         )
-        return [*super()._wrapped(), f"outer={text}"]
+        return [*super()._repr_arguments(), f"outer={text}"]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate.
