@@ -98,6 +98,6 @@ def _dense_steps(compressor, tensors, workers):
     for step in steps:
         stages[float(schedule(step))].append(step)
     return sum(
-        len(stage) * bool(top_k_step.goes_dense(compressor, tensors, stage[0], workers))
+        len(stage) * bool(top_k_step.is_dense(compressor, tensors, stage[0], workers))
         for stage in stages.values()
     )

@@ -80,7 +80,7 @@ class TransitionToSparse:
             return True
         if not isinstance(self._compressor, TopK):
             return False
-        return top_k_step.goes_dense(
+        return top_k_step.is_dense(
             self._compressor, tensors, iteration, self._correlation.num_workers
         )
 

@@ -1,4 +1,4 @@
-"""Decides `exchange="auto"` and the buckets of `overlap` when the optimizer is built."""
+"""Decides `exchange="auto"` and the buckets of `overlap` at build time."""
 
 import dataclasses
 import functools
@@ -274,10 +274,8 @@ def split_into_buckets(
     links = tuned.links or _ASSUMED_LINKS
     order = list(reversed(range(len(tensors))))
     times = _transfer_times(tuned, [tensors[i] for i in order], num_workers, links)
-    if overlap is None or overlap is True:  # unknown: assume that of the exchange
-        backward = times.alone
-    else:
-        backward = float(overlap)
+    is_unknown = overlap is None or overlap is True  # then as long as the exchange
+    backward = times.alone if is_unknown else float(overlap or 0.0)
     sizes = [tensors[i].size for i in order]
     ready = [backward * n / sum(sizes) for n in itertools.accumulate(sizes)]
     bucket_places = cost_model.plan_buckets(
@@ -305,7 +303,7 @@ def _transfer_times(
     num_workers: int,
     links: LinkSpeeds,
 ) -> TransferTimes:
-    """Return the predicted times of each tensor; of unknown sizes those of all entries."""
+    """Return the predicted times of all tensors; unknown sizes count as dense."""
 
     def sizes(tensors: Sequence[TensorSpec]) -> list[RequestSize]:
         dense_bytes = sum(t.size * t.dtype.size for t in tensors)

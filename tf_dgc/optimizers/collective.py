@@ -122,6 +122,7 @@ class CollectiveOptimizer(OptimizerWrapper):
                 self.settings,
                 self.inner_optimizer,
                 variables,
+                lambda variable: keras_optimizers.variable_index(self, variable),
                 self.communicator,
                 use_native,
                 self._strategy,

@@ -28,7 +28,7 @@ from tf_dgc.steps.plan import split_uncompressed
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class CompressedOptimizer(CollectiveOptimizer):
-    """Exchanges gradients by a compression method, around any Keras optimizer.
+    """Exchanges gradients with a compression method, around any Keras optimizer.
 
     Create it in the scope of the same strategy as the model:
 
@@ -36,67 +36,70 @@ class CompressedOptimizer(CollectiveOptimizer):
     >>> qsgd = tf_dgc.compressors.QSGD(levels=127)
     >>> model.compile(optimizer=tf_dgc.CompressedOptimizer(sgd, qsgd), loss="mse")
 
-    The inner optimizer applies its rule, momentum included, to the sum over workers; an
-    Adam is corrected for what waits. Its clipping becomes local gradient clipping.
-    `DGCOptimizer` is the case of `TopK` with momentum correction.
+    The inner optimizer applies its rule, including momentum, to the sum over workers.
+    The update of an `Adam` is corrected for delayed entries. Clipping of the inner
+    optimizer becomes local gradient clipping. `DGCOptimizer` is this optimizer with
+    `TopK` and momentum correction.
 
     Args:
-        inner: a `keras.optimizers.Optimizer`, not yet built; it is copied. Or its name
-            or config, as `keras.optimizers.get` takes them.
-        compressor: a `tf_dgc.compressors.Compressor`, or the name of a method for its
-            defaults; `tf-dgc methods` lists them.
-        error_feedback: whether to keep what is not sent in `residual` and add it to the
-            next gradient. None for the method's own choice.
+        inner: a `keras.optimizers.Optimizer` that is not built; the wrapper copies it.
+            Or its name or config, as `keras.optimizers.get` accepts them.
+        compressor: a `tf_dgc.compressors.Compressor`, or the name of a method;
+            `tf-dgc methods` lists them.
+        error_feedback: whether to keep unsent entries in `residual` and add them to the
+            next gradient. None: the method's default.
         momentum_correction: whether to accumulate the local velocity of an `SGD`
-            instead of the gradient (Lin et al., section 3.2); needs error feedback. An
-            Adam goes by `adam_correction` alone.
-        factor_masking: whether to clear that velocity where entries were sent (section
-            3.3), with methods that send some entries and not others. None: that of an
-            `SGD`, not in steps whose sparsity is below 99 %. A `Nadam` is never masked:
-            it looks ahead before it accumulates.
+            instead of the gradient (Lin et al., section 3.2). Requires error feedback.
+            Does not affect an `Adam`, see `adam_correction`.
+        factor_masking: whether to clear the velocity of sent entries (section 3.3), for
+            sparsifying methods. None: only for an `SGD`, and only in steps with a
+            sparsity of at least 99 %. A `Nadam` is never masked.
         adam_correction: whether an inner `Adam`, `AdamW`, `Adamax` or `Nadam` divides
-            by its second moment before the exchange, wherever there is error feedback,
-            and accumulates what waiting leaves of its momentum. Else an entry that
-            comes every T steps moves `T**0.5` times too little. Other rules of that
-            fault, as `RMSprop`'s, are warned of, unless it is False.
-        rate_correction: whether a gradient that waits counts by the learning rate of
-            its own step, as in the momentum of Keras's SGD, and not of that in which it
-            is sent; with error feedback, of an `SGD` or a corrected Adam of which
-            waiting leaves no momentum (with `beta_1=0.9` from 90 % on; never a `Nadam`)
-            and not by `Threshold`, `TwoBit` and `DeMo(sign=True)`.
-        min_compress_size: number of entries below which tensors, and those of rank
-            below 2, are exempt: sent whole and without loss.
+            by its second moment before the exchange, if there is error feedback.
+            Without it, an entry that is sent every T steps moves `T**0.5` times too
+            little. Other optimizers with this problem, such as `RMSprop`, cause a
+            warning, unless this is False.
+        rate_correction: whether gradients are multiplied by the learning rate of their
+            own step, before they are delayed, instead of the step in which they are
+            sent. Applies with error feedback, to an `SGD` and to a corrected Adam whose
+            momentum is replaced by the delay (with `beta_1=0.9` from a sparsity of 90 %
+            on; never a `Nadam`), except with `Threshold`, `TwoBit` and
+            `DeMo(sign=True)`.
+        min_compress_size: tensors with fewer entries, or of rank below 2, are sent
+            uncompressed.
         seed: seed of all random choices; TensorFlow's global seed is not used.
         name: name of the optimizer.
-        track_staleness: whether to remember when each entry was last sent, for
-            `staleness`, in 4 bytes per entry, which are not saved.
-        check_every: number of steps between comparisons of the variables' checksums,
-            which travel with what is exchanged, from the first on; None for never.
-        on_divergence: reaction on all workers if variables differ: "raise", before
-            anything is updated, or "warn"; both name workers and variables.
-        exchange: way of sums and gathers, or its name; `tf-dgc exchanges` lists them.
-        overlap: whether tensors are exchanged in buckets while the backward pass goes
-            on, in as many as a model of the links says; or the seconds that a backward
-            pass takes, if they are known. A gradient that is not finite then leaves out
-            the step on all workers. None: only if `exchange="auto"` finds that it pays.
+        track_staleness: whether to record when each entry was last sent, for
+            `staleness`; takes 4 bytes per entry, which are not saved.
+        check_every: number of steps between comparisons of the model's checksums on all
+            workers, which are sent with the gradients. None: never.
+        on_divergence: what all workers do if models differ: "raise", before anything is
+            updated, or "warn". Both name workers and variables.
+        exchange: collective algorithm, or its name; `tf-dgc exchanges` lists them.
+        overlap: whether to exchange buckets of gradients during the backward pass; a
+            model of the links determines the buckets. A number is the duration of the
+            backward pass in seconds. A gradient that is not finite then skips the step
+            on all workers. None: only if `exchange="auto"` finds that it pays.
 
     Attributes:
         inner_optimizer: copy of `inner` that applies the update.
-        velocity: variables, one per model variable and worker, as are the next three;
-            empty where there is no momentum to correct.
-        residual: not yet sent, times the rate if `rate_correction` acts, or empty.
-        second_moment: moments of the worker's gradients, or an `Adamax`'s largest
-            magnitudes; empty without Adam correction.
-        largest_moment: largest second moment so far; empty unless an Adam with
-            `amsgrad=True` is corrected. All are float64 for float64, else float32.
+        velocity: local momentum, one variable per model variable and worker; empty
+            without momentum to correct.
+        residual: unsent entries, likewise; empty without error feedback. Multiplied by
+            the learning rate if `rate_correction` applies.
+        second_moment: moments of the worker's gradients (the largest magnitudes of an
+            `Adamax`), likewise; empty without Adam correction.
+        largest_moment: largest second moments so far, likewise; empty unless an Adam
+            with `amsgrad=True` is corrected. These four are float64 for float64
+            variables, else float32.
         compressor_state: variables of the method's own state by name, for each model
-            variable; behind them that of all at once, if there is one.
-        communicator: object that runs steps, `distribute.communicator.Communicator`.
+            variable, followed by those of all tensors together, if there are any.
+        communicator: runs the collectives.
 
     Raises:
-        ValueError: for settings that do not go together; at build time for a model
-            without trainable variables, variables of other dtypes or of another
-            strategy, and workers that were started with different models or settings.
+        ValueError: for invalid combinations of settings. When it is built: for a model
+            without trainable variables, variables of unsupported dtypes or of another
+            strategy, and workers with different models or settings.
     """
 
     config_keys: ClassVar[tuple[str, ...]] = (
@@ -218,7 +221,8 @@ class CompressedOptimizer(CollectiveOptimizer):
             self._exchange_and_update(state, grads, variables)
         else:
             state.accumulation.call(
-                self,
+                self.inner_optimizer,
+                [keras_optimizers.variable_index(self, v) for v in variables],
                 grads,
                 variables,
                 lambda means: self._exchange_and_update(state, means, variables),

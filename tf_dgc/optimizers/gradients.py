@@ -1,6 +1,5 @@
-"""Matching: of what `apply` is given, which gradient is of which variable."""
+"""Gradients on their way into a step: matched, compared, accumulated, overwriting."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,18 +23,21 @@ from tf_dgc.steps import accumulation
 def match_gradients(
     optimizer: keras.optimizers.Optimizer, grads: Any, variables: Any
 ) -> tuple[list, list]:
-    """Build the optimizer if needed; return the gradients that exist, and variables.
-
-    As in Keras, without any gradient nothing is done: none is returned.
+    """Pair gradients with variables; build the optimizer if it is not built.
 
     Args:
-        optimizer: optimizer that was called.
+        optimizer: optimizer whose `apply` was called.
         grads: one gradient per variable: a tensor, `tf.IndexedSlices` or None.
         variables: variables in the same order; None for those of the first call.
 
+    Returns:
+        The gradients that are not None, and their variables; both empty if all
+        gradients are None.
+
     Raises:
-        ValueError: for another number of them, other shapes, variables that the
-            optimizer was not built with, and none before it is built.
+        ValueError: if numbers or shapes of gradients and variables differ, for
+            variables that the optimizer was not built with, and without variables
+            before it is built.
     """
     if len(grads) == 0:
         return [], []
@@ -53,39 +55,38 @@ def match_gradients(
     optimizer.build(variables)
     keras_optimizers.check_known(optimizer, variables)
     variables = keras_optimizers.known_variables(optimizer, variables)
-    found = keras_optimizers.drop_missing_gradients(optimizer, grads, variables)
-    _check_shapes(*found)
-    return found
+    grads, variables = keras_optimizers.drop_missing_gradients(
+        optimizer, grads, variables
+    )
+    _check_shapes(grads, variables)
+    return grads, variables
 
 
 def add_repeated(
     gradients: Sequence, variables: Sequence[keras.Variable]
 ) -> tuple[list, list[keras.Variable]]:
-    """Add up the gradients of each variable that is passed several times.
+    """Sum the gradients of each variable that was passed several times.
 
-    Variables that take their gradient as their new value are left as they are.
-
-    Args:
-        gradients: gradients as `match` returns them.
-        variables: variable of each, as `match` returns them.
+    Variables that their gradient overwrites are not summed.
 
     Returns:
         Gradients, and their variables, each once.
     """
     places: dict[Any, list[int]] = {}
     for place, variable in enumerate(variables):
-        alone = keras_optimizers.overwrites_with_gradient(variable)
-        places.setdefault(place if alone else f"{id(variable)}", []).append(place)
-    firsts = [some[0] for some in places.values()]
+        overwritten = keras_optimizers.overwrites_with_gradient(variable)
+        key = place if overwritten else f"{id(variable)}"
+        places.setdefault(key, []).append(place)
+    firsts = [variables[indices[0]] for indices in places.values()]
     sums = [
-        _add_up([gradients[place] for place in some], variables[some[0]])
-        for some in places.values()
+        _sum_gradients([gradients[i] for i in indices], variable)
+        for indices, variable in zip(places.values(), firsts, strict=True)
     ]
-    return sums, [variables[place] for place in firsts]
+    return sums, firsts
 
 
-def _add_up(gradients: list, variable: keras.Variable) -> Any:
-    """Return the sum of gradients of a variable; sparse if all of them are."""
+def _sum_gradients(gradients: list, variable: keras.Variable) -> Any:
+    """Return the sum of a variable's gradients; sparse if all of them are."""
     if len(gradients) == 1:
         return gradients[0]
     if not all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
@@ -98,10 +99,10 @@ def _add_up(gradients: list, variable: keras.Variable) -> Any:
 
 
 class GradientCheck:
-    """Compares between workers which variables have gradients, while a step is traced.
+    """Compares which variables have gradients on the workers, while a step is traced.
 
-    A step's buffers have room for those variables only, so workers with different ones
-    would wait for each other in different collectives.
+    The buffers of a step hold only these variables. Workers with different ones would
+    wait for each other in different collectives.
 
     Args:
         strategy: strategy of the workers.
@@ -118,8 +119,8 @@ class GradientCheck:
     ) -> None:
         """Compare the variables that have gradients, unless they were compared before.
 
-        Workers trace again at different times, as for a last batch that is smaller. So
-        they meet only for variables that none of their steps had until then.
+        Workers retrace at different times, for example for a smaller last batch. So
+        they meet only for sets of variables that occur for the first time.
 
         Args:
             optimizer: optimizer whose step is traced.
@@ -127,7 +128,7 @@ class GradientCheck:
 
         Raises:
             ValueError: on all workers, if one has gradients for other variables.
-            RuntimeError: if a worker does not come to be compared.
+            RuntimeError: if a worker does not take part in time.
         """
         present = tuple(map(id, variables))
         if present in self._checked:
@@ -161,7 +162,7 @@ _OTHER_GRADIENTS = (
 
 
 def _check_number(gradients: Sequence, variables: Sequence) -> None:
-    """Raise `ValueError` unless there is one gradient per variable."""
+    """Raise `ValueError` if there is not one gradient per variable."""
     if len(gradients) != len(variables):
         raise ValueError(
             "There must be one gradient per variable. Received: "
@@ -170,55 +171,50 @@ def _check_number(gradients: Sequence, variables: Sequence) -> None:
 
 
 def _check_shapes(gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
-    """Raise `ValueError` unless gradients have their variables' shapes, or rows.
-
-    Args:
-        gradients: gradients, none missing: what a tensor can be made of, or
-            `tf.IndexedSlices`.
-        variables: variables of the model.
-    """
+    """Raise `ValueError` if a gradient or its rows do not fit the variable's shape."""
     for gradient, variable in zip(gradients, variables, strict=True):
-        given, shape = _shape_of(gradient), tuple(variable.shape)
+        received, shape = _shape_of(gradient), tuple(variable.shape)
         rows = isinstance(gradient, tf.IndexedSlices)
-        if not given.is_compatible_with([None, *shape[1:]] if rows else shape):
+        if not received.is_compatible_with([None, *shape[1:]] if rows else shape):
             raise ValueError(
                 f"The gradient of {variable.path} must have the shape of the variable, "
                 f"{shape}. Received: {'rows' if rows else 'a gradient'} of shape "
-                f"{tuple(given)}"
+                f"{tuple(received)}"
             )
 
 
 def _shape_of(gradient: Any) -> tf.TensorShape:
-    """Return the shape of a gradient, or of the values of a sparse one."""
+    """Return the shape of a gradient, or of a sparse gradient's values."""
     values = getattr(gradient, "values", gradient)
     return tf.TensorShape(
         values.shape if hasattr(values, "shape") else np.shape(values)
     )
 
 
-# --- Accumulating: the gradients of several calls, whose mean is one step's.
+# --- Gradient accumulation ----------------------------------------------------------
 
 
 class GradientAccumulation:
-    """Adds up what each worker's calls bring, as Keras's optimizers do.
+    """Sums each worker's gradients over several calls, like Keras's optimizers.
 
-    As there, the learning rate goes by calls, and weights are averaged in every call.
-    Nobody is contacted before the last call of a step. What is not finite is in the
-    sum, so that the step treats it as it treats such a gradient.
+    As in Keras, the learning rate depends on the number of calls, and moving averages
+    are updated in every call. Workers communicate only in the last call of a step. The
+    sum contains gradients that are not finite; the step handles them as usual.
 
     Args:
-        number: number of calls that make a step.
+        number: number of calls per step.
         tensors: descriptions of the tensors of the model.
         variables: variables of the model.
 
     Raises:
-        ValueError: for variables that take their gradient as their new value.
+        ValueError: for variables that their gradient overwrites.
 
     Attributes:
-        sums: variable of each tensor, of this step's calls so far.
-        calls: variable of how many these are, scalar int64, the same on all workers.
-        total: variable of how many there were in all steps, likewise; the number that
-            makes a step may be another one in a run that goes on from a file.
+        sums: variable of each tensor, the sum over this step's calls.
+        calls: variable, number of this step's calls, scalar int64, equal on all
+            workers.
+        total: variable, number of calls of all steps, likewise. A restored run may have
+            another number of calls per step.
     """
 
     def __init__(
@@ -227,8 +223,8 @@ class GradientAccumulation:
         tensors: Sequence[TensorSpec],
         variables: Sequence[keras.Variable],
     ):
-        special = filter(keras_optimizers.overwrites_with_gradient, variables)
-        if names := [v.path for v in special]:
+        overwritten = filter(keras_optimizers.overwrites_with_gradient, variables)
+        if names := [v.path for v in overwritten]:
             raise ValueError(
                 "Scales of float8 layers take a new value in every call, and "
                 "`gradient_accumulation_steps` has a step of several. Leave one of "
@@ -244,79 +240,80 @@ class GradientAccumulation:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All that is remembered from call to call."""
+        """All variables."""
         return [*self.sums, self.calls, self.total]
 
-    def set_rate(self, rule: keras.optimizers.Optimizer) -> None:
-        """Let the learning rate be that of the call, as Keras has it.
-
-        Args:
-            rule: inner optimizer, whose iterations are steps.
-        """
+    def count_calls_for_learning_rate(self, inner: keras.optimizers.Optimizer) -> None:
+        """Make the inner optimizer's learning rate depend on the number of calls."""
         keras_optimizers.count_rate_by_calls(
-            rule, lambda: tf.convert_to_tensor(self.total.value)
+            inner, lambda: tf.convert_to_tensor(self.total.value)
         )
 
     def call(
         self,
-        optimizer: Any,
+        inner: keras.optimizers.Optimizer,
+        indices: Sequence[int],
         grads: Sequence[Any],
         variables: Sequence[keras.Variable],
         step: Callable[[list[tf.Tensor]], None],
     ) -> None:
-        """Add gradients, and take the step if it is complete; in replica context.
+        """Add gradients, and take the step in its last call; in replica context.
 
         Args:
-            optimizer: optimizer that was called, with an inner one.
+            inner: inner optimizer.
+            indices: index of each variable among the tensors.
             grads: gradients of the variables, none missing.
             variables: variables of the model.
-            step: function of their means that takes the step.
+            step: function that takes the step with the mean gradients.
         """
-        places = [keras_optimizers.variable_index(optimizer, v) for v in variables]
-        for place, gradient in zip(places, grads, strict=True):
-            _add(self.sums[place], gradient)
-        done = tf.convert_to_tensor(self.calls.value) + 1
+        for index, gradient in zip(indices, grads, strict=True):
+            _add(self.sums[index], gradient)
+        calls = tf.convert_to_tensor(self.calls.value) + 1
+        is_last = tf.greater_equal(calls, self._number)
 
-        def complete() -> None:
-            dtypes = [tf.as_dtype(v.dtype) for v in variables]
-            step([self._take(*pair, done) for pair in zip(places, dtypes, strict=True)])
+        def take_step() -> None:
+            step(
+                [
+                    self._mean_and_reset(index, tf.as_dtype(v.dtype), calls)
+                    for index, v in zip(indices, variables, strict=True)
+                ]
+            )
 
-        ends = tf.greater_equal(done, self._number)
-        conditions.cond_in_all_replicas(ends, complete)
-        rule = optimizer.inner_optimizer
-        if rule.use_ema:
-            average = functools.partial(keras_optimizers.update_averages, rule)
-            conditions.cond_in_all_replicas(tf.logical_not(ends), average)
-        self.calls.assign(tf.where(ends, tf.zeros_like(done), done))
+        conditions.cond_in_all_replicas(is_last, take_step)
+        if inner.use_ema:
+            conditions.cond_in_all_replicas(
+                tf.logical_not(is_last), lambda: keras_optimizers.update_averages(inner)
+            )
+        self.calls.assign(tf.where(is_last, tf.zeros_like(calls), calls))
         self.total.assign_add(1)
 
-    def _take(self, place: int, dtype: tf.DType, calls: tf.Tensor) -> tf.Tensor:
-        """Return the mean of a tensor over so many calls, and begin anew."""
-        kept = self.sums[place]
-        total = kept.local()
+    def _mean_and_reset(
+        self, index: int, dtype: tf.DType, calls: tf.Tensor
+    ) -> tf.Tensor:
+        variable = self.sums[index]
+        total = variable.local()
         mean = tf.cast(total / tf.cast(calls, total.dtype), dtype)
         with tf.control_dependencies([mean]):
-            kept.assign(tf.zeros(kept.shape, kept.dtype))
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
         return mean
 
 
-def _add(kept: PerWorkerVariable, gradient: Any) -> None:
-    """Add a gradient, of which rows may be given alone."""
-    dtype = tf.as_dtype(kept.dtype)
+def _add(variable: PerWorkerVariable, gradient: Any) -> None:
+    dtype = tf.as_dtype(variable.dtype)
     if isinstance(gradient, tf.IndexedSlices):
-        at = tf.cast(gradient.indices, tf.int64)[:, tf.newaxis]
+        rows = tf.cast(gradient.indices, tf.int64)[:, tf.newaxis]
         values = tf.cast(gradient.values, dtype)
-        kept.assign(tf.tensor_scatter_nd_add(kept.local(), at, values))
+        variable.assign(tf.tensor_scatter_nd_add(variable.local(), rows, values))
     else:
-        kept.assign(kept.local() + tf.cast(gradient, dtype))
+        variable.assign(variable.local() + tf.cast(gradient, dtype))
 
 
-# --- Overwrite: variables that take what comes as their gradient as their new value.
+# --- Variables that their gradient overwrites ----------------------------------------
 #
-# Keras marks them by `overwrite_with_gradient`: scales and histories of float8 layers.
+# Keras marks them with `overwrite_with_gradient`: scales, histories of float8 layers.
 
-# How values of several workers, `[N, n]`, become one, by the variable's aggregation.
-# Without one it is the largest, as in Keras over steps whose gradients accumulate.
+# Combines the values of all workers, `[N, n]`, by the variable's aggregation. "none" is
+# the largest value, as Keras combines values over accumulated gradients.
 _AGGREGATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "none": lambda rows: tf.reduce_max(rows, axis=0),
     "mean": lambda rows: tf.reduce_mean(rows, axis=0),

@@ -256,6 +256,7 @@ def create_state(
     settings: CompressionSettings,
     inner_optimizer: keras.optimizers.Optimizer,
     variables: list[keras.Variable],
+    index_of: Callable[[Any], int],
     communicator: Communicator,
     use_native: bool,
     strategy: tf.distribute.Strategy,
@@ -266,6 +267,7 @@ def create_state(
         settings: the optimizer's settings.
         inner_optimizer: inner optimizer, built.
         variables: variables of the model.
+        index_of: function of a variable that returns its index among the tensors.
         communicator: communicator of the steps, which will use the tuned algorithm.
         use_native: whether all workers have the native operations for the variables.
         strategy: strategy of the optimizer.
@@ -293,7 +295,6 @@ def create_state(
     tuned = _tune(settings, tensors, worker_state, communicator, strategy)
     correction = None
     if hyperparameters.adam:
-        index_of = {id(v): i for i, v in enumerate(trained)}.__getitem__
         correction = AdamCorrection(
             inner_optimizer,
             hyperparameters.adam,
@@ -302,14 +303,14 @@ def create_state(
             worker_state,
             settings.compressor if tuned.compressor is settings.compressor else None,
             sample,
-            lambda variable: index_of(id(variable)),
+            index_of,
         )
     accumulation = None
     if hyperparameters.accumulation_steps > 1:
         accumulation = GradientAccumulation(
             hyperparameters.accumulation_steps, tensors, variables
         )
-        accumulation.set_rate(inner_optimizer)
+        accumulation.count_calls_for_learning_rate(inner_optimizer)
     return OptimizerState(
         tensors, worker_state, correction, use_native, tuned, accumulation
     )

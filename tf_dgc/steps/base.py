@@ -1,4 +1,4 @@
-"""What goes into a step on one worker, and what comes out of it."""
+"""The inputs and the outcome of a step, which every implementation shares."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -18,34 +18,34 @@ from tf_dgc.steps.state import WorkerState
 
 
 class StepInputs(NamedTuple):
-    """What goes into a step on one worker.
+    """One worker's inputs of a step.
 
     Attributes:
-        compressor: method of all tensors that are not exempt.
-        tensors: descriptions of those that have a gradient in this step.
-        indices: index of each among all tensors of the optimizer, for draws.
+        compressor: method of the compressed tensors.
+        tensors: descriptions of the tensors that have a gradient in this step.
+        indices: index of each among all tensors of the optimizer, for random keys.
         gradients: gradient of each tensor, not yet multiplied by `scales`: of any
-            shape, or sparse with ascending and distinct rows.
-        scales: factor of each gradient, as `clipping.clip` returns it.
-        worker_state: variables of what this worker remembers of these tensors.
-        momentum: coefficient of the correction, in [0, 1).
-        nesterov: whether the correction is Nesterov's.
-        factor_masking: whether to clear the velocity where entries are sent.
-        seed: seed of all randomness; equal on all workers.
+            shape, or sparse with ascending, distinct rows.
+        scales: factor of each gradient, from `clipping.clip_gradients`.
+        worker_state: this worker's variables of these tensors.
+        momentum: coefficient of momentum correction, in [0, 1).
+        nesterov: whether that is Nesterov momentum.
+        factor_masking: whether to clear the velocity of sent entries.
+        seed: seed of all random choices; equal on all workers.
         iteration: number of the step, a scalar integer tensor.
-        worker: index of this one among all, an int or a scalar integer tensor.
+        worker: index of this worker, an int or a scalar integer tensor.
         num_workers: number of workers, N.
-        sizes: entries of every tensor of the optimizer, also of those without a
-            gradient in this step.
-        drops_entries: whether the exchange may leave out entries on its way.
+        sizes: number of entries of every tensor of the optimizer, including those
+            without a gradient in this step.
+        drops_entries: whether the collective algorithm may drop entries on the way.
         all_workers_native: whether all workers have the native operations for these
             variables.
-        machine: workers, ascending, that add up their gradients before they compress;
-            this one alone if nothing is added up.
-        divisors: divisor of each gradient, applied before it is accumulated, or None;
-            nothing for none at all.
-        separate_uncompressed: whether exempt tensors are summed apart, as it was
-            decided of the step that this is a part of; None if it is a whole one.
+        machine: indices of the workers that sum their gradients before compression, in
+            ascending order; only this one without an intra-node reduce.
+        divisors: divisor of each gradient, applied before accumulation, or None;
+            empty if no gradient has one.
+        separate_uncompressed: whether uncompressed tensors have a collective of their
+            own; None to decide it from the tensors.
     """
 
     compressor: Compressor
@@ -70,19 +70,20 @@ class StepInputs(NamedTuple):
 
     @property
     def shares(self) -> list[list[int]]:
-        """Places of the tensors that travel together; see `plan.shares`."""
+        """Places of the tensors in each collective, see `plan.split_uncompressed`."""
         return split_uncompressed(
             self.tensors, self.num_workers, self.separate_uncompressed
         )
 
     @property
     def sums_uncompressed(self) -> bool:
-        """Whether exempt tensors are summed, whatever the others are."""
-        known = self.separate_uncompressed
-        return len(self.shares) > 1 if known is None else known
+        """Whether uncompressed tensors are summed, even if the method gathers."""
+        if self.separate_uncompressed is None:
+            return len(self.shares) > 1
+        return self.separate_uncompressed
 
     def of(self, places: Sequence[int]) -> "StepInputs":
-        """Return what goes into the same step of some of these tensors."""
+        """Return the inputs of the same step for some of the tensors."""
 
         def pick(items: Sequence) -> list:
             return [items[place] for place in places]
@@ -98,26 +99,27 @@ class StepInputs(NamedTuple):
 
 
 TouchedEntries: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
-"""Positions of each tensor, int32 `[m]`, and whether it may be any, scalar bool."""
+"""Positions in each tensor, int32 `[m]`; and whether any other may have changed, too,
+scalar bool."""
 
 
 class StepOutcome(NamedTuple):
-    """What a step comes to; equal on all workers.
+    """The result of a step; equal on all workers.
 
     Attributes:
         decode: function that returns the sum over workers of each tensor, `[n]` or of
-            its shape; and how many workers' gradients were not finite, scalar int32.
-            Both are to be had only if nothing that was received is refused.
+            its shape, and the number of workers whose gradient was not finite, scalar
+            int32. Both fail if a received message is malformed.
         entries: number of entries that one worker sent: an int, or a scalar int64
             tensor.
-        sent_bytes: number of bytes that one worker handed to the collectives, likewise.
+        sent_bytes: number of bytes that one worker passed to the collectives, likewise.
         apply: function that updates variables and slots in place, without sums in
-            memory; returns what `decode` says of the workers. None if the step has no
-            shorter way than `decode`.
-        all_or_none: whether nothing is to be updated if a gradient was not finite.
-        touched: function that returns which entries alone may be other than 0 in the
-            sums, each as often as workers sent it; of exempt tensors none is named.
-            None if that is not known.
+            memory, and returns the second result of `decode`; None if the
+            implementation has no such shortcut.
+        all_or_none: whether to update nothing if a gradient was not finite.
+        touched: function that returns the only entries of compressed tensors that can
+            be nonzero in the sums, once for each worker that sent them; None if they
+            are unknown.
     """
 
     decode: Callable[[], tuple[Sequence[tf.Tensor], tf.Tensor]]

@@ -1,4 +1,4 @@
-"""The plan of a fused step: how much of each tensor is sent, or everything."""
+"""The plan of a top-k step: how many entries of each tensor are sent, or all."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,20 +13,20 @@ from tf_dgc.schedules import ScheduledSparsity
 from tf_dgc.smart_cond import BoolOrTensor, add_counts
 from tf_dgc.steps.preconditioning import Divisor
 
-# Bytes that take as long as one more collective does: half a millisecond at 1 Gbit/s.
+# An additional collective costs as much as these bytes: half a millisecond at 1 Gbit/s.
 _WORTH_A_COLLECTIVE = 1 << 16
 
 
 class StepPlan(NamedTuple):
-    """What a step sends, known to all workers before it.
+    """What each worker sends in a step; all workers know it before the step.
 
     Attributes:
         layout: sizes and value types of all tensors of the step.
-        counts: number of entries of each that a sparse step sends; ints, or scalar
-            int32 tensors where the sparsity is scheduled.
-        dense: whether everything is sent: a bool, or a scalar bool tensor.
-        most_bytes: bytes of a sparse step's message at the most, where its counts are
-            tensors and that is known.
+        counts: number of entries of each tensor in a sparse step; ints, or scalar int32
+            tensors with a sparsity schedule.
+        dense: whether all entries are sent: a bool, or a scalar bool tensor.
+        most_bytes: upper bound of a sparse message's bytes if counts are tensors and a
+            bound is known.
     """
 
     layout: Sequence[TensorSpec]
@@ -36,7 +36,7 @@ class StepPlan(NamedTuple):
 
     @property
     def entries(self) -> int | tf.Tensor:
-        """Entries that one worker sends in this step: an int, or a scalar int64."""
+        """Number of entries that one worker sends: an int, or a scalar int64."""
         whole = sum(t.size for t in self.layout)
         chosen = add_counts(self.counts)
         if isinstance(self.dense, bool):
@@ -45,17 +45,17 @@ class StepPlan(NamedTuple):
 
     @property
     def is_uncompressed(self) -> bool:
-        """Whether all is exempt, and of one dtype: a dense step of many small ones."""
+        """Whether all tensors are uncompressed and of one dtype."""
         dtypes = {(t.dtype, bool(t.uncompressed_dtype)) for t in self.layout}
         return all(t.uncompressed for t in self.layout) and len(dtypes) == 1
 
     @property
     def summed_dtype(self) -> tf.DType:
-        """Type of the vector of a dense step."""
+        """Dtype of a dense step's vector."""
         return buffer.summed_dtype(self.layout)
 
     def coded_as(self, uncompressed_dtype: str | None) -> "StepPlan":
-        """Return the same, with exempt tensors as this type."""
+        """Return the plan with this value type for uncompressed tensors."""
         layout = [
             t._replace(uncompressed_dtype=uncompressed_dtype) for t in self.layout
         ]
@@ -63,7 +63,7 @@ class StepPlan(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a worker's message, where all of this is known beforehand."""
+        """Bytes of a worker's message, if counts and `dense` are no tensors."""
         words = buffer.dense_words(self.layout)
         return 4 * (
             words if self.dense else buffer.sparse_words(self.layout, self.counts)
@@ -71,7 +71,7 @@ class StepPlan(NamedTuple):
 
     @property
     def dense_entries(self) -> int:
-        """Length of the vector of a dense step."""
+        """Length of a dense step's vector."""
         return buffer.dense_entries(self.layout)
 
 
@@ -81,19 +81,19 @@ def plan_step(
     num_workers: int,
     num_shards: int = 1,
 ) -> StepPlan:
-    """Decide what is sent.
+    """Decide how many entries of each tensor are sent, and whether the step is dense.
 
-    A step goes dense when nothing is left out, and when the sparse buffers of all
-    workers would cost more than an all-reduce of everything: gathering sends a
-    worker's buffer to N-1 others, a ring all-reduce sends each entry 2(N-1)/N times.
+    A step is dense if its sparsity is 0, or if gathering the sparse buffers would cost
+    more than an all-reduce of all entries. Gathering sends a worker's buffer to N-1
+    others; a ring all-reduce sends each entry 2(N-1)/N times.
 
     Args:
         layout: sizes and value types of all tensors of the step.
-        sparsity: share of entries not sent, in [0, 1). Of one that is scheduled, if no
-            step goes dense by the least, none is asked whether it does.
+        sparsity: share of entries not sent, in [0, 1). If even the smallest value of a
+            schedule makes no step dense, `dense` is False at trace time.
         num_workers: number of workers, N.
-        num_shards: number of shards of a tensor that is not exempt, of which this
-            worker sends one's entries.
+        num_shards: number of shards that a compressed tensor is split into; this worker
+            sends entries of one of them.
     """
     if isinstance(sparsity, ScheduledSparsity):
         most = plan_step(layout, sparsity.least, num_workers, num_shards)
@@ -115,7 +115,7 @@ def plan_step(
 def _counts(
     layout: Sequence[TensorSpec], sparsity: float | tf.Tensor, num_shards: int
 ) -> list[int | tf.Tensor]:
-    """Return how many entries of each tensor a sparse step sends."""
+    """Return the number of entries of each tensor in a sparse step."""
     return [
         t.size if t.uncompressed else num_sent(-(-t.size // num_shards), sparsity)
         for t in layout
@@ -125,23 +125,22 @@ def _counts(
 def split_uncompressed(
     tensors: Sequence[TensorSpec], num_workers: int, apart: bool | None = None
 ) -> list[list[int]]:
-    """Return which tensors of a step travel together: all, or the exempt ones apart.
+    """Return the tensors of each collective: all in one, or uncompressed ones apart.
 
-    What is gathered reaches a worker N-1 times, what is summed by a ring all-reduce
-    2(N-1)/N times. Exempt tensors are summed where that saves more than another
-    collective costs; so what a worker receives of them does not grow with N.
+    A worker receives gathered values N-1 times, and values that a ring all-reduce sums
+    2(N-1)/N times. So uncompressed tensors are summed in a collective of their own if
+    that saves more than the collective costs.
 
     Args:
         tensors: all tensors of the step.
         num_workers: number of workers, N.
-        apart: whether exempt ones are apart, where that is known; None if it is to be
-            decided.
+        apart: whether uncompressed tensors are apart; None to decide it.
 
     Returns:
-        Places in `tensors`; if there are two shares, the second is the exempt ones'.
+        Places in `tensors`; of two lists the second is that of uncompressed tensors.
     """
     coded = any(t.uncompressed and t.uncompressed_dtype for t in tensors)
-    # Where some are coded, those that are not are few, and stay with the others.
+    # If some have a narrow value type, the few others stay with the compressed ones.
     chosen = [t.uncompressed and bool(t.uncompressed_dtype) == coded for t in tensors]
     uncompressed = [i for i, is_chosen in enumerate(chosen) if is_chosen]
     others = [i for i, is_chosen in enumerate(chosen) if not is_chosen]
@@ -158,19 +157,19 @@ def split_uncompressed(
 
 
 class LocalStep(NamedTuple):
-    """What goes into a step on one worker.
+    """One worker's operands for correcting, selecting and encoding.
 
     Attributes:
-        plan: plan of what is sent.
-        gradients: gradient of each tensor, as of `Inputs`.
-        scales: factor of each gradient, as `clipping.clip` returns it.
+        plan: plan of the step.
+        gradients: gradient of each tensor, see `StepInputs`.
+        scales: factor of each gradient.
         velocity: variables, one per tensor; None without momentum correction.
-        residual: variables, one per tensor; None if nothing is ever kept back.
-        offsets: position of each tensor where ties are broken from, scalar int32.
-        momentum: coefficient of the correction, in [0, 1).
-        nesterov: whether it is Nesterov's.
-        factor_masking: whether to clear the velocity where entries are sent.
-        divisors: divisor of each gradient, or None; nothing for none at all.
+        residual: variables, one per tensor; None without error feedback.
+        offsets: position in each tensor from which ties are broken, scalar int32.
+        momentum: coefficient of momentum correction, in [0, 1).
+        nesterov: whether that is Nesterov momentum.
+        factor_masking: whether to clear the velocity of sent entries.
+        divisors: divisor of each gradient, or None; empty if no gradient has one.
     """
 
     plan: StepPlan

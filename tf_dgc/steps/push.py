@@ -31,7 +31,7 @@ from tf_dgc.steps import plan as plans
 from tf_dgc.steps.base import StepInputs, StepOutcome, TouchedEntries
 from tf_dgc.steps.neighbors import NeighborCoder, NeighborMessage
 from tf_dgc.steps.plan import StepPlan
-from tf_dgc.steps.top_k_step import Share
+from tf_dgc.steps.top_k_step import ReceivedPart
 
 NUM_WORKERS = 2
 """N by which a step is planned: what is pushed goes over one link, as between two.
@@ -152,16 +152,16 @@ class PushReceiver(NamedTuple):
             planned = plans.plan_step(layout, sparsity, NUM_WORKERS)
             parts = [_take(planned, words) for words in rest]
             totals, buffers, rest, found = map(list, zip(*parts, strict=True))
-            both = DenseOrSparseReply(tf.add_n(totals), tf.stack(buffers))
-            arrived.append((Share(places, planned), both))
+            reply = DenseOrSparseReply(tf.add_n(totals), tf.stack(buffers))
+            arrived.append(ReceivedPart(places, planned, reply))
             missing.append(tf.stack(found))
         arrived = _checked(arrived, tf.add_n(missing), rest)
         path = native if self.use_native else tensorflow_ops
         return StepOutcome(
-            decode=lambda: top_k_step.decode_shares(path, arrived),
+            decode=lambda: top_k_step.decode_parts(path.decode_and_sum, arrived),
             entries=0,
             sent_bytes=0,
-            apply=functools.partial(top_k_step.apply_shares, arrived)
+            apply=functools.partial(top_k_step.apply_parts, arrived)
             if self.use_native
             else None,
             touched=functools.partial(_touched, arrived),
@@ -191,27 +191,31 @@ def _take(planned: StepPlan, words: tf.Tensor) -> tuple[tf.Tensor, ...]:
     return vector, words[whole:used], words[used:], missing
 
 
-def _checked(arrived: list, missing: tf.Tensor, rest: Sequence[tf.Tensor]) -> list:
-    """Return the same, to be had only if nothing is missing and nothing follows."""
+def _checked(
+    received: list[ReceivedPart], missing: tf.Tensor, rest: Sequence[tf.Tensor]
+) -> list[ReceivedPart]:
+    """Return the parts, which fail if words are missing or superfluous."""
     left = tf.stack([tf.size(words) for words in rest])
     checks = [
         BufferCheck("words that are missing", missing, 0),
         BufferCheck("words behind the last tensor", left, 0),
     ]
-    replies = require(checks, [tuple(both[:2]) for _, both in arrived])
-    pairs = zip(arrived, replies, strict=True)
-    return [(share, DenseOrSparseReply(*reply)) for (share, _), reply in pairs]
+    replies = require(checks, [tuple(part.reply[:2]) for part in received])
+    return [
+        part._replace(reply=DenseOrSparseReply(*reply))
+        for part, reply in zip(received, replies, strict=True)
+    ]
 
 
-def _touched(arrived: list) -> TouchedEntries:
+def _touched(received: list[ReceivedPart]) -> TouchedEntries:
     """Return the positions that messages have, and whether some are of everything."""
     found: dict[int, tf.Tensor] = {}
     whole = tf.constant(False)
-    for (places, planned), both in arrived:
+    for places, planned, reply in received:
         compressed = not all(t.uncompressed for t in planned.layout)
         whole = tf.logical_or(whole, compressed and planned.dense)
         none = [tf.zeros([0], tf.int32)] * len(places)
-        positions = functools.partial(_positions, planned, both.buffers)
+        positions = functools.partial(_positions, planned, reply.buffers)
         parts = smart_cond(planned.dense, functools.partial(list, none), positions)
         found.update(zip(places, parts, strict=True))
     return [found[i] for i in sorted(found)], whole
