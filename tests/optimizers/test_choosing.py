@@ -1,4 +1,4 @@
-"""`exchange="auto"`: what is measured, and what is chosen."""
+"""`exchange="auto"`: the measurements and the decision."""
 
 import functools
 import types

@@ -1,4 +1,4 @@
-"""From Adam's own steps to corrected ones, with a variable that is missing then."""
+"""The transition from Adam's own steps to corrected ones."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A warning of rules that train badly behind what waits, and of no others."""
+"""Warnings of inner optimizers that train badly with delayed entries."""
 
 import keras
 import numpy as np

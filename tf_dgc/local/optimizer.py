@@ -191,7 +191,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         )
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_exchange(exchange, compressor, feedback, near=True)
+        algorithm = validation.get_exchange(exchange, compressor, feedback, gossip=True)
         divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         number = strategy.num_replicas_in_sync

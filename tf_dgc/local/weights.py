@@ -216,7 +216,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
         super().save_own_variables(store)
 
     def _check_agreed(self) -> None:
-        validation.check_agreed(self, self.is_shown or not self._differs())
+        validation.check_consensus(self, self.is_shown or not self._differs())
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state of all workers, and their weights: see `CollectiveOptimizer`.

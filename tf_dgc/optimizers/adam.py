@@ -118,10 +118,8 @@ class AdamCorrection:
         is_transition: BoolOrTensor,
         uncorrected: BoolOrTensor,
     ) -> StepInputs:
-        if isinstance(uncorrected, bool):
-            active: BoolOrTensor = not uncorrected
-        else:
-            active = tf.logical_not(uncorrected)
+        is_static = isinstance(uncorrected, bool)
+        active = not uncorrected if is_static else tf.logical_not(uncorrected)
         optimizer = self._optimizer
         numbers = adam_variants.step_divisor_numbers(
             self.variant, optimizer, self._momentum, correlation.factors(), active
@@ -270,16 +268,40 @@ class AdamCorrection:
     def synchronize(self, communicator: Communicator) -> int | tf.Tensor:
         """Synchronize the workers' moments after a step, if due; return the sent bytes.
 
-        Squares add up, so the mean is taken; of Adamax's magnitudes the largest.
+        The workers take the mean of squares, which add up, and the largest of Adamax's
+        magnitudes. They send all moments together, as bfloat16, or as float64 if any
+        moment is float64.
         """
-        if self._transition is None:
+        moments = [m[i] for m in self._moments() for i in self._compressed]
+        num_workers = communicator.num_workers
+        if self._transition is None or not moments or num_workers == 1:
             return 0
-        return synchronize_moments_if_due(
-            communicator,
-            [moments[i] for moments in self._moments() for i in self._compressed],
-            tf.convert_to_tensor(self._transition.steps.value),
-            self.variant.infinity_norm,
+        wide = any(m.dtype == "float64" for m in moments)
+        dtype = tf.float64 if wide else tf.bfloat16
+        sizes = [m.shape.num_elements() for m in moments]
+        takes_largest = self.variant.infinity_norm
+
+        def synchronize() -> None:
+            share = 1.0 if takes_largest else 1.0 / num_workers
+            values = [_finite_share(m, share, dtype) for m in moments]
+            if takes_largest:
+                result = _largest_over_workers(communicator, tf.concat(values, axis=0))
+            else:
+                total = communicator.answer(AllReduce(tf.concat(values, axis=0)))
+                result = tf.minimum(total, dtype.max)  # the mean of large entries fits
+            for moment, new in zip(moments, tf.split(result, sizes), strict=True):
+                new_moment = _cast(new, tf.as_dtype(moment.dtype))
+                moment.assign(tf.reshape(new_moment, moment.shape))
+
+        is_due = is_synchronization_due(
+            tf.convert_to_tensor(self._transition.steps.value)
         )
+        cond_in_all_replicas(is_due, synchronize)
+        entries = sum(sizes)
+        if takes_largest:
+            padded = _padded_size(entries, num_workers)
+            entries = padded + padded // num_workers
+        return tf.where(is_due, tf.constant(entries * dtype.size, tf.int64), 0)
 
     def _moments(self) -> list[Sequence[PerWorkerVariable]]:
         state = self._worker_state
@@ -309,53 +331,6 @@ def is_synchronization_due(steps: tf.Tensor) -> tf.Tensor:
     is_power = tf.equal(tf.bitwise.bitwise_and(steps, steps - 1), 0)
     is_period = tf.equal(steps % _PERIOD, 0)
     return tf.logical_and(steps > 0, tf.where(steps < _PERIOD, is_power, is_period))
-
-
-def synchronize_moments_if_due(
-    communicator: Communicator,
-    moments: Sequence[PerWorkerVariable],
-    steps: tf.Tensor,
-    largest: bool,
-) -> int | tf.Tensor:
-    """Assign all workers the same moments, if due; call it in replica context.
-
-    They are sent together, as bfloat16, or as float64 if any moment is float64.
-
-    Args:
-        communicator: communicator of the workers.
-        moments: this worker's moments, entries 0 or more.
-        steps: corrected steps, including this one; scalar int64, equal on all workers.
-        largest: whether the largest of the workers' entries is taken, not the mean.
-
-    Returns:
-        Bytes that this worker sends; 0 in most steps.
-    """
-    num_workers = communicator.num_workers
-    if num_workers == 1 or not moments:
-        return 0
-    wide = any(m.dtype == "float64" for m in moments)
-    dtype = tf.float64 if wide else tf.bfloat16
-    sizes = [m.shape.num_elements() for m in moments]
-
-    def synchronize() -> None:
-        share = 1.0 if largest else 1.0 / num_workers
-        values = tf.concat([_finite_share(m, share, dtype) for m in moments], axis=0)
-        if largest:
-            result = _largest_over_workers(communicator, values)
-        else:
-            total = communicator.answer(AllReduce(values))
-            result = tf.minimum(total, dtype.max)  # the mean of large entries fits
-        for moment, new in zip(moments, tf.split(result, sizes), strict=True):
-            values = _cast(new, tf.as_dtype(moment.dtype))
-            moment.assign(tf.reshape(values, moment.shape))
-
-    is_due = is_synchronization_due(steps)
-    cond_in_all_replicas(is_due, synchronize)
-    entries = sum(sizes)
-    if largest:
-        padded = _padded_size(entries, num_workers)
-        entries = padded + padded // num_workers
-    return tf.where(is_due, tf.constant(entries * dtype.size, tf.int64), 0)
 
 
 def _finite_share(

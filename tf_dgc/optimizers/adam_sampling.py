@@ -29,11 +29,6 @@ _DECAY = 0.99  # of the moving averages, per step
 class CorrelationSample:
     """Samples of the compressed tensors, and their moving averages.
 
-    Args:
-        tensors: the sampled tensors.
-        num_workers: number of workers, N.
-        seed: seed of the sampled positions.
-
     Attributes:
         num_workers: number of workers, N.
         tensor: the sample of one step, an uncompressed tensor that is sent with the
@@ -120,15 +115,10 @@ def add_sample(
     divisors: dict[int, Divisor],
     active: BoolOrTensor,
 ) -> StepInputs:
-    """Return the step's inputs with the sample as the last tensor.
+    """Add the sample to the step's inputs, as the last tensor.
 
-    Args:
-        correlation: what the sample is for.
-        inputs: inputs of the step, without divisors.
-        worker_state: state of all tensors, the sample's last.
-        divisors: divisor of each sampled tensor, by its index.
-        active: whether gradients are preconditioned in this step; else the sample is
-            zero.
+    `worker_state` is that of all tensors, and `divisors` are those of the sampled ones
+    by index. The sample is zero if gradients are not preconditioned in this step.
     """
     row_of = {index: row for row, index in enumerate(divisors)}
     rows = [row_of[i] for i in inputs.indices if i in row_of]
@@ -150,7 +140,6 @@ def add_sample(
         gradients=[*inputs.gradients, tf.where(active, sample, tf.zeros_like(sample))],
         scales=[*inputs.scales, 1.0],
         worker_state=selected,
-        divisors=[*map(divisors.get, inputs.indices), None],
     )
 
 

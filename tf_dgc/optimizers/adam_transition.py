@@ -28,10 +28,7 @@ from tf_dgc.steps.state import WorkerState
 class TransitionToSparse:
     """Counts corrected steps, and decides when they begin.
 
-    Args:
-        compressor: method of the compressed tensors; None if every step is dense.
-        worker_state: state of all tensors, the sample's last.
-        correlation: sample of the compressed tensors.
+    With `compressor=None` every step is dense.
 
     Attributes:
         steps: variable, number of corrected steps, equal on all workers.

@@ -64,14 +64,9 @@ def step_divisor_numbers(
     factors: tf.Tensor,
     active: BoolOrTensor,
 ) -> tf.Tensor:
-    """Return the divisors' numbers in this step, float64 `[tensors, 5]`.
+    """Return the numbers of this step's divisors, float64 `[tensors, 5]`.
 
-    Args:
-        variant: variant of Adam.
-        optimizer: inner optimizer, built.
-        momentum: coefficient of the velocity.
-        factors: see `preconditioning.divisor_numbers`.
-        active: whether gradients are preconditioned in this step.
+    See `preconditioning.divisor_numbers`; `momentum` is that of the velocity.
     """
     beta_2, epsilon = float(optimizer.beta_2), optimizer.epsilon
     step = _step(optimizer)

@@ -78,17 +78,8 @@ def choose_algorithm(
     """Choose the algorithm of the steps, and let the communicator use it.
 
     Call it on all workers after they have met. Links are measured only between several
-    processes, and only if the choice or the buckets depend on them.
-
-    Args:
-        algorithm: the user's algorithm, or `Auto`.
-        compressor: the user's method.
-        tensors: all tensors.
-        keeps_residual: whether there is a residual.
-        allows_merging: whether an algorithm may merge what the method sends.
-        overlaps: whether the exchange overlaps with the backward pass.
-        strategy: strategy of the workers.
-        communicator: communicator of the steps.
+    processes, and only if the choice or the buckets depend on them. `overlaps` says
+    whether the exchange overlaps with the backward pass.
     """
     num_workers, is_auto = communicator.num_workers, isinstance(algorithm, Auto)
     resolved = Ring() if is_auto else algorithm
@@ -122,10 +113,7 @@ def decide_algorithm(
     num_workers: int,
     links: LinkSpeeds,
 ) -> TunedExchange:
-    """Return the simplest of the fastest candidates, as predicted by the cost model.
-
-    See `choose_algorithm` for the arguments.
-    """
+    """Return the simplest of the fastest candidates, as predicted by the cost model."""
     candidates: dict[str, tuple[Compressor, CollectiveAlgorithm]] = {}
     seconds: dict[str, float] = {}
     sizes = request_sizes(compressor, tensors, num_workers)
@@ -258,24 +246,17 @@ def split_into_buckets(
 ) -> TunedExchange:
     """Return the exchange with buckets, if the steps overlap.
 
-    The backward pass is assumed to compute gradients from the last tensor to the first,
-    and to take the same time for each entry.
-
-    Args:
-        tuned: the exchange, without buckets.
-        overlap: whether to overlap, or the seconds of a backward pass; None to overlap
-            if the cost model predicts that it pays.
-        tensors: all tensors.
-        num_state_variables: number of variables that a worker has for each tensor.
-        num_workers: number of workers, N.
+    With `overlap=None` they do if the cost model predicts that it pays. The backward
+    pass is assumed to compute gradients from the last tensor to the first, and to take
+    the same time for each entry. A worker has `num_state_variables` for each tensor.
     """
     if overlap is False or num_workers == 1 or (overlap is None and not tuned.links):
         return tuned
     links = tuned.links or _ASSUMED_LINKS
     order = list(reversed(range(len(tensors))))
     times = _transfer_times(tuned, [tensors[i] for i in order], num_workers, links)
-    is_unknown = overlap is None or overlap is True  # then as long as the exchange
-    backward = times.alone if is_unknown else float(overlap or 0.0)
+    # If unknown, the backward pass is assumed to take as long as the exchange.
+    backward = times.alone if overlap is None or overlap is True else float(overlap)
     sizes = [tensors[i].size for i in order]
     ready = [backward * n / sum(sizes) for n in itertools.accumulate(sizes)]
     bucket_places = cost_model.plan_buckets(
@@ -333,11 +314,7 @@ _LONG_ENOUGH = 0.06  # seconds of a collective from which the bandwidth follows
 
 
 def measure_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
-    """Measure links and processors; call it on all of two or more workers.
-
-    Returns:
-        The same numbers on all workers.
-    """
+    """Measure links and processors; call it on all of two or more workers."""
     with tf.init_scope():  # the first call may come while a step is being traced
         rank, *_ = link_benchmark.local_places(strategy)
         return link_benchmark.run_probe(strategy, probe_links(rank, local_speeds))
@@ -350,14 +327,8 @@ def probe_links(
 ) -> Generator[list[Primitive], list[tf.Tensor], LinkSpeeds]:
     """Measure the links; of each number all workers take the slowest worker's.
 
-    Args:
-        rank: this worker, of two or more.
-        local_speeds: function that returns this worker's seconds per byte for merging,
-            decoding and rounding, as in `LinkSpeeds`.
-        clock: function that returns the time in seconds.
-
-    Yields:
-        Requests, the same on all workers.
+    `local_speeds` returns this worker's seconds per byte for merging, decoding and
+    rounding, as in `LinkSpeeds`.
     """
     others = rank.num_workers - 1
     words, partner = tf.zeros([4], tf.int32), rank.worker ^ 1
@@ -387,10 +358,7 @@ def probe_links(
 def _measure_bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Seconds:
     """Return the seconds per byte, measured with increasingly large gathers.
 
-    Args:
-        num_workers: number of workers, N.
-        seconds: seconds of a tiny gather.
-        clock: function that returns the time in seconds.
+    A tiny gather takes `seconds`.
     """
     num_bytes, per_byte = 0, 0.0
     for path in _PATHS:
@@ -423,14 +391,7 @@ def _time(requests: list[Primitive], clock: Clock) -> _Seconds:
 def share_slowest(
     numbers: Sequence[float],
 ) -> Generator[list[Primitive], list[tf.Tensor], list[float]]:
-    """Return the largest of all workers' values of each number, equal on all workers.
-
-    Args:
-        numbers: this worker's numbers, as many as on the others.
-
-    Yields:
-        One request.
-    """
+    """Return the largest of all workers' values of each number, the same on all."""
     words = tf.bitcast(tf.constant(numbers, tf.float64), tf.int32)
     (rows,) = yield [AllGather(tf.reshape(words, [-1]))]
     pairs = tf.reshape(rows, [-1, len(numbers), 2])

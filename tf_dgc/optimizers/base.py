@@ -296,12 +296,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
     def restore_copies(
         self, copies: ReplicaCopies, values: np.ndarray[Any, Any]
     ) -> None:
-        """Restore the workers' copies of one of `differing_variables`.
-
-        Args:
-            copies: the copies.
-            values: values of all workers that saved, `[N, ...]`.
-        """
+        """Restore one of `differing_variables` from all workers' values, `[N, ...]`."""
         copies.scatter(values, "mean")
 
     def _saved_variables(self) -> list[Any]:
@@ -321,7 +316,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         Raises:
             ValueError: for a state of this package with other variables.
         """
-        kind = type(self).__name__
+        class_name = type(self).__name__
         names = saved_names(store)
         if names == ["0"] and np.array_equal(_read_saved(store, "0"), 0):
             # Only the iterations, and there were none: an unbuilt optimizer.
@@ -330,7 +325,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             return False
         if _MARK not in set(store.keys()):
             reason = "it is not of this package" if names else "there is none"
-            _warn_not_loaded(f"{reason}, and {kind} stays as it is")
+            _warn_not_loaded(f"{reason}, and {class_name} stays as it is")
             return False
         if self._trains_nothing:
             _warn_not_loaded("the model has no trainable variables")
@@ -339,13 +334,13 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             return True
         if not self.built:
             raise ValueError(
-                f"This {kind} is not yet built, so its saved state would be lost. "
-                "Before loading, `with strategy.scope(): "
+                f"This {class_name} is not yet built, so its saved state would be "
+                "lost. Before loading, `with strategy.scope(): "
                 "model.optimizer.build(model.trainable_variables)`; or load without "
                 "the state, by `load_weights(path, skip_mismatch=True)` or before "
                 "`compile`."
             )
-        raise ValueError(_other_variables(kind, len(names), num_variables))
+        raise ValueError(_other_variables(class_name, len(names), num_variables))
 
     def _describe_state(self) -> "StateDescription":
         return describe_state(
@@ -425,8 +420,8 @@ class StateDescription(NamedTuple):
         units: units of the residual; updates include the learning rate.
         fragments: number of fragments of the model.
         num_variables: number of the optimizer's variables; 0 if it is not built.
-        wrapped: for each wrapped optimizer the number of its variables, 0 if it is not
-            built, and a CRC-32 of their shapes.
+        wrapped: number of variables of each wrapped optimizer, 0 if it is not built,
+            and a CRC-32 of their shapes.
     """
 
     units: int
@@ -461,34 +456,38 @@ def describe_state(
     )
 
 
-def check_compatible(saved: StateDescription, own: StateDescription, kind: str) -> None:
-    """Raise `ValueError` if a saved state does not fit an optimizer of class `kind`."""
-    if saved.units != own.units:
+def check_compatible(
+    saved: StateDescription, current: StateDescription, class_name: str
+) -> None:
+    """Raise `ValueError` if a saved state does not fit an optimizer of `class_name`."""
+    if saved.units != current.units:
         names = {_UPDATES: "updates", _GRADIENTS: "gradients"}
         raise ValueError(
             f"The residual was saved in units of {names[saved.units]}, and this "
-            f"optimizer has it in units of {names[own.units]}: one of them includes "
-            "the learning rate. Load with the settings it was saved with: "
+            f"optimizer has it in units of {names[current.units]}: one of them "
+            "includes the learning rate. Load with the settings it was saved with: "
             "`rate_correction`, or else compressor, sparsity and inner optimizer. "
             f"{_WITHOUT_STATE}"
         )
-    if saved.fragments != own.fragments:
+    if saved.fragments != current.fragments:
         raise ValueError(
-            f"The saved {kind} has `parts={saved.fragments}`, and this one has "
-            f"`parts={own.fragments}`, so the deltas in progress would be assigned to "
-            "another part of the model. Load with the settings it was saved with. "
+            f"The saved {class_name} has `parts={saved.fragments}`, and this one has "
+            f"`parts={current.fragments}`, so the deltas in progress would be assigned "
+            "to another part of the model. Load with the settings it was saved with. "
             f"{_WITHOUT_STATE}"
         )
-    both_built = saved.num_variables and own.num_variables
-    if both_built and saved.num_variables != own.num_variables:
-        raise ValueError(_other_variables(kind, saved.num_variables, own.num_variables))
-    for saved_inner, own_inner in zip(saved.wrapped, own.wrapped, strict=True):
-        before, now = saved_inner[0], own_inner[0]
+    both_built = saved.num_variables and current.num_variables
+    if both_built and saved.num_variables != current.num_variables:
+        raise ValueError(
+            _other_variables(class_name, saved.num_variables, current.num_variables)
+        )
+    for saved_inner, current_inner in zip(saved.wrapped, current.wrapped, strict=True):
+        before, now = saved_inner[0], current_inner[0]
         is_built = before and now and max(before, now) > _BASE_VARIABLES
-        if is_built and saved_inner != own_inner:
+        if is_built and saved_inner != current_inner:
             raise ValueError(
-                f"The optimizer within the saved {kind} has {before} variables, and "
-                f"the one within this has {now}"
+                f"The optimizer within the saved {class_name} has {before} variables, "
+                f"and the one within this has {now}"
                 f"{'' if before != now else ' of other shapes'}. "
                 "Load with the settings it was saved with: its kind, `use_ema`, "
                 "`momentum`, `amsgrad` and the like, and whether its learning rate is "
@@ -496,13 +495,14 @@ def check_compatible(saved: StateDescription, own: StateDescription, kind: str) 
             )
 
 
-def _other_variables(kind: str, saved: int, own: int) -> str:
+def _other_variables(class_name: str, saved: int, current: int) -> str:
     return (
-        f"The saved {kind} has {saved} variables, this one has {own}. Load with the "
-        "settings it was saved with: compressor, error feedback, sparsity above 0, "
-        "momentum and Adam correction, what is tracked, the inner optimizer's "
-        "`momentum` and `gradient_accumulation_steps`, and which layers were trainable "
-        f"when it was built decide which variables there are. {_WITHOUT_STATE}"
+        f"The saved {class_name} has {saved} variables, this one has {current}. Load "
+        "with the settings it was saved with: compressor, error feedback, sparsity "
+        "above 0, momentum and Adam correction, what is tracked, the inner "
+        "optimizer's `momentum` and `gradient_accumulation_steps`, and which layers "
+        "were trainable when it was built decide which variables there are. "
+        f"{_WITHOUT_STATE}"
     )
 
 

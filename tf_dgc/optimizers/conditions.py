@@ -37,12 +37,7 @@ def cond_in_all_replicas(
 def switch_in_all_replicas(
     index: tf.Tensor, functions: Sequence[Callable[[], None]]
 ) -> None:
-    """Call one of several functions on all replicas.
-
-    Args:
-        index: index of the function, scalar integer, equal on all replicas.
-        functions: functions that are called in replica context.
-    """
+    """Call one of several functions on all replicas; `index` is equal on all."""
     if len(functions) == 1:
         functions[0]()
         return

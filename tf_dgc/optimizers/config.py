@@ -85,12 +85,7 @@ class Exclusions:
 def parse_config(
     config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Exclusions]:
-    """Return the constructor's arguments and the exclusions of a config.
-
-    Args:
-        config: config of an optimizer, perhaps from a file.
-        custom_objects: classes by name, as Keras passes them.
-    """
+    """Return the constructor's arguments and the exclusions of a config."""
     arguments = dict(config)
     exclusions = Exclusions(**arguments.pop(EXCLUDED, {}))
     for key, value in arguments.items():

@@ -82,7 +82,7 @@ class InnerHyperparameters:
         return {name: self.values.get(name) for name in CLIPPING}
 
 
-def remaining_momentum(beta: float, wait: float) -> float:
+def remaining_momentum(beta: float, delay: float) -> float:
     """Return the momentum that delayed sending does not already provide.
 
     A momentum of coefficient b delays gradients by b / (1 - b) steps on average, and
@@ -93,12 +93,12 @@ def remaining_momentum(beta: float, wait: float) -> float:
 
     Args:
         beta: coefficient of the momentum, in [0, 1).
-        wait: average number of steps until an entry is sent.
+        delay: average number of steps until an entry is sent.
 
     Returns:
         Coefficient in [0, beta].
     """
-    remaining_delay = max(0.0, beta / (1.0 - beta) - wait)
+    remaining_delay = max(0.0, beta / (1.0 - beta) - delay)
     return remaining_delay / (1.0 + remaining_delay)
 
 
@@ -150,14 +150,9 @@ def settings_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, An
 def check_settings(
     settings: Mapping[str, Any], steps_locally: bool = False, is_outer: bool = False
 ) -> None:
-    """Raise `ValueError` for settings that cannot train.
+    """Raise `ValueError` for `SHARED_SETTINGS` that cannot train.
 
     Keras's constructor checks some of them, but nothing that is set later.
-
-    Args:
-        settings: values of all `SHARED_SETTINGS`.
-        steps_locally: whether the optimizer takes local steps.
-        is_outer: whether it is an outer optimizer.
     """
     _check_clipping(settings)
     check_number("ema_momentum", settings["ema_momentum"], "[0, 1]")
@@ -233,35 +228,31 @@ def check_attribute(
 ) -> None:
     """Raise `AttributeError` where setting an attribute would have no effect.
 
-    Args:
-        wrapper: optimizer whose attribute is set.
-        name: name of the attribute.
-        value: new value.
-        fixed: names of constructor arguments that cannot change.
+    Constructor arguments in `fixed` cannot change.
     """
     if name.startswith("_"):
         return
-    kind, attributes = type(wrapper).__name__, vars(wrapper)
+    class_name, attributes = type(wrapper).__name__, vars(wrapper)
     if name in fixed and name in attributes:
         raise AttributeError(
-            f"`{name}` cannot be changed any more: it is a constructor argument of "
-            f"{kind}, which the workers have compared. Make another one: "
-            f"`{kind}(..., {name}=...)`. Received: {name}={show(value)}, instead of "
-            f"{show(attributes[name])}"
+            f"`{name}` cannot be changed any more: it is a constructor argument, which "
+            "the workers have compared. Make another one: "
+            f"`{class_name}(..., {name}=...)`. Received: {name}={show(value)}, instead "
+            f"of {show(attributes[name])}"
         )
     inner = attributes.get("inner_optimizer")
     if not inner or name in fixed or name in attributes or hasattr(type(wrapper), name):
         return
     if name in inspect.signature(type(inner)).parameters:
         raise AttributeError(
-            f"`{name}` is a constructor argument of the inner optimizer, and {kind} "
-            "has already read it. Make another one with a new inner optimizer. "
-            f"Received: {name}={show(value)}"
+            f"`{name}` is a constructor argument of the inner optimizer, which "
+            f"{class_name} has already read. Make another one with a new inner "
+            f"optimizer. Received: {name}={show(value)}"
         )
     if hasattr(inner, name):
         raise AttributeError(
-            f"`{name}` is an attribute of the inner optimizer, and {kind} does not "
-            f"read it. Set `optimizer.inner_optimizer.{name} = ...`. "
+            f"`{name}` is an attribute of the inner optimizer, which {class_name} does "
+            f"not read. Set `optimizer.inner_optimizer.{name} = ...`. "
             f"Received: {name}={value!r}"
         )
 
@@ -269,23 +260,18 @@ def check_attribute(
 def check_reference(
     wrapper: keras.optimizers.Optimizer, reference: NameReference
 ) -> None:
-    """Raise `ValueError` if a function reads the user's optimizer, not its copy.
-
-    Args:
-        wrapper: optimizer that copied the user's.
-        reference: global name that a function of the inner optimizer reads.
-    """
+    """Raise `ValueError` if a function reads the user's optimizer, not its copy."""
     if not reference.holds:
         return
-    kind = type(wrapper).__name__
+    class_name = type(wrapper).__name__
     raise ValueError(
         f"The function `{reference.attribute}` of the inner optimizer reads the global "
-        f"name {reference.name!r}, which is the optimizer that was passed to {kind}. "
-        f"{kind} copies that, and only the copy takes steps. Read "
-        f"`optimizer.iterations` and the like of the {kind}, assign the {kind} to that "
-        "name, or pass a `keras.optimizers.schedules.LearningRateSchedule`, which is "
-        f"called with the iterations. Received: {reference.function.__qualname__!r} of "
-        f"{reference.function.__module__}"
+        f"name {reference.name!r}, the optimizer that was passed to {class_name}. "
+        f"{class_name} copies it, and only the copy takes steps. Assign the "
+        f"{class_name} to that name, so that the function reads its `iterations` and "
+        "the like; or pass a `keras.optimizers.schedules.LearningRateSchedule`, which "
+        "is called with the iterations. Received: "
+        f"{reference.function.__qualname__!r} of {reference.function.__module__}"
     )
 
 
@@ -318,22 +304,21 @@ def describe(value: Any) -> Any:
     return {"class_name": type(value).__qualname__, "config": config}
 
 
-def describe_constructor(kind: type, values: Mapping[str, Any], *first: str) -> str:
+def describe_constructor(
+    optimizer_class: type, values: Mapping[str, Any], *first: str
+) -> str:
     """Return a constructor call with the arguments that differ from the defaults.
 
-    Args:
-        kind: class of the optimizer.
-        values: values of the arguments by name; other entries are ignored.
-        first: text of arguments that come first.
+    The text of some arguments comes first; `values` has others by name.
     """
     arguments = list(first)
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, parameter in inspect.signature(optimizer_class).parameters.items():
         if name == "name" or name not in values:
             continue
         value = values[name]
         if not _equal(value, parameter.default):
             arguments.append(f"{name}={_short(value)}")
-    return f"{kind.__name__}({', '.join(arguments)})"
+    return f"{optimizer_class.__name__}({', '.join(arguments)})"
 
 
 def _equal(value: Any, default: Any) -> bool:

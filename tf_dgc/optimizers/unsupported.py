@@ -43,7 +43,7 @@ class _Rule(NamedTuple):
     """Why a rule is unsupported, and with which methods.
 
     Attributes:
-        reason: what the rule does with delayed entries.
+        reason: effect of delayed entries on the rule, a verb phrase.
         needs_learning_rate: whether it trains nearly as well as an SGD with momentum,
             at another learning rate.
         quantization: whether it trains badly with quantization too.
@@ -96,11 +96,7 @@ def check_inner_rule(
 ) -> None:
     """Warn if the inner optimizer's rule is unsupported with a method.
 
-    Args:
-        inner: inner optimizer.
-        compressor: compression method.
-        error_feedback: whether unsent entries are delayed.
-        warn: whether to warn at all; False with `adam_correction=False`.
+    Users turn the warning off with `adam_correction=False`.
 
     Raises:
         ValueError: see `check_rule_numbers`.
@@ -149,12 +145,7 @@ def check_outer_rule(
 def check_rule_numbers(
     inner: keras.optimizers.Optimizer, compressor: Compressor, warn: bool = True
 ) -> None:
-    """Check for an `Adafactor` that computes NaN where there is no gradient.
-
-    Args:
-        inner: optimizer that applies the sums.
-        compressor: compression method.
-        warn: whether to warn if the NaN depends on the data.
+    """Warn of an `Adafactor` that computes NaN where there is no gradient.
 
     Raises:
         ValueError: with sparsification, where rows and columns without a gradient are

@@ -92,13 +92,8 @@ def find_native_rule(
 ) -> UpdateRule | None:
     """Return the native rule that equals the optimizer's `apply`, if there is one.
 
-    Call it in every step: it contains the step's learning rate and bias correction.
-
-    Args:
-        optimizer: inner optimizer, built.
-        variables: the model's variables that have a gradient in this step.
-        rule_name: see `apply_update`.
-        includes_learning_rate: see `apply_update`.
+    Call it in every step, with the variables that have a gradient: it contains the
+    step's learning rate and bias correction. See `apply_update` for the arguments.
     """
     if includes_learning_rate:
         rule_name = keras_rules.sgd_name(optimizer)
