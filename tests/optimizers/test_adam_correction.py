@@ -1,4 +1,4 @@
-"""Adam behind a compressed exchange: against NumPy, across dense steps, and saved."""
+"""Adam correction against NumPy, across dense steps, and after loading."""
 
 import keras
 import numpy as np
@@ -91,7 +91,7 @@ def make_oracle(num_workers, case, dtype="float64"):
 
 
 def _positions(weights, step):
-    """Return where tensors that are not exempt are sampled, by their index."""
+    """Return the sampled positions of compressed tensors, by index."""
     sampled = [i for i, w in enumerate(weights) if w.ndim > 1 and w.size >= 1024]
     drawn = draw_positions([weights[i].size for i in sampled], 0, step)
     return dict(zip(sampled, drawn.numpy(), strict=True))
@@ -170,7 +170,7 @@ def test_without_correction_the_rule_is_applied_to_the_sum(make):
 
 @pytest.mark.parametrize("inner", [O.RMSprop, O.Lamb])
 def test_other_rules_are_left_alone(inner):
-    with pytest.warns(UserWarning, match="trains badly behind"):
+    with pytest.warns(UserWarning, match="trains badly with"):
         optimizer = tf_dgc.DGCOptimizer(inner(), 0.97)
     optimizer.build([keras.Variable(np.zeros((40, 50), "float32"))])
     assert optimizer.velocity == optimizer.second_moment == []
@@ -192,7 +192,7 @@ def test_config_round_trip(masking, correction):
     "method", rows(["top_k", "ef_sign_sgd", "power_sgd", "one_bit"], ["top_k"])
 )
 def test_an_entry_that_waits_moves_as_far_as_one_that_does_not(method):
-    """Of a constant gradient Adam makes the same steps, however rarely it arrives."""
+    """With a constant gradient Adam takes the same steps, however rarely it is sent."""
     variable = keras.Variable(np.zeros((40, 50), "float32"))
     settings = {"sparsity": 0.9} if method == "top_k" else {}
     compressor = tf_dgc.compressors.METHODS[method](**settings)
@@ -243,7 +243,7 @@ def test_how_much_workers_agree_does_not_depend_on_the_rate(strategies):
         )
         for step, gradients in enumerate(make_gradients(2, STEPS, "float32")):
             trainer.step([gradients[0], gradients[0 if step < 6 else 1]])
-        found.append(trainer.optimizer.state.adam._agreement.factors().numpy())
+        found.append(trainer.optimizer.state.adam._correlation.factors().numpy())
     np.testing.assert_allclose(*found, rtol=1e-5)
     assert np.all(found[0] < 4)  # at first they were alike
 
@@ -316,7 +316,7 @@ def test_goes_on_from_what_was_saved(strategies, case, taken):
 
 
 def test_another_number_of_workers_has_the_largest_of_an_adamax(strategies):
-    """As a refresh agrees on it; whoever has a larger one would take a mean back."""
+    """As synchronizing does; a worker with a larger one would undo a mean."""
     two, three = (make_trainer(strategies[n], "adamax") for n in (2, 3))
     for gradients in make_gradients(2, 3):
         two.step(gradients)

@@ -1,4 +1,4 @@
-"""`exchange="auto"`: what is measured, and what is chosen."""
+"""`exchange="auto"`: the measurements and the decision."""
 
 import functools
 import types
@@ -108,9 +108,9 @@ def test_where_links_are_fast_nothing_is_compressed():
 
 
 def test_where_links_are_slow_entries_are_merged():
-    assert isinstance(decide(SLOW, 16).exchange, collectives.OkTopK)
+    assert isinstance(decide(SLOW, 16).algorithm, collectives.OkTopK)
     assert decide(SLOW, 2).compressor.name == "top_k"
-    plain = decide(SLOW, 16, merges=False).exchange
+    plain = decide(SLOW, 16, merges=False).algorithm
     assert not plain.drops_entries
 
 
@@ -119,13 +119,13 @@ def test_regions_that_do_not_fit_are_not_chosen():
     top_k = compressors.TopK(tf_dgc.schedules.WarmupSparsity(100))
     asks = Auto(dense=False), top_k, [LARGE[0]._replace(shape=(1_200_000_000,))]
     chosen = autotune.decide_algorithm(*asks, True, True, 16, SLOW)
-    assert isinstance(chosen.exchange, collectives.GTopK)
+    assert isinstance(chosen.algorithm, collectives.GTopK)
 
 
 def test_where_links_are_long_rounds_are_few():
     small = compressors.TopK(0.999)
     chosen = decide(FAR, 8, small, merges=False)
-    assert isinstance(chosen.exchange, collectives.Butterfly)
+    assert isinstance(chosen.algorithm, collectives.Butterfly)
 
 
 def test_the_simplest_is_taken_that_is_as_fast_as_any():
@@ -213,7 +213,7 @@ def test_machines_are_known_before_buckets_are_chosen(strategies):
         chosen = autotune.choose_algorithm(
             ways, *asks, Communicator(strategies[3], ways)
         )
-    assert chosen.exchange.groups == [[0, 1, 2]]
+    assert chosen.algorithm.groups == [[0, 1, 2]]
 
 
 def test_several_workers_go_by_what_was_chosen(strategies, monkeypatch):

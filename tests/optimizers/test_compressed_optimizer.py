@@ -1,4 +1,4 @@
-"""`CompressedOptimizer`: what holds whatever the method."""
+"""`CompressedOptimizer` with every method."""
 
 import keras
 import numpy as np

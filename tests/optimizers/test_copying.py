@@ -1,4 +1,4 @@
-"""User-defined inner optimizers train as in plain Keras, whatever they hold."""
+"""User-defined inner optimizers train as in plain Keras, whatever they contain."""
 
 import functools
 import json

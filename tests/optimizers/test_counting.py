@@ -1,4 +1,4 @@
-"""What was sent and saved, in numbers."""
+"""Counters of what was sent and saved."""
 
 import dataclasses
 import math

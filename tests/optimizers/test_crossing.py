@@ -1,4 +1,4 @@
-"""From Adam's own steps to corrected ones, with a variable that is missing then."""
+"""The transition from Adam's own steps to corrected ones."""
 
 import keras
 import numpy as np
@@ -43,8 +43,8 @@ def test_stock_steps_are_traced_where_there_may_be_some(strategies, least, stock
     for gradients in make_gradients(2, 2, "float32"):
         trainer.step(gradients)
     adam = trainer.optimizer.state.adam
-    assert tf.is_tensor(adam.is_stock()) == stock
-    assert bool(adam.is_stock()) == stock
+    assert tf.is_tensor(adam.is_uncorrected()) == stock
+    assert bool(adam.is_uncorrected()) == stock
 
 
 def without_first(gradients):
@@ -65,7 +65,7 @@ def test_what_is_remembered_of_it_is_taken_over(strategies, inner, path, monkeyp
     optimizer = trainer.optimizer
     rule = optimizer.inner_optimizer
     slots = keras_rules.rule_slots(
-        rule, optimizer.state.adam.kind.rule, trainer.variables[0]
+        rule, optimizer.state.adam.variant.rule, trainer.variables[0]
     )
     momentum, *moments = (slot.numpy() for slot in slots)
     by = moments[-1]

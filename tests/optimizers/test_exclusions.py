@@ -54,8 +54,8 @@ def test_it_is_part_of_the_config(kind):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"var_names": "hidden"}, "must be a list of texts"),
-        ({"var_names": [3]}, "must be a list of texts"),
+        ({"var_names": "hidden"}, "must be a list of regular expressions"),
+        ({"var_names": [3]}, "must be a list of regular expressions"),
         ({"var_list": ["hidden"]}, "must be a list of a model's variables"),
     ],
 )

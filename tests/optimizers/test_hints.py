@@ -1,4 +1,4 @@
-"""What is said to a user whose settings save nothing."""
+"""Warnings for settings that save nothing."""
 
 import re
 

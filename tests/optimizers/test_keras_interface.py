@@ -1,4 +1,4 @@
-"""What Keras's own optimizers take and show, the wrappers do."""
+"""The wrappers have the interface of Keras's optimizers."""
 
 import keras
 import numpy as np

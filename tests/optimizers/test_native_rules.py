@@ -1,4 +1,4 @@
-"""Native updates against Keras's own, and what is left to Keras."""
+"""Native updates against Keras's own, and updates that Keras applies."""
 
 import dataclasses
 import itertools

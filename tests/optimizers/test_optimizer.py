@@ -1,4 +1,4 @@
-"""What Keras users do with an optimizer."""
+"""`DGCOptimizer` as Keras users use it."""
 
 import copy
 

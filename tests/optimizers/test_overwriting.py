@@ -1,4 +1,4 @@
-"""Variables that their gradient overwrites: Keras's float8 layers."""
+"""Variables that gradients overwrite: Keras's float8 layers."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Whose learning rate counts for what waits."""
+"""Rate correction: which step's learning rate multiplies a delayed entry."""
 
 import keras
 import numpy as np

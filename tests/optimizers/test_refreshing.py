@@ -1,4 +1,4 @@
-"""Second moments that become the same on all workers, now and then."""
+"""Synchronization of the workers' second moments."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sparsity as a function of the iteration, and at which iterations it is asked for."""
+"""Sparsity as a function of the iteration."""
 
 import json
 import math

@@ -87,8 +87,8 @@ def test_averages_of_the_wrapper_are_the_inner_ones():
     ("name", "value", "message"),
     [
         ("gradient_accumulation_steps", 1, "2 or more"),
-        ("clipnorm", -1.0, "finite number above 0"),
-        ("clipvalue", math.nan, "finite number above 0"),
+        ("clipnorm", -1.0, "finite number, 0 or more"),
+        ("clipvalue", math.nan, "finite number, 0 or more"),
         ("ema_momentum", 2.0, r"in \[0, 1\]"),
         ("ema_overwrite_frequency", 0.5, "whole number"),
         ("loss_scale_factor", 0.0, "above 0"),

@@ -1,4 +1,4 @@
-"""What an inner optimizer does in a step is done, whatever part of it is its own."""
+"""Hyperparameters that the wrapper applies, and subclasses that keep theirs."""
 
 import functools
 

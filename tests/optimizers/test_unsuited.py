@@ -1,4 +1,4 @@
-"""A warning of rules that train badly behind what waits, and of no others."""
+"""Warnings of inner optimizers that train badly with delayed entries."""
 
 import keras
 import numpy as np
@@ -43,11 +43,11 @@ def test_names_optimizer_method_and_what_to_use(name):
 
 
 def test_warns_by_what_a_method_leaves_out():
-    with pytest.warns(UserWarning, match="`Lion` trains badly behind"):
+    with pytest.warns(UserWarning, match="`Lion` trains badly with"):
         tf_dgc.CompressedOptimizer(O.Lion(1e-3), "random_k")
     with pytest.warns(UserWarning, match="`Lion` needs a learning rate of its own"):
         tf_dgc.CompressedOptimizer(O.Lion(1e-3), "ef_sign_sgd")
-    with pytest.warns(UserWarning, match="`Lamb` trains badly behind"):
+    with pytest.warns(UserWarning, match="`Lamb` trains badly with"):
         tf_dgc.CompressedOptimizer(O.Lamb(1e-3), "ef_sign_sgd")
     tf_dgc.CompressedOptimizer(O.Lion(1e-3), "power_sgd")
 
@@ -55,7 +55,7 @@ def test_warns_by_what_a_method_leaves_out():
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Lion"])
 def test_warns_of_an_outer_optimizer_that_nothing_corrects(name):
     outer = getattr(O, name)(1e-3)
-    with pytest.warns(UserWarning, match=f"`{name}` as `outer` trains badly behind"):
+    with pytest.warns(UserWarning, match=f"`{name}` as `outer` trains badly with"):
         tf_dgc.LocalOptimizer("sgd", 2, outer=outer, compressor="top_k")
     for settings in ({}, {"compressor": "uniform_8bit"}):
         tf_dgc.LocalOptimizer("sgd", 2, outer=outer, **settings)
@@ -163,7 +163,7 @@ def test_keras_makes_numbers_from_an_epsilon_on(epsilon):
     gradient[[3, 7], [4, 8]] = 1.0
     inner = O.Adafactor(0.01, epsilon_1=epsilon)
     inner.apply([gradient], [variable])
-    assert np.isnan(variable.numpy()).any() == (epsilon < unsupported._SMALLEST)
+    assert np.isnan(variable.numpy()).any() == (epsilon < unsupported._MIN_EPSILON)
 
 
 # Warnings are errors.

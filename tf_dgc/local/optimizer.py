@@ -141,7 +141,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
         )
         feedback = validation.uses_error_feedback(compressor, error_feedback)
         validation.check_min_compress_size(min_compress_size)
-        algorithm = validation.get_exchange(exchange, compressor, feedback, near=True)
+        algorithm = validation.get_exchange(exchange, compressor, feedback, gossip=True)
         divergence.check_divergence_settings(check_every, on_divergence)
         strategy = prepare(tf.distribute.get_strategy())
         gossip.check_gossip(
@@ -207,7 +207,7 @@ class LocalOptimizer(LocalWeightsOptimizer):
             self._moved = delayed.sent_deltas
             self._received = delayed.received_sums
             return delayed
-        if not state.tuned.exchange.is_neighbor_exchange:
+        if not state.tuned.algorithm.is_neighbor_exchange:
             return AveragingSynchronizer(self, state, variables)
         gossip_synchronizer = GossipSynchronizer(self, state, variables)
         if replicas := gossip_synchronizer.replicas:
@@ -261,14 +261,14 @@ class LocalOptimizer(LocalWeightsOptimizer):
         """Optimizers that Keras saves in addition to this one."""
         return [*super().wrapped_optimizers, self.outer_optimizer]
 
-    def _wrapped(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         if isinstance(self.exchange, Gossip):
-            return super()._wrapped()
+            return super()._repr_arguments()
         text = inner_hyperparameters.describe_constructor(
             type(self.outer_optimizer),
             keras_optimizers.arguments_of(self.outer_optimizer),
         )
-        return [*super()._wrapped(), f"outer={text}"]
+        return [*super()._repr_arguments(), f"outer={text}"]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate.

@@ -179,7 +179,7 @@ class LocalWeightsOptimizer(CollectiveOptimizer):
 
     def _check_saves_consensus(self) -> None:
         consensus = self.is_swapped or not self._weights_differ()
-        validation.check_agreed(self, consensus)
+        validation.check_consensus(self, consensus)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state of all workers, and their weights: see `CollectiveOptimizer`.

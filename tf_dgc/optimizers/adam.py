@@ -1,6 +1,5 @@
-"""Adam behind a compressed exchange: what its rule divides by comes before it."""
+"""Adam with compressed gradients: preconditions them before the exchange."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +12,12 @@ from tf_dgc.collectives.communicator import Communicator
 from tf_dgc.collectives.requests import AllGather, AllReduce, AllToAll
 from tf_dgc.compressors import Compressor
 from tf_dgc.multiworker.worker_variables import PerWorkerVariable
-from tf_dgc.optimizers import (
-    adam_sampling,
-    adam_transition,
-    adam_variants,
-    conditions,
-    update,
-)
-from tf_dgc.optimizers.adam_sampling import CorrelationSample
-from tf_dgc.optimizers.adam_transition import TransitionToSparse
+from tf_dgc.optimizers import adam_variants
+from tf_dgc.optimizers.adam_sampling import CorrelationSample, add_sample
+from tf_dgc.optimizers.adam_transition import TransitionToSparse, transfer_adam_state
 from tf_dgc.optimizers.adam_variants import AdamVariant
+from tf_dgc.optimizers.conditions import cond_in_all_replicas
+from tf_dgc.optimizers.update import pack_hyperparameters
 from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 from tf_dgc.steps import native, preconditioning
 from tf_dgc.steps.base import StepInputs, StepOutcome
@@ -30,234 +25,154 @@ from tf_dgc.steps.native import UpdateRule
 from tf_dgc.steps.preconditioning import Divisor
 from tf_dgc.steps.state import WorkerState
 
-# --- Refresh: what workers divide by becomes the same on all of them, now and then.
-#
-# Where data differ between workers, so do their second moments, and updates that are
-# divided by different roots cancel at another point than gradients do. A refresh is a
-# dense exchange, so it is rare: after corrected steps 1, 2, 4, ..., 512, and every
-# 1,024th. In between each worker follows its own gradients, from what all had in
-# common.
-
-_PERIOD = 1024
-
-
-def synchronize_moments_if_due(
-    communicator: Communicator,
-    moments: Sequence[PerWorkerVariable],
-    steps: tf.Tensor,
-    largest: bool,
-) -> int | tf.Tensor:
-    """Give all workers the same moments, if it is time; call it in replica context.
-
-    All travel together, as bfloat16, or as float64 if one of them is that.
-
-    Args:
-        communicator: communicator of the optimizer.
-        moments: moments of this worker, of entries that are 0 or more.
-        steps: number of corrected steps, this one included, the same on all workers; a
-            scalar int64 tensor.
-        largest: whether what they have in common is the largest on any worker; else it
-            is the mean.
-
-    Returns:
-        Bytes that this worker hands to the collectives, 0 in most steps.
-    """
-    number = communicator.num_workers
-    if number == 1 or not moments:
-        return 0
-    wide = any(m.dtype == "float64" for m in moments)
-    dtype = tf.float64 if wide else tf.bfloat16
-    sizes = [m.shape.num_elements() for m in moments]
-
-    def refresh() -> None:
-        values = [_take(m, dtype, 1.0 if largest else 1.0 / number) for m in moments]
-        agree = _agree_on_largest if largest else _agree_on_sum
-        agreed = tf.split(agree(communicator, tf.concat(values, axis=0)), sizes)
-        for moment, new in zip(moments, agreed, strict=True):
-            own = _cast(new, tf.as_dtype(moment.dtype))
-            moment.assign(tf.reshape(own, moment.shape))
-
-    due = is_synchronization_due(steps)
-    conditions.cond_in_all_replicas(due, refresh)
-    entries = sum(sizes)
-    if largest:
-        entries = _padded(entries, number) + _padded(entries, number) // number
-    return tf.where(due, tf.constant(entries * dtype.size, tf.int64), 0)
-
-
-def is_synchronization_due(steps: tf.Tensor) -> tf.Tensor:
-    """Return whether workers refresh after so many corrected steps, scalar bool."""
-    is_power = tf.equal(tf.bitwise.bitwise_and(steps, steps - 1), 0)
-    whole_periods = tf.equal(steps % _PERIOD, 0)
-    return tf.logical_and(steps > 0, tf.where(steps < _PERIOD, is_power, whole_periods))
-
-
-def _take(moment: PerWorkerVariable, dtype: tf.DType, share: float) -> tf.Tensor:
-    """Return a share of a moment, `[n]`; what is not finite is no part of it."""
-    values = tf.reshape(moment.local(), [-1])
-    finite = tf.where(tf.math.is_finite(values), values, tf.zeros_like(values))
-    return _cast(finite * tf.constant(share, finite.dtype), dtype)
-
-
-def _cast(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if dtype.size < values.dtype.size:
-        return value_types.round_to(values, dtype)
-    return tf.cast(values, dtype)
-
-
-def _agree_on_sum(communicator: Communicator, values: tf.Tensor) -> tf.Tensor:
-    total = communicator.answer(AllReduce(values))
-    return tf.minimum(total, values.dtype.max)  # N shares of the largest number
-
-
-def _agree_on_largest(communicator: Communicator, values: tf.Tensor) -> tf.Tensor:
-    """Let each worker find the largest in a shard, and gather the shards."""
-    number, size = communicator.num_workers, values.shape[0]
-    padded = tf.pad(values, [[0, _padded(size, number) - size]])
-    rows = communicator.answer(AllToAll(tf.reshape(padded, [number, -1])))
-    words = _to_words(tf.reduce_max(rows, axis=0))
-    shards = communicator.answer(AllGather(words))
-    return _from_words(tf.reshape(shards, [-1]), values.dtype)[:size]
-
-
-def _padded(size: int, number: int) -> int:
-    """Return the entries of as many equal shards, of whole words each."""
-    return -(-size // (2 * number)) * 2 * number
-
-
-def _to_words(values: tf.Tensor) -> tf.Tensor:
-    pairs = tf.reshape(values, [-1, 2]) if values.dtype.size == 2 else values
-    return tf.reshape(tf.bitcast(pairs, tf.int32), [-1])
-
-
-def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    pairs = tf.reshape(words, [-1, 2]) if dtype.size == 8 else words
-    return tf.reshape(tf.bitcast(pairs, dtype), [-1])
-
 
 class AdamCorrection:
-    """Makes of an `Adam` what is linear behind the exchange.
+    """Makes an Adam linear after the exchange.
 
-    Each worker follows the second moment of its own gradient, and divides by its root
-    before momentum and accumulation, which are those of momentum correction. So it is
-    updates that are exchanged, and their sum is applied as it is. Now and then second
-    moments become the same on all workers (`adam.py`). The optimizer's own rule
-    updates exempt tensors, and all until a step leaves something out.
+    Each worker follows the second moment of its own gradient and divides by its root
+    (preconditions the gradient) before momentum correction and accumulation. The sum of
+    the preconditioned gradients is applied as it is. Now and then the workers
+    synchronize their second moments. The optimizer's own rule updates uncompressed
+    tensors, and all tensors in uncorrected steps (`adam_transition.py`).
 
     Args:
         optimizer: inner optimizer, built; its `update_step` is replaced.
-        kind: kind of Adam that it is.
-        momentum: coefficient of the momentum before what waits.
-        scales_by_learning_rate: whether quotients are multiplied by the learning rate
-            before they wait.
-        worker_state: state that this worker keeps of all tensors, in the order of the
-            variables; behind them of the sample of `agreement`.
-        compressor: method of the tensors that are not exempt; None if it was chosen to
-            send everything in every step.
-        agreement: share that adds up of the tensors that are not exempt; None if all
-            are.
-        index_of: function of a variable that returns its place among the tensors.
+        variant: variant of Adam that it is.
+        momentum: coefficient of the velocity.
+        rate_correction: whether the learning rate multiplies preconditioned gradients
+            before accumulation, instead of the sum.
+        worker_state: state of the variables' tensors, followed by the sample's.
+        compressor: method of the compressed tensors; None if every step is dense.
+        correlation: sample of the compressed tensors; None if there are none.
+        index_of: function of a variable that returns its tensor's index.
 
     Attributes:
-        kind: kind of Adam.
+        variant: variant of Adam.
     """
 
     def __init__(
         self,
-        optimizer: Any,
-        kind: AdamVariant,
+        optimizer: keras.optimizers.Optimizer,
+        variant: AdamVariant,
         momentum: float,
-        scales_by_learning_rate: bool,
+        rate_correction: bool,
         worker_state: WorkerState,
         compressor: Compressor | None,
-        agreement: CorrelationSample | None,
+        correlation: CorrelationSample | None,
         index_of: Callable[[Any], int],
     ):
         self._optimizer = optimizer
-        self.kind = kind
-        self._momentum, self._weighs = momentum, scales_by_learning_rate
+        self.variant = variant
+        self._momentum = momentum
+        self._rate_correction = rate_correction
         self._worker_state = worker_state
-        self._agreement = agreement
+        self._correlation = correlation
         self._index_of = index_of
-        self._divided = [
+        self._compressed = [
             i for i, t in enumerate(worker_state.tensors) if not t.uncompressed
         ]
-        self._beginning = None
-        if agreement is not None:
-            self._beginning = TransitionToSparse(compressor, worker_state, agreement)
+        self._transition: TransitionToSparse | None = None
+        if correlation is not None:
+            self._transition = TransitionToSparse(compressor, worker_state, correlation)
         keras_optimizers.replace_update_step(optimizer, self.update_step)
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What is remembered of no tensor of the model."""
-        if self._agreement is None or self._beginning is None:
+        """Variables that belong to no tensor of the model."""
+        if self._correlation is None or self._transition is None:
             return []
-        worker_state = self._worker_state
-        kept = (worker_state.residual, worker_state.velocity, *self._moments())
-        last = [some[-1] for some in kept if some]
-        return [self._beginning.steps, self._agreement.seen, *last]
+        state = self._worker_state
+        lists = (state.residual, state.velocity, *self._moments())
+        of_sample = [variables[-1] for variables in lists if variables]
+        return [self._transition.steps, self._correlation.averages, *of_sample]
+
+    # Before the exchange
 
     def precondition(self, inputs: StepInputs) -> StepInputs:
-        """Return what goes into a step in which updates are exchanged, not gradients.
+        """Add divisors, and the sample as the last tensor, to a step's inputs.
 
-        Exempt tensors, and all in a stock step, are exchanged as they are.
-
-        Args:
-            inputs: inputs of a step of gradients.
-
-        Returns:
-            The same with divisors, and with the sample as the last tensor.
+        Uncompressed tensors have no divisor; none is active in an uncorrected step.
         """
-        beginning = self._beginning
-        first, stock = beginning.count(inputs) if beginning else (False, True)
-        if not self.kind.ahead:
-            self._forget(inputs, stock)
-        if self._agreement is not None:
-            inputs = self._divide(self._agreement, first, stock, inputs)
-        return adam_variants.without_velocity(inputs) if self.kind.ahead else inputs
-
-    def is_stock(self) -> BoolOrTensor:
-        """Return whether the step that was begun is the optimizer's own."""
-        return self._beginning.is_stock() if self._beginning else True
-
-    def _divide(
-        self,
-        agreement: CorrelationSample,
-        first: BoolOrTensor,
-        stock: BoolOrTensor,
-        inputs: StepInputs,
-    ) -> StepInputs:
-        active = not stock if isinstance(stock, bool) else tf.logical_not(stock)
-        optimizer = self._optimizer
-        asks = self.kind, optimizer, self._momentum
-        numbers = adam_variants.step_divisor_numbers(*asks, agreement.factors(), active)
-        divisors = sent_by = self._divisors(numbers, active)
-        if self._weighs:
-            includes_learning_rate = preconditioning.scale_divisors(
-                numbers, optimizer.learning_rate
+        is_transition: BoolOrTensor = False
+        uncorrected: BoolOrTensor = True
+        if self._transition is not None:
+            is_transition, uncorrected = self._transition.count(inputs)
+        if not self.variant.nesterov:
+            self._clear_unused_velocities(inputs, uncorrected)
+        if self._correlation is not None:
+            inputs = self._add_divisors(
+                inputs, self._correlation, is_transition, uncorrected
             )
-            sent_by = self._divisors(includes_learning_rate, active)
-        if first is not False:
-            own = self._worker_state, self._slots(), sent_by
-            betas = float(optimizer.beta_1), self._momentum
-            adam_transition.transfer_adam_state(first, inputs, *own, *betas)
-        # A sample is of quotients alone, so that every step has as much a part in it.
-        inputs = adam_sampling.add_sample(
-            agreement, inputs, self._worker_state, divisors, active
+        if self.variant.nesterov:
+            return adam_variants.without_velocity(inputs)
+        return inputs
+
+    def is_uncorrected(self) -> BoolOrTensor:
+        """Return whether the current step is the optimizer's own."""
+        return self._transition.is_uncorrected() if self._transition else True
+
+    def _add_divisors(
+        self,
+        inputs: StepInputs,
+        correlation: CorrelationSample,
+        is_transition: BoolOrTensor,
+        uncorrected: BoolOrTensor,
+    ) -> StepInputs:
+        is_static = isinstance(uncorrected, bool)
+        active = not uncorrected if is_static else tf.logical_not(uncorrected)
+        optimizer = self._optimizer
+        numbers = adam_variants.step_divisor_numbers(
+            self.variant, optimizer, self._momentum, correlation.factors(), active
         )
-        return inputs._replace(divisors=[sent_by.get(i) for i in inputs.indices])
+        unscaled_divisors = divisors = self._divisors(numbers, active)
+        if self._rate_correction:
+            scaled = preconditioning.scale_divisors(numbers, optimizer.learning_rate)
+            divisors = self._divisors(scaled, active)
+        if is_transition is not False:
+            transfer_adam_state(
+                is_transition,
+                inputs,
+                self._worker_state,
+                self._slots(),
+                divisors,
+                float(optimizer.beta_1),
+                self._momentum,
+            )
+        # Without the learning rate in it, every step's sample has the same weight.
+        inputs = add_sample(
+            correlation, inputs, self._worker_state, unscaled_divisors, active
+        )
+        return inputs._replace(divisors=[divisors.get(i) for i in inputs.indices])
+
+    def _divisors(self, numbers: tf.Tensor, active: BoolOrTensor) -> dict[int, Divisor]:
+        """Return the divisor of each compressed tensor, by its index."""
+        variant, state = self.variant, self._worker_state
+        ahead = adam_variants.look_ahead(self._optimizer) if variant.nesterov else None
+        return {
+            i: Divisor(
+                state.second_moment[i],
+                row,
+                active,
+                state.largest_moment[i] if variant.amsgrad else None,
+                variant.infinity_norm,
+                ahead and ahead._replace(velocity=state.velocity[i]),
+            )
+            for i, row in zip(self._compressed, tf.unstack(numbers), strict=True)
+        }
 
     def _slots(self) -> dict[int, list[keras.Variable]]:
-        """Return what the rule remembers of each tensor of the model, by its place."""
-        optimizer, rule = self._optimizer, self.kind.rule
+        """Return the optimizer's variables of each tensor, by its index."""
+        optimizer, rule = self._optimizer, self.variant.rule
         return {
             self._index_of(v): keras_rules.rule_slots(optimizer, rule, v)
             for v in keras_optimizers.trainable_variables(optimizer)
             if not keras_optimizers.overwrites_with_gradient(v)
         }
 
-    def _forget(self, inputs: StepInputs, stock: BoolOrTensor) -> None:
-        """Clear velocities of what is not divided: the rule has its momentum then."""
+    def _clear_unused_velocities(
+        self, inputs: StepInputs, uncorrected: BoolOrTensor
+    ) -> None:
+        """Clear velocities of tensors that the rule updates with its own momentum."""
         velocity = inputs.worker_state.velocity
         if not velocity:
             return
@@ -269,113 +184,71 @@ class AdamCorrection:
             return tf.constant(True)
 
         clear(True)
-        smart_cond(stock, lambda: clear(False), lambda: tf.constant(True))
+        smart_cond(uncorrected, lambda: clear(False), lambda: tf.constant(True))
 
-    def _divisors(self, numbers: tf.Tensor, active: BoolOrTensor) -> dict[int, Divisor]:
-        """Return the divisor of each tensor that has one, by its place."""
-        kind, worker_state = self.kind, self._worker_state
-        ahead = adam_variants.look_ahead(self._optimizer) if kind.ahead else None
-        return {
-            i: Divisor(
-                worker_state.second_moment[i],
-                row,
-                active,
-                worker_state.largest_moment[i] if kind.largest else None,
-                kind.infinity,
-                ahead and ahead._replace(velocity=worker_state.velocity[i]),
-            )
-            for i, row in zip(self._divided, tf.unstack(numbers), strict=True)
-        }
+    # After the exchange
 
-    def _moments(self) -> list:
-        worker_state = self._worker_state
-        return [
-            some
-            for some in (worker_state.second_moment, worker_state.largest_moment)
-            if some
-        ]
-
-    def receive(self, outcome: StepOutcome) -> StepOutcome:
-        """Return the outcome of a step without its sample, which is learned from.
-
-        Args:
-            outcome: outcome of all tensors, the sample's last.
-        """
-        agreement = self._agreement
-        if agreement is None:
+    def remove_sample(self, outcome: StepOutcome) -> StepOutcome:
+        """Return a step's outcome without the sample, which updates the correlation."""
+        correlation = self._correlation
+        if correlation is None:
             return outcome
 
         def decode() -> tuple[Sequence[tf.Tensor], tf.Tensor]:
             sums, nonfinite = outcome.decode()
-            agreement.learn(sums[-1])
+            correlation.update(sums[-1])
             return sums[:-1], nonfinite
 
-        by_sums = functools.partial(native.apply_decoded, outcome.decode)
-        apply = outcome.apply or by_sums
+        def apply_rule(rule: UpdateRule) -> tf.Tensor:
+            rule = _with_sample(rule, correlation.received)
+            if outcome.apply is None:
+                return native.apply_decoded(outcome.decode, rule)
+            return outcome.apply(rule)
 
-        def apply_and_learn(rule: UpdateRule) -> tf.Tensor:
-            sample = agreement.arrived
+        def apply(rule: UpdateRule) -> tf.Tensor:
             nonfinite = smart_cond(
-                self.is_stock(),
-                lambda: apply(_and_keep(rule, sample)),
-                lambda: apply(_and_keep(self._correct(rule), sample)),
+                self.is_uncorrected(),
+                lambda: apply_rule(rule),
+                lambda: apply_rule(self._corrected(rule)),
             )
-            agreement.learn(sample.local())
+            correlation.update(correlation.received.local())
             return nonfinite
 
         return outcome._replace(
             decode=decode,
-            entries=outcome.entries - agreement.tensor.size,
-            apply=None if tracing.in_xla_context() else apply_and_learn,
+            entries=outcome.entries - correlation.tensor.size,
+            apply=None if tracing.in_xla_context() else apply,
         )
 
-    def refresh(self, communicator: Communicator) -> int | tf.Tensor:
-        """Give all workers the same moments behind a step, if it is time.
-
-        A largest magnitude is what there is once it is larger, so that of one worker is
-        that of all; of squares, which add up, it is the mean.
-
-        Args:
-            communicator: communicator of the optimizer.
-
-        Returns:
-            Bytes that it takes of this worker.
-        """
-        if self._beginning is None:
-            return 0
-        moments = [some[i] for some in self._moments() for i in self._divided]
-        steps = tf.convert_to_tensor(self._beginning.steps.value)
-        largest = self.kind.infinity
-        return synchronize_moments_if_due(communicator, moments, steps, largest)
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Do what Keras's `update_step` does, with the sum of a step."""
+    def update_step(
+        self, gradient: tf.Tensor, variable: Any, learning_rate: Any
+    ) -> None:
+        """Update a variable by a step's sum, in place of Keras's `update_step`."""
         optimizer = self._optimizer
-        uncompressed = self._worker_state.tensors[self._index_of(variable)].uncompressed
+        tensor = self._worker_state.tensors[self._index_of(variable)]
 
-        def by_rule() -> tf.Tensor:
+        def apply_rule() -> tf.Tensor:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return tf.constant(True)
 
-        def by_sum() -> tf.Tensor:
-            rate = self._rate(learning_rate)
-            optimizer.assign_sub(variable, gradient * tf.cast(rate, gradient.dtype))
+        def apply_sum() -> tf.Tensor:
+            factor = tf.cast(self._sum_factor(learning_rate), gradient.dtype)
+            optimizer.assign_sub(variable, gradient * factor)
             return tf.constant(True)
 
-        smart_cond(True if uncompressed else self.is_stock(), by_rule, by_sum)
+        uses_rule = True if tensor.uncompressed else self.is_uncorrected()
+        smart_cond(uses_rule, apply_rule, apply_sum)
 
-    def _correct(self, rule: UpdateRule) -> UpdateRule:
-        """Return the update that `update_step` is, of Adam's, where it is not stock."""
+    def _corrected(self, rule: UpdateRule) -> UpdateRule:
+        """Return Adam's native rule as `update_step` applies it in a corrected step."""
+        name = self.variant.rule
+        rate, decay, *_ = tf.unstack(rule.hyperparameters[name])
+        descent = pack_hyperparameters(rate, decay, [self._sum_factor(rate)])
         tensors = [
             self._worker_state.tensors[self._index_of(v)] for v in rule.variables
         ]
-        own = self.kind.rule
-        rate, decay, *_ = tf.unstack(rule.hyperparameters[own])
-        descent = update.pack_hyperparameters(
-            rate, decay, [self._rate(rate)]
-        )  # as by an SGD
         return rule._replace(
-            names=[own if t.uncompressed else "sgd" for t in tensors],
+            names=[name if t.uncompressed else "sgd" for t in tensors],
             slots=[
                 slots if t.uncompressed else []
                 for t, slots in zip(tensors, rule.slots, strict=True)
@@ -383,23 +256,118 @@ class AdamCorrection:
             hyperparameters={**rule.hyperparameters, "sgd": descent},
         )
 
-    def _rate(self, rate: Any) -> tf.Tensor:
-        """Return what a sum is multiplied by, scalar float64.
-
-        Velocities began at zero: divided is by the share of a momentum there is.
-        """
-        known = adam_variants.bias_correction(
-            self.kind, self._optimizer, self._momentum
+    def _sum_factor(self, learning_rate: Any) -> tf.Tensor:
+        """Return learning rate and bias correction of a sum, scalar float64."""
+        rate = 1.0 if self._rate_correction else tf.cast(learning_rate, tf.float64)
+        return rate / adam_variants.bias_correction(
+            self.variant, self._optimizer, self._momentum
         )
-        return (1.0 if self._weighs else tf.cast(rate, tf.float64)) / known
+
+    # Synchronization of the moments
+
+    def synchronize(self, communicator: Communicator) -> int | tf.Tensor:
+        """Synchronize the workers' moments after a step, if due; return the sent bytes.
+
+        The workers take the mean of squares, which add up, and the largest of Adamax's
+        magnitudes. They send all moments together, as bfloat16, or as float64 if any
+        moment is float64.
+        """
+        moments = [m[i] for m in self._moments() for i in self._compressed]
+        num_workers = communicator.num_workers
+        if self._transition is None or not moments or num_workers == 1:
+            return 0
+        wide = any(m.dtype == "float64" for m in moments)
+        dtype = tf.float64 if wide else tf.bfloat16
+        sizes = [m.shape.num_elements() for m in moments]
+        takes_largest = self.variant.infinity_norm
+
+        def synchronize() -> None:
+            share = 1.0 if takes_largest else 1.0 / num_workers
+            values = [_finite_share(m, share, dtype) for m in moments]
+            if takes_largest:
+                result = _largest_over_workers(communicator, tf.concat(values, axis=0))
+            else:
+                total = communicator.answer(AllReduce(tf.concat(values, axis=0)))
+                result = tf.minimum(total, dtype.max)  # the mean of large entries fits
+            for moment, new in zip(moments, tf.split(result, sizes), strict=True):
+                new_moment = _cast(new, tf.as_dtype(moment.dtype))
+                moment.assign(tf.reshape(new_moment, moment.shape))
+
+        is_due = is_synchronization_due(
+            tf.convert_to_tensor(self._transition.steps.value)
+        )
+        cond_in_all_replicas(is_due, synchronize)
+        entries = sum(sizes)
+        if takes_largest:
+            padded = _padded_size(entries, num_workers)
+            entries = padded + padded // num_workers
+        return tf.where(is_due, tf.constant(entries * dtype.size, tf.int64), 0)
+
+    def _moments(self) -> list[Sequence[PerWorkerVariable]]:
+        state = self._worker_state
+        return [m for m in (state.second_moment, state.largest_moment) if m]
 
 
-def _and_keep(rule: UpdateRule, sample: keras.Variable) -> UpdateRule:
-    """Return the rule that makes this variable the sum of the last tensor too."""
+def _with_sample(rule: UpdateRule, variable: keras.Variable) -> UpdateRule:
+    """Return the rule that also stores the last tensor's sum in a variable."""
     return UpdateRule(
-        [*rule.names, "kept"],
-        {**rule.hyperparameters, "kept": update.pack_hyperparameters(0.0, 0.0, [])},
-        [*rule.variables, sample],
+        [*rule.names, "kept"],  # the native name of the rule "store the sum"
+        {**rule.hyperparameters, "kept": pack_hyperparameters(0.0, 0.0, [])},
+        [*rule.variables, variable],
         [*rule.slots, []],
         [*rule.decays, False],
     )
+
+
+# If the workers' data differ, so do their second moments, and preconditioned gradients
+# cancel out at another point than gradients. Synchronizing the moments is a dense
+# exchange, so it is rare: after corrected steps 1, 2, 4, ..., 512, and every 1024th. In
+# between each worker continues with its own gradients.
+_PERIOD = 1024
+
+
+def is_synchronization_due(steps: tf.Tensor) -> tf.Tensor:
+    """Return whether to synchronize after this many corrected steps, scalar bool."""
+    is_power = tf.equal(tf.bitwise.bitwise_and(steps, steps - 1), 0)
+    is_period = tf.equal(steps % _PERIOD, 0)
+    return tf.logical_and(steps > 0, tf.where(steps < _PERIOD, is_power, is_period))
+
+
+def _finite_share(
+    moment: PerWorkerVariable, share: float, dtype: tf.DType
+) -> tf.Tensor:
+    """Return a share of a moment, `[n]`, with 0 for entries that are not finite."""
+    values = tf.reshape(moment.local(), [-1])
+    finite = tf.where(tf.math.is_finite(values), values, tf.zeros_like(values))
+    return _cast(finite * tf.constant(share, finite.dtype), dtype)
+
+
+def _cast(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype.size < values.dtype.size:
+        return value_types.round_to(values, dtype)
+    return tf.cast(values, dtype)
+
+
+def _largest_over_workers(communicator: Communicator, values: tf.Tensor) -> tf.Tensor:
+    """Reduce one shard on each worker, and gather the shards."""
+    num_workers, size = communicator.num_workers, values.shape[0]
+    padded = tf.pad(values, [[0, _padded_size(size, num_workers) - size]])
+    rows = communicator.answer(AllToAll(tf.reshape(padded, [num_workers, -1])))
+    words = _to_words(tf.reduce_max(rows, axis=0))
+    shards = communicator.answer(AllGather(words))
+    return _from_words(tf.reshape(shards, [-1]), values.dtype)[:size]
+
+
+def _padded_size(size: int, num_workers: int) -> int:
+    """Return a size that has equal shards of whole 32-bit words."""
+    return -(-size // (2 * num_workers)) * 2 * num_workers
+
+
+def _to_words(values: tf.Tensor) -> tf.Tensor:
+    pairs = tf.reshape(values, [-1, 2]) if values.dtype.size == 2 else values
+    return tf.reshape(tf.bitcast(pairs, tf.int32), [-1])
+
+
+def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    pairs = tf.reshape(words, [-1, 2]) if dtype.size == 8 else words
+    return tf.reshape(tf.bitcast(pairs, dtype), [-1])

@@ -1,7 +1,13 @@
-"""From which step on an Adam is corrected: the first that leaves something out."""
+"""The transition from Adam's own steps to corrected ones, when a step is first sparse.
+
+As long as every entry is sent, the inner optimizer applies its own rule to the sum of
+gradients: an *uncorrected* step. In the first step that leaves entries out, the state
+that the optimizer and the workers have for gradients is converted to the state of
+preconditioned gradients; this happens once, and for all tensors, including those
+without a gradient in this step.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,6 +15,7 @@ import tensorflow as tf
 from tf_dgc import metrics
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.compressors import Compressor, TopK
+from tf_dgc.multiworker.worker_variables import PerWorkerVariable
 from tf_dgc.optimizers.adam_sampling import CorrelationSample
 from tf_dgc.smart_cond import BoolOrTensor
 from tf_dgc.steps import preconditioning, top_k_step
@@ -19,78 +26,64 @@ from tf_dgc.steps.state import WorkerState
 
 
 class TransitionToSparse:
-    """Counts corrected steps, alike on all workers.
+    """Counts corrected steps, and decides when they begin.
 
-    Until then steps are *stock*: everything is sent, and the optimizer's own rule is
-    applied to the sum.
-
-    Args:
-        compressor: method of the tensors that are not exempt; None if it was chosen to
-            send everything in every step.
-        worker_state: memory of all tensors, the sample's last.
-        agreement: agreement of those that are not exempt.
+    With `compressor=None` every step is dense.
 
     Attributes:
-        steps: variable, number of corrected steps.
+        steps: variable, number of corrected steps, equal on all workers.
     """
 
     def __init__(
         self,
         compressor: Compressor | None,
         worker_state: WorkerState,
-        agreement: CorrelationSample,
+        correlation: CorrelationSample,
     ):
         self._compressor = compressor
-        self._agreement = agreement
+        self._correlation = correlation
         self.steps = metrics.create_count("adam_corrected_steps")
-        self._may_be_stock = self._goes_dense(worker_state.tensors, None)
+        self._may_be_uncorrected = self._is_dense(worker_state.tensors, None)
 
     def count(self, inputs: StepInputs) -> tuple[BoolOrTensor, BoolOrTensor]:
-        """Count a step; return whether correction begins in it, or it is a stock one.
+        """Count a step, given its inputs without the sample.
 
-        It begins where stock steps came before, of this run or of one that it goes on
-        from: there a schedule, or the number of workers, may have sent everything.
-
-        Args:
-            inputs: inputs of the step, without the sample.
+        Returns:
+            Whether this step is the transition, and whether it is uncorrected. The
+            first step of all needs no transition, but that of a resumed run may: a
+            schedule, or another number of workers, may have made earlier steps dense.
         """
-        none = tf.equal(self.steps.value, 0)
-        crosses = tf.logical_and(none, inputs.iteration > 0)
-        if not self._may_be_stock:
+        none_corrected = tf.equal(self.steps.value, 0)
+        is_transition = tf.logical_and(none_corrected, inputs.iteration > 0)
+        if not self._may_be_uncorrected:
             self.steps.assign_add(1)
-            return crosses, False
-        layout = [*inputs.tensors, self._agreement.tensor]
-        stock = tf.logical_and(self._goes_dense(layout, inputs.iteration), none)
-        corrected = tf.logical_not(stock)
+            return is_transition, False
+        tensors = [*inputs.tensors, self._correlation.tensor]
+        is_dense = self._is_dense(tensors, inputs.iteration)
+        uncorrected = tf.logical_and(is_dense, none_corrected)
+        corrected = tf.logical_not(uncorrected)
         self.steps.assign_add(tf.cast(corrected, tf.int64))
-        return tf.logical_and(corrected, crosses), stock
+        return tf.logical_and(corrected, is_transition), uncorrected
 
-    def is_stock(self) -> BoolOrTensor:
-        """Return whether the step that was counted last is a stock one."""
-        return self._may_be_stock and tf.equal(self.steps.value, 0)
+    def is_uncorrected(self) -> BoolOrTensor:
+        """Return whether the step counted last is uncorrected."""
+        return self._may_be_uncorrected and tf.equal(self.steps.value, 0)
 
-    def _goes_dense(
+    def _is_dense(
         self, tensors: Sequence[TensorSpec], iteration: tf.Tensor | None
     ) -> BoolOrTensor:
-        """Return whether a step does, or if its number is None, whether any may."""
+        """Return whether a step is dense; with None, whether any step may be."""
         if self._compressor is None:
             return True
         if not isinstance(self._compressor, TopK):
             return False
-        number = self._agreement.num_workers
-        return top_k_step.is_dense(self._compressor, tensors, iteration, number)
-
-
-# --- From Adam's own steps to corrected ones, where a schedule first leaves something
-# out.
-#
-# What the optimizer and the workers remember of gradients becomes what they would
-# remember of updates: in this step, and never again. So it is of all tensors, also of
-# those without a gradient in this step.
+        return top_k_step.is_dense(
+            self._compressor, tensors, iteration, self._correlation.num_workers
+        )
 
 
 def transfer_adam_state(
-    first: tf.Tensor,
+    is_transition: tf.Tensor,
     inputs: StepInputs,
     worker_state: WorkerState,
     slots: Mapping[int, Sequence[keras.Variable]],
@@ -98,78 +91,89 @@ def transfer_adam_state(
     beta_1: float,
     momentum: float,
 ) -> None:
-    """Take over from the optimizer, before the step, if it is the first one.
+    """Convert Adam's state before the step, if the step is the transition.
 
-    The second moment becomes Adam's; the velocity this worker's share of Adam's
-    momentum, and the residual what it was, both divided as the step's gradient is, or
-    would be if it was not missing. What the momentum still owes, and would not give
-    with the smaller coefficient from now on, is added to the residual.
+    1. The second moment becomes Adam's.
+    2. The velocity becomes this worker's share of Adam's momentum, preconditioned like
+       the step's gradient.
+    3. The residual is preconditioned too. The part of Adam's momentum that the smaller
+       coefficient `momentum` would not apply from now on is added to it.
 
     Args:
-        first: whether it is, scalar bool.
+        is_transition: whether the step is the transition, scalar bool.
         inputs: inputs of the step, without divisors.
-        worker_state: memory of all tensors, of the step or not.
-        slots: Adam's momentum and second moment of each tensor with a divisor, by its
-            place; behind them what else it remembers, the largest second moment so far.
-        divisors: divisor of each tensor that has one, by its place.
+        worker_state: state of all tensors.
+        slots: Adam's momentum, second moment and, for AMSGrad, largest second moment of
+            each tensor with a divisor, by its index.
+        divisors: divisor of each tensor that has one, by its index.
         beta_1: coefficient of Adam's momentum.
-        momentum: coefficient of the momentum from now on.
+        momentum: coefficient of the velocity from now on.
     """
-    owed = beta_1 / (1 - beta_1) - momentum / (1 - momentum)
+    outstanding = beta_1 / (1 - beta_1) - momentum / (1 - momentum)
 
-    def take_over() -> tf.Tensor:
-        gradients, _ = scaled_dense_gradients(
+    def transfer() -> tf.Tensor:
+        dense, _ = scaled_dense_gradients(
             inputs.tensors, inputs.gradients, inputs.scales
         )
-        given = dict(zip(inputs.indices, gradients, strict=True))
-        for i, by in divisors.items():
+        gradients = dict(zip(inputs.indices, dense, strict=True))
+        for i, divisor in divisors.items():
             dtype = worker_state.tensors[i].dtype
-            total, *moments = (_flat(slot, dtype) for slot in slots[i])
-            # Keras's own overflow, and what is infinite would stay.
-            share = _finite(total, 0.0) / inputs.num_workers
-            now = _take_moments(by, given.get(i), moments)
-            kept = worker_state.residual[i]
-            _divide(kept, _flat(kept, dtype) + owed * share, now, by, momentum)
+            first_moment, *moments = (_flat(slot, dtype) for slot in slots[i])
+            # Keras's momentum may have overflowed, and would stay infinite.
+            share = _finite(first_moment, 0.0) / inputs.num_workers
+            moment = _transfer_moments(divisor, gradients.get(i), moments)
+            residual = worker_state.residual[i]
+            delayed = _flat(residual, dtype) + outstanding * share
+            _assign_preconditioned(residual, delayed, moment, divisor, momentum)
             if worker_state.velocity:
-                _divide(worker_state.velocity[i], share, now, by, momentum)
+                velocity = worker_state.velocity[i]
+                _assign_preconditioned(velocity, share, moment, divisor, momentum)
         return tf.constant(True)
 
-    tf.cond(first, take_over, lambda: tf.constant(True))
+    tf.cond(is_transition, transfer, lambda: tf.constant(True))
 
 
-def _take_moments(
-    by: Divisor, gradient: tf.Tensor | None, moments: Sequence[tf.Tensor]
+def _transfer_moments(
+    divisor: Divisor, gradient: tf.Tensor | None, moments: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Take over Adam's moments; return what the step's gradient is divided by.
+    """Assign Adam's moments; return the moment that the step's gradient is divided by.
 
-    A moment that no gradient enters stays what it is, as in Keras.
+    Without a gradient in this step the moment stays the same, as in Keras.
     """
     moments = [_finite(moment, moment.dtype.max) for moment in moments]
-    by.moment.assign(tf.reshape(moments[0], by.moment.shape))
-    now = moments[0]
+    divisor.moment.assign(tf.reshape(moments[0], divisor.moment.shape))
+    moment = moments[0]
     if gradient is not None:
-        now = preconditioning.update_moment(now, gradient, by.numbers, by.infinity)
-    if by.largest is None:
-        return now
-    by.largest.assign(tf.reshape(moments[1], by.largest.shape))
-    return tf.maximum(moments[1], now)
+        moment = preconditioning.update_moment(
+            moment, gradient, divisor.numbers, divisor.infinity
+        )
+    if divisor.largest is None:
+        return moment
+    divisor.largest.assign(tf.reshape(moments[1], divisor.largest.shape))
+    return tf.maximum(moments[1], moment)
 
 
-def _divide(
-    kept: Any, values: tf.Tensor, now: tf.Tensor, by: Divisor, momentum: float
+def _assign_preconditioned(
+    variable: PerWorkerVariable,
+    values: tf.Tensor,
+    moment: tf.Tensor,
+    divisor: Divisor,
+    momentum: float,
 ) -> None:
-    rescaled = preconditioning.rescale(values, now, by.numbers, by.infinity)
-    divided = rescaled * (1 / (1 - momentum))
-    largest = now.dtype.max  # what overflows would never leave again
-    within = tf.clip_by_value(divided, -largest, largest)
-    kept.assign(tf.reshape(within, kept.shape))
+    rescaled = preconditioning.rescale(
+        values, moment, divisor.numbers, divisor.infinity
+    )
+    preconditioned = rescaled * (1 / (1 - momentum))
+    largest = moment.dtype.max  # an infinite entry would stay in the state
+    bounded = tf.clip_by_value(preconditioned, -largest, largest)
+    variable.assign(tf.reshape(bounded, variable.shape))
 
 
 def _flat(variable: keras.Variable, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.reshape(tf.convert_to_tensor(variable.value), [-1]), dtype)
 
 
-def _finite(values: tf.Tensor, otherwise: float) -> tf.Tensor:
+def _finite(values: tf.Tensor, default: float) -> tf.Tensor:
     return tf.where(
-        tf.math.is_finite(values), values, tf.constant(otherwise, values.dtype)
+        tf.math.is_finite(values), values, tf.constant(default, values.dtype)
     )

@@ -1,10 +1,11 @@
-"""Choosing: what `exchange="auto"` comes to, when the optimizer is built."""
+"""Decides `exchange="auto"` and the buckets of `overlap` at build time."""
 
 import dataclasses
+import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,321 +38,161 @@ from tf_dgc.steps import native, tensorflow_ops
 from tf_dgc.steps import plan as plans
 from tf_dgc.steps.plan import StepPlan
 
-# --- Probing: what links and processors take, measured by all workers together.
-
-Clock: TypeAlias = Callable[[], float]
-Probe: TypeAlias = Generator[list[Primitive], list[tf.Tensor], LinkSpeeds]
-_Timed: TypeAlias = Generator[list[Primitive], list[tf.Tensor], float]
-SharedNumbers: TypeAlias = Generator[list[Primitive], list[tf.Tensor], list[float]]
-
-_TIMES = 5
-_COLD = 5  # turns, in which connections are made and grow
-_SEVERAL = 4  # collectives of a probe, one behind the other
-_PATHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes that go around the ring
-_LEAST = 1e-10  # seconds per byte, 80 Gbit/s
-_ENOUGH = 0.06  # seconds of a probe that tells the bandwidth
-
-
-def probe_links(
-    place: Rank, local: Callable[[], Sequence[float]], clock: Clock = time.perf_counter
-) -> Probe:
-    """Measure, and take of each number the largest that a worker found.
-
-    Args:
-        place: place of this worker, of two or more.
-        local: function that returns what this worker takes for merging, decoding and
-            rounding, as `Links` has them.
-        clock: function that returns the time, in seconds.
-
-    Yields:
-        Requests of all workers, one behind the other.
-
-    Returns:
-        The same numbers on all workers.
-    """
-    others = place.num_workers - 1
-    words, partner = tf.zeros([4], tf.int32), place.worker ^ 1
-    gather: list[Primitive] = [AllGather(words)]
-    # Of an odd number, the last one has no partner.
-    swap: list[Primitive] = [SendRecv(words, partner)] if partner <= others else []
-    probes = [gather, gather * _SEVERAL, swap, swap * _SEVERAL]
-    times: list[list[float]] = [[] for _ in probes]
-    # By turns, as other work on a machine comes and goes.
-    for _ in range(_COLD + _TIMES):
-        for probe, found in zip(probes, times, strict=True):
-            yield gather  # who had less to do before waits here, and not below
-            found.append((yield from _time(probe, clock)))
-    medians = [float(np.median(found[_COLD:])) for found in times]
-    one, ring, pair, pairs, *speeds = yield from share_slowest([*medians, *local()])
-    around = max(0.0, ring - one) / (_SEVERAL - 1)
-    swapped = min(max(0.0, pairs - pair) / (_SEVERAL - 1), around)
-    # Both are one collective, of one round and of as many as there are others.
-    latency = swapped / 2 if others == 1 else (around - swapped) / (others - 1)
-    latency = min(latency, swapped)
-    per_byte = yield from _bandwidth(place.num_workers, one, clock)
-    links = LinkSpeeds(swapped - latency, latency, per_byte, *speeds)
-    return links._replace(start=max(0.0, one - around))
-
-
-def _bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Timed:
-    """Return the seconds per byte, of gathers that are larger each time.
-
-    Args:
-        num_workers: number of workers, N.
-        seconds: seconds that a gather of nearly nothing takes.
-        clock: function that returns the time, in seconds.
-    """
-    before, per_byte = 0, 0.0
-    for path in _PATHS:
-        words = tf.zeros([max(1, path // 4 // (num_workers - 1))], tf.int32)
-        taken = []
-        for _ in range(_TIMES):
-            taken.append((yield from _time([AllGather(words)], clock)))
-        # What comes in between only ever makes it longer.
-        (found,) = yield from share_slowest([float(np.percentile(taken[1:], 25))])
-        sent = 4 * words.shape[0] * (num_workers - 1)
-        # What passes at once, before a link is as slow as it is, is in both. By what
-        # comes in between, more bytes may seem to take less; none come for nothing.
-        per_byte = max(_LEAST, (found - seconds) / (sent - before))
-        if found > _ENOUGH:
-            break
-        before, seconds = sent, found
-    return per_byte
-
-
-def _time(requests: list[Primitive], clock: Clock) -> _Timed:
-    """Return the seconds that they take."""
-    start = clock()
-    for reply in (yield requests):
-        np.asarray(reply)  # it is there
-    return clock() - start
-
-
-def share_slowest(numbers: Sequence[float]) -> SharedNumbers:
-    """Return the largest that a worker has of each number, the same on all.
-
-    Args:
-        numbers: numbers of this worker, as many as the others have.
-
-    Yields:
-        A request of all workers.
-    """
-    mine = tf.bitcast(tf.constant(numbers, tf.float64), tf.int32)
-    (rows,) = yield [AllGather(tf.reshape(mine, [-1]))]
-    pairs = tf.reshape(rows, [-1, len(numbers), 2])
-    return list(map(float, np.max(tf.bitcast(pairs, tf.float64), axis=0)))
-
-
-def local_speeds(clock: Clock = time.perf_counter) -> list[float]:
-    """Return what this worker takes for merging, decoding and rounding, per byte."""
-    with tf.device("CPU:0"):
-        buffers = tf.stack([_words(0), _words(1)])
-        path: Any = (
-            tensorflow_ops if native_library.load_library().library is None else native
-        )
-        sent = StepPlan(_FORM.layout, _FORM.counts, False)
-        vector = tf.zeros([1 << 18])
-        num_bytes = 4.0 * buffers.shape[0] * buffers.shape[1]
-
-        def rounded() -> tf.Tensor:
-            narrow = tf.cast(vector, tf.float16)
-            return tf.cast(narrow + narrow, tf.float32)
-
-        merge = lambda: sparse_merge.merge_buffers(buffers[0], buffers[1], _FORM)  # noqa: E731
-        decode = lambda: path.decode_and_sum(sent, vector[:0], buffers)  # noqa: E731
-        return [
-            _seconds(merge, clock) / num_bytes,
-            _seconds(decode, clock) / num_bytes,
-            _seconds(rounded, clock) / (2.0 * vector.shape[0]),
-        ]
-
-
-def _seconds(work: Callable, clock: Clock) -> float:
-    taken = []
-    for _ in range(_TIMES + 1):
-        start = clock()
-        np.asarray(tf.nest.flatten(work())[0])
-        taken.append(clock() - start)
-    return min(taken[1:])  # what comes in between only ever makes it longer
-
-
-# An eighth of a tensor's entries.
-_FORM = BufferLayout([TensorSpec("probe", (1 << 16,), tf.float32, False)], [1 << 13])
-
-
-def _words(first: int) -> tf.Tensor:
-    """Return a buffer of that form, of every eighth entry from the given one on."""
-    values = value_types.encode_values(tf.ones([1 << 13]), "float32")
-    selection = buffer.SelectedEntries(tf.range(first, 1 << 16, 8), values)
-    return buffer.encode_sparse(*_FORM, [selection], tf.constant(True))
-
-
-_SUMS_ANOTHER_DTYPE = (Float16, ScaleCom)  # first, than that of tensors sent whole
-
 
 @dataclasses.dataclass(frozen=True)
 class TunedExchange:
-    """What was chosen, the same on all workers.
+    """The compressor, algorithm and buckets of the steps, equal on all workers.
 
     Attributes:
-        name: name of it, "float16, " before that of the exchange if nothing is
-            compressed, and the number of buckets behind it if there are several.
+        name: name of the algorithm, after "float16, " if nothing is compressed, and
+            followed by the number of buckets if there are several.
         compressor: method of the steps.
-        exchange: exchange that they go by.
-        seconds: seconds that the model has for each candidate, by name.
-        links: numbers that the workers measured; None if there was nothing to measure.
-        buckets: indices of the tensors that go together, in the order of their
-            exchange; empty if all do, at the end of the backward pass.
+        algorithm: collective algorithm of the steps.
+        seconds: predicted seconds of each candidate, by name.
+        links: measured links; None if nothing was measured.
+        buckets: indices of the tensors of each bucket, in the order of their exchange;
+            empty if all tensors are exchanged after the backward pass.
     """
 
     name: str
     compressor: Compressor
-    exchange: CollectiveAlgorithm
+    algorithm: CollectiveAlgorithm
     seconds: dict[str, float]
     links: LinkSpeeds | None = None
     buckets: Sequence[Sequence[int]] = ()
 
 
+# The algorithm
+
+
 def choose_algorithm(
-    ways: CollectiveAlgorithm,
+    algorithm: CollectiveAlgorithm,
     compressor: Compressor,
     tensors: Sequence[TensorSpec],
     keeps_residual: bool,
-    merges: bool,
+    allows_merging: bool,
     overlaps: bool,
     strategy: tf.distribute.Strategy,
     communicator: Communicator,
 ) -> TunedExchange:
-    """Return what the steps go by, and let the communicator go by it.
+    """Choose the algorithm of the steps, and let the communicator use it.
 
-    Call it on all workers, after they have met. Without other processes nothing is
-    measured, nor where nothing follows from it.
-
-    Args:
-        ways: exchange that was asked for.
-        compressor: method that was asked for.
-        tensors: descriptions of all tensors.
-        keeps_residual: whether what is not sent is kept back.
-        merges: whether an exchange may merge what the method sends.
-        overlaps: whether steps overlap, in buckets that follow from the links.
-        strategy: strategy of the workers.
-        communicator: communicator of the steps.
+    Call it on all workers after they have met. Links are measured only between several
+    processes, and only if the choice or the buckets depend on them. `overlaps` says
+    whether the exchange overlaps with the backward pass.
     """
-    number, chooses = communicator.num_workers, isinstance(ways, Auto)
-    settled = Ring() if chooses else ways
-    if number > 1 and not chooses:  # what it costs may depend on who is where
-        settled = ways.settle(workers.hosts(strategy))
-    if not (chooses or overlaps) or not consensus.is_multi_worker(strategy):
-        return TunedExchange(settled.name, compressor, settled, {})
+    num_workers, is_auto = communicator.num_workers, isinstance(algorithm, Auto)
+    resolved = Ring() if is_auto else algorithm
+    if num_workers > 1 and not is_auto:  # it may depend on the workers' hosts
+        resolved = algorithm.settle(workers.hosts(strategy))
+    tuned = TunedExchange(resolved.name, compressor, resolved, {})
+    if not (is_auto or overlaps) or not consensus.is_multi_worker(strategy):
+        return tuned
     links = measure_links(strategy)
-    if not isinstance(ways, Auto):
-        return TunedExchange(settled.name, compressor, settled, {}, links)
-    chosen = decide_algorithm(
-        ways, compressor, tensors, keeps_residual, merges, number, links
+    if not isinstance(algorithm, Auto):
+        return dataclasses.replace(tuned, links=links)
+    tuned = decide_algorithm(
+        algorithm,
+        compressor,
+        tensors,
+        keeps_residual,
+        allows_merging,
+        num_workers,
+        links,
     )
-    communicator.use_algorithm(chosen.exchange)
-    return chosen
-
-
-def measure_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
-    """Return the numbers of the links, the same on all workers; all call it.
-
-    Args:
-        strategy: strategy of two workers or more, made ready.
-    """
-    with tf.init_scope():  # the first call may come while a step is being traced
-        place, *_ = link_benchmark.local_places(strategy)
-        return link_benchmark.run_probe(strategy, probe_links(place, local_speeds))
+    communicator.use_algorithm(tuned.algorithm)
+    return tuned
 
 
 def decide_algorithm(
-    ways: Auto,
+    auto: Auto,
     compressor: Compressor,
     tensors: Sequence[TensorSpec],
     keeps_residual: bool,
-    merges: bool,
+    allows_merging: bool,
     num_workers: int,
     links: LinkSpeeds,
 ) -> TunedExchange:
-    """Return the simplest of the candidates that are as fast as any, by the model.
-
-    Arguments are those of `choose`, with the number of workers, N, and what they found.
-    """
-    found: dict[str, tuple[Compressor, CollectiveAlgorithm]] = {}
+    """Return the simplest of the fastest candidates, as predicted by the cost model."""
+    candidates: dict[str, tuple[Compressor, CollectiveAlgorithm]] = {}
     seconds: dict[str, float] = {}
-    asked = request_sizes(compressor, tensors, num_workers)
-    size = sum(t.size for t in tensors if not t.uncompressed)
-    for exchange in ways.candidates(num_workers, merges, size) if asked else []:
-        found[exchange.name] = compressor, exchange
-        seconds[exchange.name] = predict_seconds(exchange, asked, num_workers, links)
-    if ways.dense and type(compressor) is TopK and keeps_residual:
+    sizes = request_sizes(compressor, tensors, num_workers)
+    if sizes:
+        entries = sum(t.size for t in tensors if not t.uncompressed)
+        for algorithm in auto.candidates(num_workers, allows_merging, entries):
+            candidates[algorithm.name] = compressor, algorithm
+            seconds[algorithm.name] = predict_seconds(
+                algorithm, sizes, num_workers, links
+            )
+    if auto.dense and type(compressor) is TopK and keeps_residual:
         dense = Float16()
-        vectors = request_sizes(dense, tensors, num_workers)
-        rounding = vectors[-1].num_bytes * links.rounding
-        for exchange in ways.candidates(num_workers, merges=False):
-            name = f"{dense.name}, {exchange.name}"
-            found[name] = dense, exchange
-            taken = predict_seconds(exchange, vectors, num_workers, links)
-            seconds[name] = taken + rounding
-    if not seconds:  # what the method sends is known only when it runs
-        found["ring"] = compressor, ways.candidates(num_workers, merges=False)[0]
+        sizes = request_sizes(dense, tensors, num_workers)
+        rounding = sizes[-1].num_bytes * links.rounding
+        for algorithm in auto.candidates(num_workers, merges=False):
+            name = f"{dense.name}, {algorithm.name}"
+            candidates[name] = dense, algorithm
+            exchange = predict_seconds(algorithm, sizes, num_workers, links)
+            seconds[name] = exchange + rounding
+    if not seconds:  # the sizes are known only when a step runs
+        ring = auto.candidates(num_workers, merges=False)[0]
+        candidates["ring"] = compressor, ring
         seconds["ring"] = 0.0
     name = list(seconds)[first_of_the_fastest(list(seconds.values()))]
-    return TunedExchange(name, *found[name], seconds, links)
+    return TunedExchange(name, *candidates[name], seconds, links)
 
 
 def request_sizes(
     compressor: Compressor, tensors: Sequence[TensorSpec], num_workers: int
 ) -> list[RequestSize]:
-    """Return what a step asks for; nothing if that is known only when it runs.
-
-    Args:
-        compressor: method of the tensors that are not exempt.
-        tensors: descriptions of all tensors.
-        num_workers: number of workers, N.
-    """
+    """Return the sizes of a step's requests; none if they depend on the gradients."""
     if type(compressor) is TopK:
-        return _of_top_k(compressor, tensors, num_workers)
-    each: Any = [
+        return _top_k_request_sizes(compressor, tensors, num_workers)
+    tensor_bytes: Any = [
         compressor.bytes(t.shape, t.dtype) for t in tensors if not t.uncompressed
     ]
-    if None in each:
+    if None in tensor_bytes:
         return []
     kind = "sum" if compressor.aggregation == "sum" else "gather"
     uncompressed = sum(t.size * t.dtype.size for t in tensors if t.uncompressed)
-    apart = len(plans.split_uncompressed(tensors, num_workers)) > 1
+    if kind == "gather":
+        separate = len(plans.split_uncompressed(tensors, num_workers)) > 1
+    else:  # sums of one dtype are one collective
+        first_sum_has_other_dtype = isinstance(compressor, (Float16, ScaleCom))
+        separate = first_sum_has_other_dtype or any(
+            t.uncompressed_dtype for t in tensors if t.uncompressed
+        )
     rounds = 2 if isinstance(compressor, TwoRounds) else 1
-    if kind == "sum":  # of one dtype there is one collective in a round
-        apart = isinstance(compressor, _SUMS_ANOTHER_DTYPE)
-        apart |= any(t.uncompressed_dtype for t in tensors if t.uncompressed)
-    alone, joined = (uncompressed, 0) if apart else (0, uncompressed)
-    found = [RequestSize(kind, sum(each) / rounds)] * rounds
-    found[0] = RequestSize(kind, joined + found[0].num_bytes)
-    return [asked for asked in (RequestSize("sum", alone), *found) if asked.num_bytes]
+    per_round = sum(tensor_bytes) / rounds
+    sizes = [RequestSize(kind, per_round)] * rounds
+    if separate:
+        sizes.insert(0, RequestSize("sum", uncompressed))
+    else:
+        sizes[0] = RequestSize(kind, uncompressed + per_round)
+    return [size for size in sizes if size.num_bytes]
 
 
-def _of_top_k(
+def _top_k_request_sizes(
     compressor: TopK, tensors: Sequence[TensorSpec], num_workers: int
 ) -> list[RequestSize]:
     sparsity = schedules.final_sparsity(compressor.sparsity)
-    asked = []
-    for places in plans.split_uncompressed(tensors, num_workers):
+    sizes = []
+    for indices in plans.split_uncompressed(tensors, num_workers):
         layout = [
-            tensors[i]._replace(value_dtype=compressor.value_dtype) for i in places
+            tensors[i]._replace(value_dtype=compressor.value_dtype) for i in indices
         ]
-        sent = plans.plan_step(layout, sparsity, num_workers)
-        asked.append(RequestSize("sum" if sent.dense else "entries", sent.num_bytes))
-    return asked
+        plan = plans.plan_step(layout, sparsity, num_workers)
+        sizes.append(RequestSize("sum" if plan.dense else "entries", plan.num_bytes))
+    return sizes
 
 
-# --- Bucketing: which tensors of a step are exchanged together while it goes on.
+# Overlap and buckets
 
-# Where nothing is measured, as of the replicas of one process: links of 1 Gbit/s.
-_ASSUMED = LinkSpeeds(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 8e-10)
-_WORTH_IT = 0.9  # of the time without
-# Where the links are found to be busy to the end, all that is left goes together, which
-# costs much if they are not, and saves little if they are.
-_LONGER = 1.25
+# Assumed links of 1 Gbit/s, where nothing is measured.
+_ASSUMED_LINKS = LinkSpeeds(1e-3, 1e-4, 8e-9, 5e-9, 4e-9, 8e-10)
+_WORTH_IT = 0.9  # of the time without overlap
+# If the links seem busy until the end, all remaining tensors form one bucket. That
+# costs much if they are not busy, and saves little if they are.
+_BACKWARD_MARGIN = 1.25
 
 
 def check_overlap(
@@ -360,114 +201,246 @@ def check_overlap(
     hyperparameters: InnerHyperparameters,
     track_staleness: bool,
 ) -> None:
-    """Raise `ValueError` for an overlap that cannot be.
-
-    Args:
-        overlap: choice of the user.
-        compressor: method of the optimizer.
-        hyperparameters: settings of the inner optimizer that are applied in its place.
-        track_staleness: whether it is remembered when entries were sent.
-    """
-    if not (overlap is None or isinstance(overlap, bool) or _is_time(overlap)):
+    """Raise `ValueError` if the user's `overlap` is no choice or not possible."""
+    is_seconds = isinstance(overlap, int | float) and 0 < overlap < math.inf
+    if not (overlap is None or isinstance(overlap, bool) or is_seconds):
         raise ValueError(
             '`overlap` must be True, False, None (where `exchange="auto"` finds that '
             "it pays), or the seconds that a backward pass takes, a finite number "
             f"above 0. Received: overlap={show(overlap)}"
         )
-    found = overlap_hindrance(compressor, hyperparameters, track_staleness)
-    if overlap and found:
+    hindrance = overlap_hindrance(compressor, hyperparameters, track_staleness)
+    if overlap and hindrance:
         raise ValueError(
-            "With `overlap` a tensor is exchanged while the gradients of others are "
-            f"not there yet, and {found}. Received: overlap={show(overlap)}"
+            "With `overlap` a tensor is exchanged before the gradients of others are "
+            f"computed, and {hindrance}. Received: overlap={show(overlap)}"
         )
 
 
 def overlap_hindrance(
     compressor: Compressor, hyperparameters: InnerHyperparameters, track_staleness: bool
 ) -> str | None:
-    """Return why steps cannot overlap, and what to do; None if they can.
-
-    Arguments are those of `check`.
-    """
+    """Return why steps cannot overlap, and what to do; None if they can."""
     if compressor.together:
         return f"{compressor!r} sees all of them as one. Use another method"
     if hyperparameters.clipping["global_clipnorm"]:
-        return "`global_clipnorm` is about the norm of all. Use `clipnorm`"
+        return "`global_clipnorm` needs all of them. Use `clipnorm`"
     if hyperparameters.adam:
-        return "the Adam correction takes a sample of all. Use `adam_correction=False`"
-    if hyperparameters.calls > 1:
+        return "the Adam correction samples all of them. Use `adam_correction=False`"
+    if hyperparameters.accumulation_steps > 1:
         return (
             "with `gradient_accumulation_steps` the last of several calls takes the "
-            "step, when all are there. Leave one of both out"
+            "step, when all are there. Use one of the two"
         )
     if track_staleness:
         return "`track_staleness` counts whole steps. Leave it out"
     return None
 
 
-def _is_time(overlap: object) -> bool:
-    return isinstance(overlap, int | float) and 0 < overlap < math.inf
-
-
 def split_into_buckets(
-    chosen: TunedExchange,
-    wanted: bool | float | None,
+    tuned: TunedExchange,
+    overlap: bool | float | None,
     tensors: Sequence[TensorSpec],
-    num_kept: int,
+    num_state_variables: int,
     num_workers: int,
 ) -> TunedExchange:
-    """Return what was chosen with the buckets of its steps, if they are to overlap.
+    """Return the exchange with buckets, if the steps overlap.
 
-    The backward pass is taken to finish tensors from the last to the first, and to take
-    as long for each entry.
-
-    Args:
-        chosen: method and exchange.
-        wanted: choice of the user: whether to overlap, or the seconds that a backward
-            pass takes; None if it is to be where the model says that it pays.
-        tensors: descriptions of all tensors.
-        num_kept: number of variables of a tensor's size that a worker keeps of each.
-        num_workers: number of workers, N.
+    With `overlap=None` they do if the cost model predicts that it pays. The backward
+    pass is assumed to compute gradients from the last tensor to the first, and to take
+    the same time for each entry. A worker has `num_state_variables` for each tensor.
     """
-    if wanted is False or num_workers == 1 or (wanted is None and not chosen.links):
-        return chosen
+    if overlap is False or num_workers == 1 or (overlap is None and not tuned.links):
+        return tuned
+    links = tuned.links or _ASSUMED_LINKS
     order = list(reversed(range(len(tensors))))
-    links = chosen.links or _ASSUMED
-    costs = _costs(chosen, [tensors[i] for i in order], num_workers, links)
-    # As long as the exchange, where it is not known.
-    backward = costs.alone if wanted is None or wanted is True else float(wanted)
+    times = _transfer_times(tuned, [tensors[i] for i in order], num_workers, links)
+    # If unknown, the backward pass is assumed to take as long as the exchange.
+    backward = times.alone if overlap is None or overlap is True else float(overlap)
     sizes = [tensors[i].size for i in order]
-    ready = [backward * done / sum(sizes) for done in accumulate(sizes)]
-    places = cost_model.plan_buckets([_LONGER * seconds for seconds in ready], costs)
-    if wanted is None:
-        # What is kept is copied, and sums are in memory before they are applied.
-        passes = (num_kept + 1) * sum(sizes) * links.rounding
-        taken = cost_model.finish_time(ready, places, costs) + passes
-        if taken > _WORTH_IT * (backward + costs.alone):
-            return chosen
-    buckets = [[order[place] for place in sorted(some)[::-1]] for some in places]
-    if len(buckets) < 2:
-        return chosen
-    name = f"{chosen.name}, {len(buckets)} buckets"
-    return dataclasses.replace(chosen, name=name, buckets=buckets)
+    ready = [backward * n / sum(sizes) for n in itertools.accumulate(sizes)]
+    bucket_places = cost_model.plan_buckets(
+        [_BACKWARD_MARGIN * s for s in ready], times
+    )
+    if overlap is None:
+        # Overlap copies the state, and stores sums before they are applied.
+        copies = (num_state_variables + 1) * sum(sizes) * links.rounding
+        finish = cost_model.finish_time(ready, bucket_places, times) + copies
+        if finish > _WORTH_IT * (backward + times.alone):
+            return tuned
+    if len(bucket_places) < 2:
+        return tuned
+    buckets = [
+        [order[place] for place in sorted(places, reverse=True)]
+        for places in bucket_places
+    ]
+    name = f"{tuned.name}, {len(buckets)} buckets"
+    return dataclasses.replace(tuned, name=name, buckets=buckets)
 
 
-def _costs(
-    chosen: TunedExchange,
+def _transfer_times(
+    tuned: TunedExchange,
     tensors: Sequence[TensorSpec],
     num_workers: int,
     links: LinkSpeeds,
 ) -> TransferTimes:
-    """Return what exchanging takes; of unknown payloads as if all were sent."""
+    """Return the predicted times of all tensors; unknown sizes count as dense."""
 
-    def asked(some: Sequence[TensorSpec]) -> list[RequestSize]:
-        found = request_sizes(chosen.compressor, some, num_workers)
-        return found or [RequestSize("sum", sum(t.size * t.dtype.size for t in some))]
+    def sizes(tensors: Sequence[TensorSpec]) -> list[RequestSize]:
+        dense_bytes = sum(t.size * t.dtype.size for t in tensors)
+        dense = [RequestSize("sum", dense_bytes)]
+        return request_sizes(tuned.compressor, tensors, num_workers) or dense
 
     return cost_model.transfer_times(
-        chosen.exchange,
-        [asked([tensor]) for tensor in tensors],
-        asked(tensors),
+        tuned.algorithm,
+        [sizes([tensor]) for tensor in tensors],
+        sizes(tensors),
         num_workers,
         links,
     )
+
+
+# Measured links and processors
+
+Clock: TypeAlias = Callable[[], float]  # seconds
+_Seconds: TypeAlias = Generator[list[Primitive], list[tf.Tensor], float]
+
+_REPETITIONS = 5
+_WARMUP = 5  # repetitions in which connections are opened and buffers grow
+_SEVERAL = 4  # collectives of one measurement, one after the other
+_PATHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes that pass each link of the ring
+_MIN_PER_BYTE = 1e-10  # seconds, 80 Gbit/s
+_LONG_ENOUGH = 0.06  # seconds of a collective from which the bandwidth follows
+
+
+def measure_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
+    """Measure links and processors; call it on all of two or more workers."""
+    with tf.init_scope():  # the first call may come while a step is being traced
+        rank, *_ = link_benchmark.local_places(strategy)
+        return link_benchmark.run_probe(strategy, probe_links(rank, local_speeds))
+
+
+def probe_links(
+    rank: Rank,
+    local_speeds: Callable[[], Sequence[float]],
+    clock: Clock = time.perf_counter,
+) -> Generator[list[Primitive], list[tf.Tensor], LinkSpeeds]:
+    """Measure the links; of each number all workers take the slowest worker's.
+
+    `local_speeds` returns this worker's seconds per byte for merging, decoding and
+    rounding, as in `LinkSpeeds`.
+    """
+    others = rank.num_workers - 1
+    words, partner = tf.zeros([4], tf.int32), rank.worker ^ 1
+    gather: list[Primitive] = [AllGather(words)]
+    # With an odd number of workers, the last one has no partner.
+    swap: list[Primitive] = [SendRecv(words, partner)] if partner <= others else []
+    measurements = [gather, gather * _SEVERAL, swap, swap * _SEVERAL]
+    times: list[list[float]] = [[] for _ in measurements]
+    # Interleaved, because other processes come and go.
+    for _ in range(_WARMUP + _REPETITIONS):
+        for requests, seconds in zip(measurements, times, strict=True):
+            yield gather  # a barrier, so that waiting for others is not measured
+            seconds.append((yield from _time(requests, clock)))
+    medians = [float(np.median(seconds[_WARMUP:])) for seconds in times]
+    slowest = yield from share_slowest([*medians, *local_speeds()])
+    one_gather, gathers, one_swap, swaps, *speeds = slowest
+    ring = max(0.0, gathers - one_gather) / (_SEVERAL - 1)
+    pair = min(max(0.0, swaps - one_swap) / (_SEVERAL - 1), ring)
+    # A swap is a collective of one round, a gather is one of N - 1 rounds.
+    latency = pair / 2 if others == 1 else (ring - pair) / (others - 1)
+    latency = min(latency, pair)
+    per_byte = yield from _measure_bandwidth(rank.num_workers, one_gather, clock)
+    links = LinkSpeeds(pair - latency, latency, per_byte, *speeds)
+    return links._replace(start=max(0.0, one_gather - ring))
+
+
+def _measure_bandwidth(num_workers: int, seconds: float, clock: Clock) -> _Seconds:
+    """Return the seconds per byte, measured with increasingly large gathers.
+
+    A tiny gather takes `seconds`.
+    """
+    num_bytes, per_byte = 0, 0.0
+    for path in _PATHS:
+        words = tf.zeros([max(1, path // 4 // (num_workers - 1))], tf.int32)
+        times = []
+        for _ in range(_REPETITIONS):
+            times.append((yield from _time([AllGather(words)], clock)))
+        # A low percentile, because other processes only ever make it slower.
+        quick = float(np.percentile(times[1:], 25))
+        (new_seconds,) = yield from share_slowest([quick])
+        new_bytes = 4 * words.shape[0] * (num_workers - 1)
+        # The difference of two sizes excludes the burst that a link passes at once. It
+        # may be negative by chance.
+        difference = (new_seconds - seconds) / (new_bytes - num_bytes)
+        per_byte = max(_MIN_PER_BYTE, difference)
+        if new_seconds > _LONG_ENOUGH:
+            break
+        num_bytes, seconds = new_bytes, new_seconds
+    return per_byte
+
+
+def _time(requests: list[Primitive], clock: Clock) -> _Seconds:
+    """Return the seconds that the requests take."""
+    start = clock()
+    for reply in (yield requests):
+        np.asarray(reply)  # wait for it
+    return clock() - start
+
+
+def share_slowest(
+    numbers: Sequence[float],
+) -> Generator[list[Primitive], list[tf.Tensor], list[float]]:
+    """Return the largest of all workers' values of each number, the same on all."""
+    words = tf.bitcast(tf.constant(numbers, tf.float64), tf.int32)
+    (rows,) = yield [AllGather(tf.reshape(words, [-1]))]
+    pairs = tf.reshape(rows, [-1, len(numbers), 2])
+    return list(map(float, np.max(tf.bitcast(pairs, tf.float64), axis=0)))
+
+
+_PROBE_SIZE = 1 << 16
+_PROBE_LAYOUT = BufferLayout(
+    [TensorSpec("probe", (_PROBE_SIZE,), tf.float32, False)], [_PROBE_SIZE // 8]
+)
+
+
+def local_speeds(clock: Clock = time.perf_counter) -> list[float]:
+    """Return this worker's seconds per byte for merging, decoding and rounding."""
+    with tf.device("CPU:0"):
+        buffers = tf.stack([_probe_buffer(0), _probe_buffer(1)])
+        is_native = native_library.load_library().library is not None
+        path: Any = native if is_native else tensorflow_ops
+        plan = StepPlan(_PROBE_LAYOUT.layout, _PROBE_LAYOUT.counts, False)
+        vector = tf.zeros([1 << 18])
+        merge = functools.partial(
+            sparse_merge.merge_buffers, buffers[0], buffers[1], _PROBE_LAYOUT
+        )
+        decode = functools.partial(path.decode_and_sum, plan, vector[:0], buffers)
+
+        def add_rounded() -> tf.Tensor:
+            narrow = tf.cast(vector, tf.float16)
+            return tf.cast(narrow + narrow, tf.float32)
+
+        buffers_bytes = 4.0 * buffers.shape[0] * buffers.shape[1]
+        return [
+            _shortest_time(merge, clock) / buffers_bytes,
+            _shortest_time(decode, clock) / buffers_bytes,
+            _shortest_time(add_rounded, clock) / (2.0 * vector.shape[0]),
+        ]
+
+
+def _probe_buffer(first: int) -> tf.Tensor:
+    """Return a buffer with every eighth entry, from `first` on."""
+    values = value_types.encode_values(tf.ones([_PROBE_SIZE // 8]), "float32")
+    selection = buffer.SelectedEntries(tf.range(first, _PROBE_SIZE, 8), values)
+    return buffer.encode_sparse(*_PROBE_LAYOUT, [selection], tf.constant(True))
+
+
+def _shortest_time(function: Callable[[], Any], clock: Clock) -> float:
+    """Return the shortest seconds, because other processes only make it slower."""
+    times = []
+    for _ in range(_REPETITIONS + 1):
+        start = clock()
+        np.asarray(tf.nest.flatten(function())[0])
+        times.append(clock() - start)
+    return min(times[1:])

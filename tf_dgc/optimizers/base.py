@@ -1,10 +1,10 @@
-"""What Keras asks of an optimizer that wraps another one."""
+"""Base class of the optimizers that wrap another one, with what Keras requires."""
 
 import itertools
 import warnings
 import zlib
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,218 +23,44 @@ from tf_dgc.multiworker.worker_variables import (
     ReplicaCopies,
 )
 from tf_dgc.optimizers import inner_hyperparameters
-from tf_dgc.optimizers.inner_hyperparameters import InnerHyperparameters, Serialize
-
-# --- Loading: whether what was saved is an optimizer's state, and all of it.
-
-_MARK = "tf_dgc"  # a key beside those of the variables, "0", "1", ...
-_OF_GRADIENTS, _OF_UPDATES = 1, 2  # what it says of the units of what waits
-_COMMON = 2  # variables that every optimizer may have: iterations and learning rate
-_WITHOUT = (
-    "Without the state: `load_model(path, compile=False)`, or `load_weights(path, "
-    "skip_mismatch=True)`."
+from tf_dgc.optimizers.inner_hyperparameters import (
+    InnerHyperparameters,
+    Serialize,
+    delegated_setting,
+    describe_constructor,
 )
 
 
-def describe_state(
-    scales_by_learning_rate: bool,
-    turns: int,
-    own: int,
-    optimizers: Sequence[keras.optimizers.Optimizer],
-) -> list[int]:
-    """Return what is saved beside a state, so that none of another form is loaded.
-
-    Args:
-        scales_by_learning_rate: whether what waits has the learning rate in it.
-        turns: number of parts of the model that take turns.
-        own: number of the optimizer's own variables; 0 if it is not built.
-        optimizers: optimizers that Keras saves beside it.
-
-    Returns:
-        A number that stands for the units of what waits; the two others; and of each
-        optimizer beside it the number of its variables, 0 if it is not built, and a
-        CRC-32 of their shapes.
-    """
-    shapes = [[tuple(v.shape) for v in o.variables if o.built] for o in optimizers]
-    forms = [(len(some), zlib.crc32(str(some).encode())) for some in shapes]
-    units = _OF_UPDATES if scales_by_learning_rate else _OF_GRADIENTS
-    return [units, turns, own, *itertools.chain(*forms)]
-
-
-def mark_store(store: Any, description: Sequence[int]) -> None:
-    """Say in a store of Keras's that an optimizer of this package filled it.
-
-    Args:
-        store: store of what is saved.
-        description: numbers that `describe` returned.
-    """
-    store[_MARK] = np.array(description, np.int64)
-
-
-def is_marked_store(store: Any) -> bool:
-    """Whether an optimizer of this package filled a store."""
-    return _MARK in set(store.keys())
-
-
-def saved_description(store: Any) -> list[int]:
-    """Return the numbers that a store of this package's was marked by."""
-    return list(map(int, read_saved(store, _MARK)))
-
-
-def check_compatible(saved: Sequence[int], own: Sequence[int], kind: str) -> None:
-    """Raise `ValueError` if a state of this form would not be loaded, or not whole.
-
-    Args:
-        saved: numbers of `describe` that were saved.
-        own: those of the optimizer that is to load it.
-        kind: name of the optimizer's class.
-    """
-    if saved[0] != own[0]:
-        names = {_OF_UPDATES: "updates", _OF_GRADIENTS: "gradients"}
-        raise ValueError(
-            f"What waits was saved in units of {names[saved[0]]}, and this optimizer "
-            f"keeps it in units of {names[own[0]]}: one of them has the learning rate "
-            "in it. Load with the settings it was saved with: `rate_correction`, or "
-            f"else compressor, sparsity and inner optimizer. {_WITHOUT}"
-        )
-    if saved[1] != own[1]:
-        raise ValueError(
-            f"The saved {kind} has `parts={saved[1]}` of the model that take turns, "
-            f"and this one has `parts={own[1]}`, so what is under way would be taken "
-            "for that of another part. Load with the settings it was saved with. "
-            f"{_WITHOUT}"
-        )
-    if saved[2] and own[2] and saved[2] != own[2]:
-        raise ValueError(_of_others(kind, saved[2], own[2]))
-    pairs = zip(_forms(saved), _forms(own), strict=True)
-    for (was, its_shapes), (now, own_shapes) in pairs:
-        other = was != now or its_shapes != own_shapes
-        if was and now and other and max(was, now) > _COMMON:
-            raise ValueError(
-                f"The optimizer within the saved {kind} has {was} variables, and the "
-                f"one within this has {now}{'' if was != now else ' of other shapes'}. "
-                "Load with the settings it was saved with: its kind, `use_ema`, "
-                "`momentum`, `amsgrad` and the like, and whether its learning rate is "
-                f"a schedule, decide which variables there are. {_WITHOUT}"
-            )
-
-
-def _forms(description: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(description[3::2], description[4::2], strict=True))
-
-
-def saved_names(store: Any) -> list[str]:
-    """Return the keys of what was saved of variables, sorted."""
-    return sorted(set(store.keys()) - {_MARK})
-
-
-def read_saved(store: Any, name: str) -> np.ndarray:
-    """Return a value that was saved, which older Keras leaves in the file."""
-    return np.asarray(store[name])
-
-
-def saved_checksum(store: Any, name: str) -> int:
-    """Return the CRC-32 of a value that was saved, of whatever dtype."""
-    values = np.ascontiguousarray(read_saved(store, name)).reshape(-1)
-    return zlib.crc32(values.view(np.uint8).data)
-
-
-def is_unbuilt_state(store: Any) -> bool:
-    """Whether all that was saved are the iterations, of which there were none."""
-    return saved_names(store) == ["0"] and np.array_equal(read_saved(store, "0"), 0)
-
-
-def should_load(
-    kind: str, built: bool, trains: bool, steps: int, store: Any, own: int
-) -> bool:
-    """Whether there is something to load; nothing that counts is left out silently.
-
-    Args:
-        kind: name of the optimizer's class.
-        built: whether it is built.
-        trains: whether it was given variables, if it was built at all.
-        steps: number of steps that it has taken.
-        store: store of what was saved.
-        own: number of the optimizer's variables.
-
-    Raises:
-        ValueError: if what this package saved would be lost, or is another state.
-    """
-    if is_unbuilt_state(store):
-        if steps:
-            _warn_of("it was saved before any step, and this one's is kept")
-        return False
-    saved = len(saved_names(store))
-    if not is_marked_store(store):
-        why = "it is of one that is not of this package" if saved else "there is none"
-        _warn_of(f"{why}, and {kind} stays as it is")
-        return False
-    if not trains:
-        _warn_of("the model has no trainable variables")
-        return False
-    if saved == own:
-        return True
-    if not built:
-        raise ValueError(
-            f"This {kind} is not yet built, so what is saved of its state would be "
-            "lost. Before loading, `with strategy.scope(): "
-            "model.optimizer.build(model.trainable_variables)`; or load without the "
-            "state, by `load_weights(path, skip_mismatch=True)` or before `compile`."
-        )
-    raise ValueError(_of_others(kind, saved, own))
-
-
-def _of_others(kind: str, saved: int, own: int) -> str:
-    return (
-        f"The saved {kind} has {saved} variables, this one has {own}. Load with the "
-        "settings it was saved with: compressor, error feedback, sparsity above 0, "
-        "momentum and Adam correction, what is tracked, the inner optimizer's "
-        "`momentum` and `gradient_accumulation_steps`, and which layers were trainable "
-        f"when it was built decide which variables there are. {_WITHOUT}"
-    )
-
-
-def _warn_of(why: str) -> None:
-    warnings.warn(
-        f"What is saved of the optimizer's state is not loaded: {why}.", stacklevel=4
-    )
-
-
 class OptimizerWrapper(save_hooks.CheckpointHooks):
-    """A `keras.optimizers.Optimizer` whose update is applied by an inner one.
+    """A Keras optimizer whose update is applied by an inner one.
 
-    Learning rate, iterations and all settings that Keras optimizers have in common
-    belong to the inner optimizer, or were taken over from it; the wrapper shows them as
-    its own. Setting one acts, as in Keras, on steps that are traced from then on: do it
-    before `fit`, or compile the model again.
+    Learning rate, iterations and all settings that Keras optimizers have in common are
+    those of the inner optimizer, or were taken from it; the wrapper has them as its
+    attributes. As in Keras, a changed setting acts on steps that are traced afterwards:
+    change it before `fit`, or compile the model again.
 
     Args:
         inner_optimizer: optimizer that applies the update to gradients that are already
-            summed over the workers. It is changed not to sum them again.
-        hyperparameters: the settings of the inner optimizer that are applied in its
-            place.
+            summed over the workers; its own all-reduce is turned off.
+        hyperparameters: hyperparameters that the wrapper applies instead.
         name: name of the optimizer.
-        strategy: strategy under which the optimizer was created, prepared.
+        strategy: strategy in whose scope it is created, prepared.
     """
 
-    saved_by_all_workers = True  # each has a part
-    own_backup = ""  # name of the backup of who backs up without the other workers
-    fixed: Set[str] = frozenset()  # names of attributes that are set once
-    steps_locally = False  # whether a step of the inner optimizer meets nobody
+    saved_by_all_workers = True  # each saves a part
+    own_backup = ""  # subfolder of a worker that backs up without the others
+    fixed: Set[str] = frozenset()  # constructor arguments that cannot change
+    steps_locally = False  # whether the inner optimizer takes local steps
 
-    weight_decay = inner_hyperparameters.delegated_setting("weight_decay")
-    clipnorm = inner_hyperparameters.delegated_setting("clipnorm")
-    global_clipnorm = inner_hyperparameters.delegated_setting("global_clipnorm")
-    clipvalue = inner_hyperparameters.delegated_setting("clipvalue")
-    use_ema = inner_hyperparameters.delegated_setting("use_ema")
-    ema_momentum = inner_hyperparameters.delegated_setting("ema_momentum")
-    ema_overwrite_frequency = inner_hyperparameters.delegated_setting(
-        "ema_overwrite_frequency"
-    )
-    loss_scale_factor = inner_hyperparameters.delegated_setting("loss_scale_factor")
-    gradient_accumulation_steps = inner_hyperparameters.delegated_setting(
-        "gradient_accumulation_steps"
-    )
+    weight_decay = delegated_setting("weight_decay")
+    clipnorm = delegated_setting("clipnorm")
+    global_clipnorm = delegated_setting("global_clipnorm")
+    clipvalue = delegated_setting("clipvalue")
+    use_ema = delegated_setting("use_ema")
+    ema_momentum = delegated_setting("ema_momentum")
+    ema_overwrite_frequency = delegated_setting("ema_overwrite_frequency")
+    loss_scale_factor = delegated_setting("loss_scale_factor")
+    gradient_accumulation_steps = delegated_setting("gradient_accumulation_steps")
 
     def __init__(
         self,
@@ -250,49 +76,37 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         self._hyperparameters = hyperparameters
         self._strategy = strategy
         self._trains_nothing = False
-        self._is_loaded = True  # what a file has for it, and so for the inner one
+        self._is_loaded = True  # if not, Keras must not load the inner optimizer either
         keras_optimizers.load_only_if(inner_optimizer, lambda: self._is_loaded)
-        self._form = save_hooks.SavedNote(self._describe, self._check_form)
+        # Checkpoints contain the name of this attribute.
+        self._form = save_hooks.SavedNote(
+            lambda: self._describe_state().to_numbers(),
+            lambda numbers: self._check_state(StateDescription.from_numbers(numbers)),
+        )
         self.inner_optimizer = inner_optimizer
 
+    # --- settings and variables -----------------------------------------------------
+
     def read_setting(self, name: str) -> Any:
-        """Return one of `settings.NAMES`, as the user gave or set it."""
-        if name in self._hyperparameters.taken:
-            return self._hyperparameters.taken[name]
+        """Return one of `SHARED_SETTINGS`, as the user set it."""
+        if name in self._hyperparameters.values:
+            return self._hyperparameters.values[name]
         return getattr(self.inner_optimizer, name)
 
     def change_setting(self, name: str, value: Any) -> None:
-        """Set one of `settings.NAMES`.
+        """Set one of `SHARED_SETTINGS`.
 
         Raises:
-            ValueError: for a value that is refused when an optimizer is made, and for
-                `use_ema` and accumulation of an optimizer that is built.
+            ValueError: for values that the constructor rejects too; if the optimizer is
+                built, for `use_ema` and `gradient_accumulation_steps`.
         """
         inner_hyperparameters.check_setting_change(
             self, name, value, self.steps_locally
         )
-        if name in self._hyperparameters.taken:
-            self._hyperparameters.taken[name] = value
+        if name in self._hyperparameters.values:
+            self._hyperparameters.values[name] = value
         else:
             setattr(self.inner_optimizer, name, value)
-
-    @property
-    def differing_variables(self) -> list[keras.Variable]:
-        """Variables that differ by worker, of the model too, of stock kinds."""
-        return []
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The optimizer's variables, those of the inner optimizer included.
-
-        None while a part of a backup is written or read: `LossScaleOptimizer` would
-        add up those of all workers, beside what this optimizer saves itself.
-        """
-        if worker_parts.part_being_written() or worker_parts.part_being_read():
-            return []
-        own = keras_optimizers.own_variables(self)
-        known = {id(v) for v in own}
-        return own + [v for v in self.inner_optimizer.variables if id(v) not in known]
 
     @property
     def iterations(self) -> Any:
@@ -301,12 +115,37 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate, which belongs to the inner optimizer."""
+        """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
         self.inner_optimizer.learning_rate = value
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables of this optimizer and of the inner one.
+
+        Empty while a part of a backup is written or read: `LossScaleOptimizer` would
+        add up all workers' variables, in addition to what this optimizer saves.
+        """
+        if worker_parts.part_being_written() or worker_parts.part_being_read():
+            return []
+        variables = keras_optimizers.own_variables(self)
+        ids = {id(v) for v in variables}
+        return variables + [
+            v for v in self.inner_optimizer.variables if id(v) not in ids
+        ]
+
+    @property
+    def differing_variables(self) -> list[keras.Variable]:
+        """Plain variables, including the model's, whose values differ by worker."""
+        return []
+
+    @property
+    def wrapped_optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Optimizers that Keras saves in addition to this one."""
+        return [self.inner_optimizer]
 
     @property
     def _model_variables_moving_average(self) -> Any:
@@ -317,46 +156,17 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         """See `keras.optimizers.Optimizer.exclude_from_weight_decay`."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        inner_hyperparameters.check_attribute(self, name, value, self.fixed)
-        super().__setattr__(name, value)
-
-    def __repr__(self) -> str:
-        own = {k: v for k, v in vars(self).items() if not k.startswith("_")}
-        return inner_hyperparameters.describe_constructor(
-            type(self), own, *self._wrapped()
-        )
-
-    def _wrapped(self) -> list[str]:
-        """Return what the wrapped optimizers are, as they are to be shown."""
-        inner = keras_optimizers.arguments_of(self.inner_optimizer)
-        inner.update(self._hyperparameters.taken)
-        return [
-            inner_hyperparameters.describe_constructor(
-                type(self.inner_optimizer), inner
-            )
-        ]
-
-    def check_copies(self) -> None:
-        """Raise `ValueError` if a function would read the optimizer that was copied.
-
-        Call it before the first step: by now a name may stand for this optimizer.
-        """
-        for optimizer in self.wrapped_optimizers:
-            for reference in optimizer_copies.name_references(optimizer):
-                inner_hyperparameters.check_reference(self, reference)
-
     def finalize_variable_values(self, var_list: Any) -> None:
         """Let the inner optimizer set final values (moving averages)."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+    def set_weights(self, weights: Sequence[np.ndarray[Any, Any]]) -> None:
         """Set all of `variables`; call it on every worker.
 
         Args:
             weights: one value for each, for example `[v.numpy() for v in variables]`.
-                Of state that differs between workers it is the sum, of which every
-                worker gets an equal share.
+                For state that differs between workers, the value is the sum over
+                workers, and every worker gets an equal share.
 
         Raises:
             ValueError: before the optimizer is built, and for other numbers or shapes.
@@ -372,28 +182,56 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
-    def __reduce__(self) -> tuple[Callable, tuple]:
-        """Return what makes a copy: of the settings, as in Keras not of the state."""
-        if self.built:
-            warnings.warn(
-                f"A copy of this {type(self).__name__} has its settings, and begins "
-                "without its state.",
-                stacklevel=2,
-            )
-        made_of = keras.saving.serialize_keras_object(self)
-        return keras.saving.deserialize_keras_object, (made_of,)
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner_hyperparameters.check_attribute(self, name, value, self.fixed)
+        super().__setattr__(name, value)
 
-    # --- saving ---------------------------------------------------------------------
+    def __repr__(self) -> str:
+        public = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        return describe_constructor(type(self), public, *self._repr_arguments())
+
+    def _repr_arguments(self) -> list[str]:
+        """Return the wrapped optimizers as `repr` shows them."""
+        inner = keras_optimizers.arguments_of(self.inner_optimizer)
+        inner.update(self._hyperparameters.values)
+        return [describe_constructor(type(self.inner_optimizer), inner)]
+
+    # --- build ----------------------------------------------------------------------
+
+    def check_copies(self) -> None:
+        """Raise `ValueError` if a function would read the optimizer that was copied.
+
+        Call it before the first step, when the name may already refer to the wrapper.
+        """
+        for optimizer in self.wrapped_optimizers:
+            for reference in optimizer_copies.name_references(optimizer):
+                inner_hyperparameters.check_reference(self, reference)
+
+    def skips_build(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether Keras is loading a model without trainable variables.
+
+        Then the optimizer stays unbuilt, and its saved state is not loaded.
+        """
+        self._trains_nothing = not variables and keras_trainer.is_made_of_a_config()
+        return self._trains_nothing
+
+    def build_without_variables(self) -> None:
+        """Build the optimizer for a frozen model, as Keras does."""
+        for optimizer in self.wrapped_optimizers:
+            optimizer.build([])
+        keras_optimizers.remember_variables(self, [])
+
+    # --- save and load --------------------------------------------------------------
 
     def in_checkpoint(self) -> None:
-        """Let a checkpoint be complete on all workers when it is on one."""
+        """Complete a checkpoint on all workers only when it is complete on one."""
         keras_saving.finish_checkpoint_together(self._strategy)
 
     def save_own_variables(self, store: Any) -> None:
         """Save the state of all workers; call it on every worker.
 
-        In a backup, this worker's own goes to its part, and nobody else is asked. Keras
-        saves the inner optimizer beside it.
+        In a backup, this worker's state goes to its part, and no other worker is
+        contacted. Keras saves the inner optimizer separately.
 
         Raises:
             ValueError: on all workers, if two of them write to the same file.
@@ -402,7 +240,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
         part = worker_parts.part_being_written()
         if part is None:
             keras_saving.finish_save_together(self._strategy)
-        mark_store(store, self._describe())
+        mark_store(store, self._describe_state())
         for i, variable in enumerate(self._saved_variables()):
             if not isinstance(variable, PerWorkerVariable | ReplicaCopies):
                 store[str(i)] = variable.numpy()
@@ -411,56 +249,31 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             else:
                 store[str(i)] = part.put(variable.gather(local=True))
 
-    @property
-    def wrapped_optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """Optimizers that Keras saves beside this one."""
-        return [self.inner_optimizer]
-
-    def _describe(self) -> list[int]:
-        own = len(keras_optimizers.own_variables(self)) if self.built else 0
-        about = self._hyperparameters.rate, getattr(self, "parts", 1), own
-        return describe_state(*about, self.wrapped_optimizers)
-
-    def _check_form(self, saved: list[int]) -> None:
-        check_compatible(saved, self._describe(), type(self).__name__)
-
-    def _saved_variables(self) -> list[Any]:
-        """Return the optimizer's own variables, and the copies of what differs."""
-        differing = self.differing_variables
-        apart = {id(v) for v in differing}
-        own = keras_optimizers.own_variables(self)
-        same = (v for v in own if id(v) not in apart)
-        return [*same, *map(self._copies_of, differing)]
-
-    def _copies_of(self, variable: keras.Variable) -> ReplicaCopies:
-        return ReplicaCopies(self._strategy, variable.value)
-
     def load_own_variables(self, store: Any) -> None:
         """Load the state; call it on every worker, with the same file or a copy of it.
 
-        Another number of workers than saved it divides it: see `elastic.share`. The
-        state of another package's optimizer is left out, with a warning, as by Keras,
-        and so is one that was saved before any step where this one has taken some.
+        If another number of workers saved it, it is divided: see
+        `worker_variables.restored_share`. As in Keras, the state of another package's
+        optimizer is skipped with a warning; so is a state from before any step, if this
+        optimizer has taken steps.
 
         Raises:
             ValueError: if it was saved with other settings (for example without
-                momentum correction, with what waits in other units, or with
-                `use_ema` of the inner optimizer), or this optimizer is not yet built,
-                because what was not sent would be lost; and on all workers, if they
-                load different files.
+                momentum correction, or with `use_ema` of the inner optimizer), or this
+                optimizer is not yet built, so that the residual would be lost; and on
+                all workers, if they load different files.
             RuntimeError: if a worker does not come within `TF_DGC_TIMEOUT` seconds.
         """
         self._is_loaded = False
-        own = self._saved_variables()
-        about = type(self).__name__, self.built, not self._trains_nothing
-        steps = int(self.iterations)
-        if not should_load(*about, steps, store, len(own)):
+        variables = self._saved_variables()
+        if not self._should_load(store, len(variables)):
             return
-        self._check_form(saved_description(store))
+        numbers = [int(number) for number in _read_saved(store, _MARK)]
+        self._check_state(StateDescription.from_numbers(numbers))
         self._is_loaded = True
         part = worker_parts.part_being_read()
-        for i, variable in enumerate(own):
-            values = read_saved(store, str(i))
+        for i, variable in enumerate(variables):
+            values = _read_saved(store, str(i))
             if part is not None and isinstance(
                 variable, PerWorkerVariable | ReplicaCopies
             ):
@@ -472,7 +285,7 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             else:
                 variable.assign(values)
         if part is not None:
-            return  # all know that it is the same backup
+            return  # the workers have already compared the backup
         checksums = (saved_checksum(store, name) for name in saved_names(store))
         consensus.require_equal(
             self._strategy,
@@ -480,75 +293,239 @@ class OptimizerWrapper(save_hooks.CheckpointHooks):
             SAME_CHECKPOINT,
         )
 
-    def is_loaded_without(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether Keras makes this of a file, for a model of which nothing is trained.
-
-        Then it is not built, and what was saved of its state is not loaded.
-        """
-        self._trains_nothing = not variables and keras_trainer.is_made_of_a_config()
-        return self._trains_nothing
-
-    def build_without_variables(self) -> None:
-        """Build the optimizer for a model of which all is frozen, as Keras does."""
-        for optimizer in self.wrapped_optimizers:
-            optimizer.build([])
-        keras_optimizers.remember_variables(self, [])
-
-    def restore_copies(self, copies: ReplicaCopies, values: np.ndarray) -> None:
-        """Restore what each worker has of one of `differing_variables`.
-
-        Args:
-            copies: copies of it.
-            values: values of all workers that saved, `[N, ...]`.
-        """
+    def restore_copies(
+        self, copies: ReplicaCopies, values: np.ndarray[Any, Any]
+    ) -> None:
+        """Restore one of `differing_variables` from all workers' values, `[N, ...]`."""
         copies.scatter(values, "mean")
+
+    def _saved_variables(self) -> list[Any]:
+        """Return this optimizer's variables, and the copies of those that differ."""
+        differing = self.differing_variables
+        ids = {id(v) for v in differing}
+        variables = keras_optimizers.own_variables(self)
+        equal = (v for v in variables if id(v) not in ids)
+        return [*equal, *map(self._copies_of, differing)]
+
+    def _copies_of(self, variable: keras.Variable) -> ReplicaCopies:
+        return ReplicaCopies(self._strategy, variable.value)
+
+    def _should_load(self, store: Any, num_variables: int) -> bool:
+        """Return whether to load a state; warn or raise if skipping it loses something.
+
+        Raises:
+            ValueError: for a state of this package with other variables.
+        """
+        class_name = type(self).__name__
+        names = saved_names(store)
+        if names == ["0"] and np.array_equal(_read_saved(store, "0"), 0):
+            # Only the iterations, and there were none: an unbuilt optimizer.
+            if int(self.iterations):
+                _warn_not_loaded("it was saved before any step, and this one's is kept")
+            return False
+        if _MARK not in set(store.keys()):
+            reason = "it is not of this package" if names else "there is none"
+            _warn_not_loaded(f"{reason}, and {class_name} stays as it is")
+            return False
+        if self._trains_nothing:
+            _warn_not_loaded("the model has no trainable variables")
+            return False
+        if len(names) == num_variables:
+            return True
+        if not self.built:
+            raise ValueError(
+                f"This {class_name} is not yet built, so its saved state would be "
+                "lost. Before loading, `with strategy.scope(): "
+                "model.optimizer.build(model.trainable_variables)`; or load without "
+                "the state, by `load_weights(path, skip_mismatch=True)` or before "
+                "`compile`."
+            )
+        raise ValueError(_other_variables(class_name, len(names), num_variables))
+
+    def _describe_state(self) -> "StateDescription":
+        return describe_state(
+            self._hyperparameters.rate_correction,
+            getattr(self, "parts", 1),
+            len(keras_optimizers.own_variables(self)) if self.built else 0,
+            self.wrapped_optimizers,
+        )
+
+    def _check_state(self, saved: "StateDescription") -> None:
+        check_compatible(saved, self._describe_state(), type(self).__name__)
+
+    # --- config and copies ----------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the current learning rate.
 
         Raises:
-            NotImplementedError, TypeError: as Keras, for a learning-rate schedule or
+            NotImplementedError, TypeError: as in Keras, for a learning-rate schedule or
                 another object that has no config.
         """
         return self.collect_config(keras.saving.serialize_keras_object)
 
     def describe_config(self) -> dict[str, Any]:
-        """Return `get_config`, in which what has no config is described instead."""
+        """Return `get_config`, with a description of objects that have no config."""
         return self.collect_config(inner_hyperparameters.describe)
 
     def collect_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the constructor's arguments.
-
-        Args:
-            serialize: function that turns an argument into JSON values.
-        """
+        """Return the constructor's arguments, each converted by `serialize`."""
         raise NotImplementedError
 
-    def unwrap(self) -> keras.optimizers.Optimizer:
-        """Return an optimizer like the one that the user passed as `inner`, unbuilt.
+    def inner_config(self, serialize: Serialize) -> dict[str, Any]:
+        """Return the config of the optimizer that the user passed as `inner`."""
+        inner: dict[str, Any] = serialize(self.inner_optimizer)
+        config = inner["config"]
+        for name, value in self._hyperparameters.values.items():
+            if name in config:
+                config[name] = value
+        return inner
 
-        Of a wrapper that is built it is made of the config.
-        """
+    def unwrap(self) -> keras.optimizers.Optimizer:
+        """Return an unbuilt optimizer like the one that the user passed as `inner`."""
         if self.built:
             return keras.optimizers.get(self.get_config()["inner"])
-        again = optimizer_copies.copy_optimizer(self.inner_optimizer)
-        for name, value in self._hyperparameters.taken.items():
-            setattr(again, name, value)
-        return again
-
-    def inner_config(self, serialize: Serialize) -> dict[str, Any]:
-        """Return the config of what the user passed as `inner`.
-
-        Args:
-            serialize: function as of `collect_config`.
-        """
-        inner = serialize(self.inner_optimizer)
-        stated = inner["config"].keys()
-        inner["config"].update(
-            {
-                name: value
-                for name, value in self._hyperparameters.taken.items()
-                if name in stated
-            }
-        )
+        inner = optimizer_copies.copy_optimizer(self.inner_optimizer)
+        for name, value in self._hyperparameters.values.items():
+            setattr(inner, name, value)
         return inner
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Copy the settings; as in Keras, not the state."""
+        if self.built:
+            warnings.warn(
+                f"A copy of this {type(self).__name__} has its settings, and begins "
+                "without its state.",
+                stacklevel=2,
+            )
+        config = keras.saving.serialize_keras_object(self)
+        return keras.saving.deserialize_keras_object, (config,)
+
+
+# The description of a saved state
+
+_MARK = "tf_dgc"  # its key in the store; the variables' keys are "0", "1", ...
+_GRADIENTS, _UPDATES = 1, 2  # units of the residual
+_BASE_VARIABLES = 2  # iterations and learning rate, which every optimizer may have
+_WITHOUT_STATE = (
+    "Without the state: `load_model(path, compile=False)`, or `load_weights(path, "
+    "skip_mismatch=True)`."
+)
+
+
+class StateDescription(NamedTuple):
+    """What a saved state and the optimizer that loads it must have in common.
+
+    Attributes:
+        units: units of the residual; updates include the learning rate.
+        fragments: number of fragments of the model.
+        num_variables: number of the optimizer's variables; 0 if it is not built.
+        wrapped: number of variables of each wrapped optimizer, 0 if it is not built,
+            and a CRC-32 of their shapes.
+    """
+
+    units: int
+    fragments: int
+    num_variables: int
+    wrapped: list[tuple[int, int]]
+
+    def to_numbers(self) -> list[int]:
+        """Return the description as it is saved."""
+        return [*self[:3], *itertools.chain(*self.wrapped)]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> "StateDescription":
+        """Return the description that `to_numbers` converted."""
+        wrapped = list(zip(numbers[3::2], numbers[4::2], strict=True))
+        return cls(numbers[0], numbers[1], numbers[2], wrapped)
+
+
+def describe_state(
+    scales_by_learning_rate: bool,
+    fragments: int,
+    num_variables: int,
+    wrapped: Sequence[keras.optimizers.Optimizer],
+) -> StateDescription:
+    """Return the description of an optimizer's state."""
+    shapes = [[tuple(v.shape) for v in o.variables if o.built] for o in wrapped]
+    return StateDescription(
+        _UPDATES if scales_by_learning_rate else _GRADIENTS,
+        fragments,
+        num_variables,
+        [(len(s), zlib.crc32(str(s).encode())) for s in shapes],
+    )
+
+
+def check_compatible(
+    saved: StateDescription, current: StateDescription, class_name: str
+) -> None:
+    """Raise `ValueError` if a saved state does not fit an optimizer of `class_name`."""
+    if saved.units != current.units:
+        names = {_UPDATES: "updates", _GRADIENTS: "gradients"}
+        raise ValueError(
+            f"The residual was saved in units of {names[saved.units]}, and this "
+            f"optimizer has it in units of {names[current.units]}: one of them "
+            "includes the learning rate. Load with the settings it was saved with: "
+            "`rate_correction`, or else compressor, sparsity and inner optimizer. "
+            f"{_WITHOUT_STATE}"
+        )
+    if saved.fragments != current.fragments:
+        raise ValueError(
+            f"The saved {class_name} has `parts={saved.fragments}`, and this one has "
+            f"`parts={current.fragments}`, so the deltas in progress would be assigned "
+            "to another part of the model. Load with the settings it was saved with. "
+            f"{_WITHOUT_STATE}"
+        )
+    both_built = saved.num_variables and current.num_variables
+    if both_built and saved.num_variables != current.num_variables:
+        raise ValueError(
+            _other_variables(class_name, saved.num_variables, current.num_variables)
+        )
+    for saved_inner, current_inner in zip(saved.wrapped, current.wrapped, strict=True):
+        before, now = saved_inner[0], current_inner[0]
+        is_built = before and now and max(before, now) > _BASE_VARIABLES
+        if is_built and saved_inner != current_inner:
+            raise ValueError(
+                f"The optimizer within the saved {class_name} has {before} variables, "
+                f"and the one within this has {now}"
+                f"{'' if before != now else ' of other shapes'}. "
+                "Load with the settings it was saved with: its kind, `use_ema`, "
+                "`momentum`, `amsgrad` and the like, and whether its learning rate is "
+                f"a schedule, decide which variables there are. {_WITHOUT_STATE}"
+            )
+
+
+def _other_variables(class_name: str, saved: int, current: int) -> str:
+    return (
+        f"The saved {class_name} has {saved} variables, this one has {current}. Load "
+        "with the settings it was saved with: compressor, error feedback, sparsity "
+        "above 0, momentum and Adam correction, what is tracked, the inner "
+        "optimizer's `momentum` and `gradient_accumulation_steps`, and which layers "
+        "were trainable when it was built decide which variables there are. "
+        f"{_WITHOUT_STATE}"
+    )
+
+
+def mark_store(store: Any, description: StateDescription) -> None:
+    """Write the description into a Keras store, which marks it as this package's."""
+    store[_MARK] = np.array(description.to_numbers(), np.int64)
+
+
+def saved_names(store: Any) -> list[str]:
+    """Return the keys of the saved variables, sorted."""
+    return sorted(set(store.keys()) - {_MARK})
+
+
+def saved_checksum(store: Any, name: str) -> int:
+    """Return the CRC-32 of a saved value of any dtype."""
+    values = np.ascontiguousarray(_read_saved(store, name)).reshape(-1)
+    return zlib.crc32(values.view(np.uint8).data)
+
+
+def _read_saved(store: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return a saved value, which older Keras leaves in the file."""
+    return np.asarray(store[name])
+
+
+def _warn_not_loaded(reason: str) -> None:
+    warnings.warn(f"The optimizer's saved state is not loaded: {reason}.", stacklevel=4)

@@ -100,7 +100,7 @@ class CollectiveOptimizer(OptimizerWrapper):
             RuntimeError: if another worker does not come within `TF_DGC_TIMEOUT`
                 seconds.
         """
-        if self.built or self.is_loaded_without(variables):
+        if self.built or self.skips_build(variables):
             return
         variables = keras_optimizers.distinct_variables(self, variables)
         validation.check_scope(self, self._strategy, variables, "build")

@@ -157,7 +157,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         validation.check_adam_correction(
             algorithm, compressor, feedback, bool(hyperparameters.adam)
         )
-        check_inner_rule(inner, compressor, feedback, wanted=not adam_correction)
+        check_inner_rule(inner, compressor, feedback, warn=bool(adam_correction))
         autotune.check_overlap(overlap, compressor, hyperparameters, track_staleness)
         settings = CompressionSettings(
             compressor=compressor,
@@ -258,7 +258,7 @@ class CompressedOptimizer(CollectiveOptimizer):
         outcome, check_bytes = run_step(communicator, buckets, check)
         # Decode, sum, update.
         if state.adam:
-            outcome = state.adam.receive(outcome)
+            outcome = state.adam.remove_sample(outcome)
         nonfinite = apply_update(
             self.inner_optimizer,
             outcome,
@@ -267,7 +267,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             state.rule,
             self.settings.hyperparameters.scales_by_learning_rate,
         )
-        moment_bytes = state.adam.refresh(communicator) if state.adam else 0
+        moment_bytes = state.adam.synchronize(communicator) if state.adam else 0
         sent_bytes = [outcome.sent_bytes, check_bytes, other_bytes, moment_bytes]
         metrics.count_step(
             state.worker_state.counters,

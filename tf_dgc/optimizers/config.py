@@ -1,4 +1,4 @@
-"""The config of an optimizer: what Keras saves, and compares between workers."""
+"""The config of an optimizer, which Keras saves and workers compare."""
 
 import re
 import warnings
@@ -9,15 +9,15 @@ import keras
 
 from tf_dgc.arguments import show
 
-# --- Exclusions: variables that the user wants to be sent whole, as Keras names such.
+EXCLUDED = "excluded_from_compression"  # config key that is no constructor argument
 
 
 class Exclusions:
-    """Which variables `exclude_from_compression` was called with.
+    """Variables that `exclude_from_compression` excludes.
 
     Attributes:
         paths: paths of single variables.
-        names: regular expressions, of which one has to be found in a variable's path.
+        names: regular expressions; a variable is excluded if one is found in its path.
     """
 
     def __init__(self, paths: Iterable[str] = (), names: Iterable[str] = ()):
@@ -30,47 +30,49 @@ class Exclusions:
         var_names: Sequence[str] | None,
     ) -> None:
         """Exclude more; see `CompressedOptimizer.exclude_from_compression`."""
-        if isinstance(var_names, str) or not all(
-            isinstance(name, str) for name in var_names or ()
-        ):
+        names, variables = var_names or (), var_list or ()
+        if isinstance(names, str) or not all(isinstance(n, str) for n in names):
             raise ValueError(
-                "`var_names` must be a list of texts, of which one has to be found in "
-                'a variable\'s path, for example `["embedding", "logits/kernel"]`. '
-                f"Received: var_names={show(var_names)}"
+                "`var_names` must be a list of regular expressions that are searched "
+                'in the variables\' paths, for example `["embedding", "logits/kernel"]`'
+                f". Received: var_names={show(var_names)}"
             )
-        for name in var_names or ():
-            _check_pattern(name)
-        unnamed = [v for v in var_list or () if not hasattr(v, "path")]
-        if unnamed:
-            raise ValueError(
-                "`var_list` must be a list of a model's variables, for example "
-                f"`model.layers[0].weights`. Received: {show(unnamed[0])}"
-            )
-        self.paths.update(v.path for v in var_list or ())
-        self.names.update(var_names or ())
+        for name in names:
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(
+                    f"A name in `var_names` is no regular expression: {error}. For any "
+                    'letters write ".*", as in `["^encoder/.*/bias$"]`; "bias" is '
+                    f"found anywhere. Received: {show(name)}"
+                ) from error
+        for variable in variables:
+            if not hasattr(variable, "path"):
+                raise ValueError(
+                    "`var_list` must be a list of a model's variables, for example "
+                    f"`model.layers[0].weights`. Received: {show(variable)}"
+                )
+        self.paths.update(v.path for v in variables)
+        self.names.update(names)
 
     def __contains__(self, variable: keras.Variable) -> bool:
-        found = any(re.search(name, variable.path) for name in self.names)
-        return found or variable.path in self.paths
+        path = variable.path
+        return path in self.paths or any(re.search(name, path) for name in self.names)
 
     def warn_of_unmatched(self, variables: Sequence[keras.Variable]) -> None:
-        """Warn of what excludes none of the variables, which are compressed then.
-
-        Args:
-            variables: variables of the model.
-        """
-        known = [v.path for v in variables]
-        found = [
-            name for name in self.names if not any(re.search(name, p) for p in known)
+        """Warn of paths and names that exclude none of the model's variables."""
+        paths = [v.path for v in variables]
+        unmatched = [
+            name for name in self.names if not any(re.search(name, p) for p in paths)
         ]
-        found += [path for path in self.paths if path not in known]
-        if found:
+        unmatched += [path for path in self.paths if path not in paths]
+        if unmatched:
             warnings.warn(
-                "`exclude_from_compression` was called with what is in no path of a "
-                "variable, so nothing is excluded by it. A model that is loaded may "
-                "have other names; name its layers, or call it again for the loaded "
-                f"one before the first step. Received: {sorted(found)}; the variables "
-                f"are {known}",
+                "`exclude_from_compression` was called with names that match no "
+                "variable, so they exclude nothing. A model that is loaded may have "
+                "other names; name its layers, or call it again for the loaded one "
+                f"before the first step. Received: {sorted(unmatched)}; the variables "
+                f"are {paths}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -80,35 +82,15 @@ class Exclusions:
         return {"paths": sorted(self.paths), "names": sorted(self.names)}
 
 
-def _check_pattern(name: str) -> None:
-    try:
-        re.compile(name)
-    except re.error as error:
-        raise ValueError(
-            f"A name in `var_names` is no regular expression: {error}. For any letters "
-            'write ".*", as in `["^encoder/.*/bias$"]`; "bias" is found anywhere. '
-            f"Received: {show(name)}"
-        ) from error
-
-
-EXCLUDED = "excluded_from_compression"  # config key that is no argument
-
-
 def parse_config(
     config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Exclusions]:
-    """Return the constructor's arguments of a config, and which variables it excludes.
-
-    Args:
-        config: dictionary of `collect`, perhaps from a file.
-        custom_objects: classes by name, as Keras passes them.
-    """
-    config = dict(config)
-    exclusions = Exclusions(**config.pop(EXCLUDED, {}))
-    arguments = {
-        key: keras.saving.deserialize_keras_object(value, custom_objects)
-        if isinstance(value, dict)
-        else value
-        for key, value in config.items()
-    }
+    """Return the constructor's arguments and the exclusions of a config."""
+    arguments = dict(config)
+    exclusions = Exclusions(**arguments.pop(EXCLUDED, {}))
+    for key, value in arguments.items():
+        if isinstance(value, dict):
+            arguments[key] = keras.saving.deserialize_keras_object(
+                value, custom_objects
+            )
     return arguments, exclusions

@@ -127,7 +127,9 @@ class DGCOptimizer(CompressedOptimizer):
         sparsity = schedules.get_sparsity(sparsity)
         value_types.check_choice(value_dtype)
         value_types.check_uncompressed_choice(uncompressed_dtype)
-        validation.check_exempt_dtype(collectives.get(exchange), uncompressed_dtype)
+        validation.check_uncompressed_dtype(
+            collectives.get(exchange), uncompressed_dtype
+        )
         super().__init__(
             inner,
             TopK(sparsity, value_dtype) if sparsity != 0 else NoCompression(),

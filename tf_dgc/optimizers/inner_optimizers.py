@@ -1,4 +1,4 @@
-"""NovoGrad: an inner optimizer whose step is normalized tensor by tensor."""
+"""Keras optimizers for compressed and asynchronous training."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import keras
 from keras import ops
 
 from tf_dgc._internals import keras_optimizers
-from tf_dgc.arguments import check_whole, show
+from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.steps import accumulation
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class NovoGrad(keras_optimizers.CoupledDecay):
-    """SGD with momentum, of gradients that are normalized by a norm of each tensor.
+    """SGD with momentum and gradients that are normalized tensor by tensor.
 
     Ginsburg et al., "Stochastic gradient methods with layer-wise adaptive moments for
     training of deep networks", 2019, algorithm 1. For every tensor:
@@ -21,24 +21,25 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         m = beta_1 * m + g / (sqrt(v) + epsilon) + weight_decay * w
         w = w - learning_rate * m
 
-    v, one number, is `|g|^2` at first; m is 0 before. While all gradients were 0, v is
-    not set yet: the first that is not 0 counts as the first. Weight decay
-    goes through the momentum, and is not Keras's own (which is decoupled from it);
-    `exclude_from_weight_decay` works as usual. Since only the direction of a tensor's
-    gradient counts, it fits methods that lose its magnitude (`SignSGD`), and it needs
-    half the memory of Adam.
+    v is one number per tensor, `|g|^2` in the first step whose gradient is not 0; m is
+    0 at first. Weight decay is part of the momentum, unlike Keras's decoupled weight
+    decay; `exclude_from_weight_decay` works as usual. Only the direction of a tensor's
+    gradient matters, so NovoGrad suits methods that lose its magnitude (`SignSGD`). It
+    needs half the memory of Adam.
 
-    The norm and v are float32 for float16 and bfloat16 variables.
+    The norm and v are float64 for float64 variables, and float32 for all others.
 
     Args:
-        learning_rate: a float, a schedule or a callable; 0.01 as in the paper.
+        learning_rate: a float, a `LearningRateSchedule` or a callable.
         beta_1: decay of the momentum, in [0, 1).
         beta_2: decay of the second moment, in [0, 1).
-        epsilon: small number against division by 0, above 0.
-        weight_decay: coefficient d, 0 or more; None for 0.
+        epsilon: small number added to the norm, 0 or more.
+        weight_decay: coefficient, 0 or more; None for 0.
         name: name of the optimizer.
-        **kwargs: arguments of every Keras optimizer: clipping, moving averages, loss
-            scale.
+        **kwargs: arguments of every Keras optimizer, such as clipping.
+
+    Raises:
+        ValueError: for settings outside the ranges above.
     """
 
     def __init__(
@@ -51,27 +52,29 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         name: str = "novograd",
         **kwargs: Any,
     ):
-        for what, value in (("beta_1", beta_1), ("beta_2", beta_2)):
-            if not 0 <= value < 1:
-                raise ValueError(
-                    f"`{what}` must be in [0, 1). Received: {what}={show(value)}"
-                )
-        for what, value in (("epsilon", epsilon), ("weight_decay", weight_decay or 0)):
-            if not value >= 0:
-                raise ValueError(f"`{what}` must be 0 or more. Received: {show(value)}")
+        check_number("beta_1", beta_1, "[0, 1)")
+        check_number("beta_2", beta_2, "[0, 1)")
+        check_number("epsilon", epsilon, "[0, inf)")
+        if weight_decay is not None:
+            check_number("weight_decay", weight_decay, "[0, inf)")
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Create a momentum per variable, and the second moment, a scalar."""
+        """Create a momentum and a scalar second moment per variable."""
         if self.built:
             return
         super().build(variables)
         self._momentums = self.add_optimizer_variables(variables, "momentum")
         self._moments = [
-            self.add_variable((), dtype=_wide(v), name=f"{v.name}_second_moment")
+            self.add_variable(
+                (),
+                # Squares overflow and vanish in 16 bits.
+                dtype="float64" if v.dtype == "float64" else "float32",
+                name=f"{v.name}_second_moment",
+            )
             for v in variables
         ]
 
@@ -82,8 +85,8 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         dtype = variable.dtype
         gradient = ops.cast(accumulation.to_dense(gradient, variable), moment.dtype)
         square = ops.sum(ops.square(gradient))
-        follow = self.beta_2 * moment + (1 - self.beta_2) * square
-        new_moment = ops.where(ops.equal(moment, 0), square, follow)
+        average = self.beta_2 * moment + (1 - self.beta_2) * square
+        new_moment = ops.where(ops.equal(moment, 0), square, average)
         step = ops.cast(gradient / (ops.sqrt(new_moment) + self.epsilon), dtype)
         if self.weight_decay and keras_optimizers.uses_weight_decay(self, variable):
             step = step + self.weight_decay * variable
@@ -102,36 +105,38 @@ class NovoGrad(keras_optimizers.CoupledDecay):
         }
 
 
-def _wide(variable: keras.Variable) -> str:
-    """Return a type in which squares of a gradient neither vanish nor overflow."""
-    return "float64" if variable.dtype == "float64" else "float32"
-
-
-# --- Delayed Nesterov: momentum for gradients that come one by one, from many workers.
-
-
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class DelayedNesterov(keras.optimizers.Optimizer):
-    """SGD whose momentum is renewed only every so many steps, by Nesterov's rule.
+    """SGD with Nesterov momentum that is updated every `delay` steps only.
 
     Liu et al., "Asynchronous local-SGD training for language modeling", 2024, algorithm
-    4 with c = 0. Where each push is a step, momentum of every one carries on what is
-    old already; between two renewals gradients act by themselves:
+    4 with c = 0. It is for a server of asynchronous workers, where each push is a step:
+    momentum in every step would amplify stale gradients. In every step
 
         sum = sum + g
-        w = w - learning_rate * g                         in steps between
-        m = momentum * m + sum;  sum = 0                  in every `delay`-th step
+
+    and then in every `delay`-th step
+
+        m = momentum * m + sum;  sum = 0
         w = w - learning_rate * (momentum * m + g)
 
-    It is for the server of asynchronous workers, which divides what they push by their
-    number, as the paper does by `delay`; with `delay=1` it is Nesterov's momentum.
+    and in all others
+
+        w = w - learning_rate * g
+
+    The server divides pushes by the number of workers, as the paper does by `delay`.
+    With `delay=1` this is Nesterov's momentum.
 
     Args:
-        learning_rate: a float, a schedule or a callable.
+        learning_rate: a float, a `LearningRateSchedule` or a callable.
         momentum: coefficient, in [0, 1).
-        delay: steps from one renewal to the next; the number of workers.
+        delay: steps from one update of the momentum to the next; usually the number of
+            workers.
         name: name of the optimizer.
         **kwargs: arguments of every Keras optimizer.
+
+    Raises:
+        ValueError: for settings outside the ranges above.
     """
 
     def __init__(
@@ -142,10 +147,7 @@ class DelayedNesterov(keras.optimizers.Optimizer):
         name: str = "delayed_nesterov",
         **kwargs: Any,
     ):
-        if not 0 <= momentum < 1:
-            raise ValueError(
-                f"`momentum` must be in [0, 1). Received: momentum={show(momentum)}"
-            )
+        check_number("momentum", momentum, "[0, 1)")
         check_whole("delay", delay, 1, " of steps")
         super().__init__(learning_rate, name=name, **kwargs)
         self.momentum = momentum
@@ -165,16 +167,19 @@ class DelayedNesterov(keras.optimizers.Optimizer):
         momentum, total = self._momentums[index], self._sums[index]
         dtype = variable.dtype
         gradient = accumulation.to_dense(gradient, variable)
-        renews = ops.equal((self.iterations + 1) % self.delay, 0)
-        summed = total + gradient
-        new_momentum = ops.where(renews, self.momentum * momentum + summed, momentum)
-        carried = ops.where(renews, self.momentum * new_momentum, 0)
-        self.assign(total, ops.where(renews, 0, summed))
+        is_due = ops.equal((self.iterations + 1) % self.delay, 0)
+        new_total = total + gradient
+        new_momentum = ops.where(is_due, self.momentum * momentum + new_total, momentum)
+        added = ops.where(is_due, self.momentum * new_momentum, 0)
+        self.assign(total, ops.where(is_due, 0, new_total))
         self.assign(momentum, new_momentum)
-        step = ops.cast(learning_rate, dtype) * (ops.cast(carried, dtype) + gradient)
+        step = ops.cast(learning_rate, dtype) * (ops.cast(added, dtype) + gradient)
         self.assign_sub(variable, step)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        own = {"momentum": self.momentum, "delay": self.delay}
-        return {**super().get_config(), **own}
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "delay": self.delay,
+        }

@@ -245,7 +245,7 @@ class OptimizerState:
     @property
     def rule(self) -> str | None:
         """Name of the inner optimizer's rule if the Adam correction replaces it."""
-        return self.adam.kind.native_rule if self.adam else None
+        return self.adam.variant.native_rule if self.adam else None
 
     def for_model_tensors(self, variables: Sequence[Any]) -> list[Any]:
         """Return the variables of the model's tensors, without those of the sample."""
@@ -299,15 +299,17 @@ def create_state(
             inner_optimizer,
             hyperparameters.adam,
             hyperparameters.momentum,
-            hyperparameters.rate,
+            hyperparameters.rate_correction,
             worker_state,
             settings.compressor if tuned.compressor is settings.compressor else None,
             sample,
             index_of,
         )
     accumulation = None
-    if hyperparameters.calls > 1:
-        accumulation = GradientAccumulation(hyperparameters.calls, tensors, variables)
+    if hyperparameters.accumulation_steps > 1:
+        accumulation = GradientAccumulation(
+            hyperparameters.accumulation_steps, tensors, variables
+        )
         accumulation.count_calls_for_learning_rate(inner_optimizer)
     return OptimizerState(
         tensors, worker_state, correction, use_native, tuned, accumulation
@@ -325,10 +327,10 @@ def _create_worker_state(
         keeps_residual=settings.keeps_residual,
         keeps_velocity=settings.hyperparameters.keeps_velocity,
         keeps_second_moment=adam is not None,
-        keeps_largest_moment=adam is not None and adam.largest,
+        keeps_largest_moment=adam is not None and adam.amsgrad,
         tracks_staleness=settings.track_staleness,
         # As synchronizing the moments combines them.
-        moment_rule="largest" if adam and adam.infinity else "mean",
+        moment_rule="largest" if adam and adam.infinity_norm else "mean",
     )
 
 

@@ -1,90 +1,88 @@
-"""Which optimizers' rules train badly behind what is sent rarely or coarsely."""
+"""Warns of inner optimizers whose rules train badly with compressed gradients.
+
+The measurements are in `study/inner.py` and docs/adam.md.
+"""
 
 import warnings
+from typing import NamedTuple
 
 import keras
 
 from tf_dgc._internals.keras_optimizers import behaves_as, overridden
 from tf_dgc.arguments import show
 from tf_dgc.compressors import ATOMO, Compressor, PowerSGD, Uniform8Bit
-from tf_dgc.optimizers import adam_variants
+from tf_dgc.optimizers.adam_variants import find_adam_variant
 from tf_dgc.optimizers.inner_optimizers import NovoGrad
 
-# Why, of those whose rule is applied to the sum and is not linear in it. The one place
-# for it; `study/inner.py` has the figures (docs/adam.md).
+# These rules are applied to the sum, and are not linear in it.
 _SQUARES = (
-    "divides by the root of a mean of squares, and of an entry that comes every T "
-    "steps it remembers the square of all that waited, so that the variable moves "
-    "T**0.5 times too little"
+    "divides by the root of a mean of squares. An entry that is sent every T steps is "
+    "the sum of T gradients, whose square is so large that the variable moves T**0.5 "
+    "times too little"
 )
 _NORMS = (
-    "divides by a norm of each tensor, and that of a sum that has one in T entries, of "
-    "all that waited, is T**0.5 times too large"
+    "divides by a norm of each tensor. If one in T entries is sent, as the sum of T "
+    "gradients, the norm is T**0.5 times too large"
 )
 _FACTORS = (
-    "divides by the root of mean squares of rows and columns, and those of a sum that "
-    "has one in T entries, of all that waited, are T times too large, so that the "
+    "divides by the root of mean squares of rows and columns. If one in T entries is "
+    "sent, as the sum of T gradients, these are T times too large, so that the "
     "variable moves T**0.5 times too little"
 )
 _SIGNS = (
-    "moves by signs, which are those of zeros, and of momentum that fades, wherever "
-    "nothing arrives"
+    "moves by signs. Where no entry arrives, they are signs of zeros and of a decaying "
+    "momentum"
 )
-_WHOLE = (
-    "makes singular values of a momentum equal, and where most entries are left out "
+_SINGULAR_VALUES = (
+    "makes the singular values of a momentum equal, and with most entries left out "
     "they are not those of the gradient"
 )
-_REASONS = {
-    "RMSprop": _SQUARES,
-    "Adagrad": _SQUARES,
-    "Adadelta": _SQUARES,
-    "Adafactor": _FACTORS,
-    "Ftrl": _SQUARES,
-    "Lamb": _SQUARES,
-    "ScheduleFreeAdamW": _SQUARES,
-    "NovoGrad": _NORMS,
-    "Lion": _SIGNS,
-    "Muon": _WHOLE,
+
+
+class _Rule(NamedTuple):
+    """Why a rule is unsupported, and with which methods.
+
+    Attributes:
+        reason: effect of delayed entries on the rule, a verb phrase.
+        needs_learning_rate: whether it trains nearly as well as an SGD with momentum,
+            at another learning rate.
+        quantization: whether it trains badly with quantization too.
+    """
+
+    reason: str
+    needs_learning_rate: bool = False
+    quantization: bool = False
+
+
+_RULES = {
+    "RMSprop": _Rule(_SQUARES),
+    "Adagrad": _Rule(_SQUARES, needs_learning_rate=True),
+    "Adadelta": _Rule(_SQUARES),
+    "Adafactor": _Rule(_FACTORS, needs_learning_rate=True),
+    "Ftrl": _Rule(_SQUARES, needs_learning_rate=True),
+    "Lamb": _Rule(_SQUARES, quantization=True),
+    "ScheduleFreeAdamW": _Rule(_SQUARES, quantization=True),
+    "NovoGrad": _Rule(_NORMS, quantization=True),
+    "Lion": _Rule(_SIGNS),
+    "Muon": _Rule(_SINGULAR_VALUES),
 }
-# Of these, what loses little more than an SGD with momentum does, at a rate of its own;
-# and what loses much behind methods that send a little of all entries, too.
-_AT_ANOTHER_RATE = ("Adagrad", "Adafactor", "Ftrl")
-_BADLY_ANYWHERE = ("Lamb", "ScheduleFreeAdamW", "NovoGrad")
-_SMALLEST = 1e-19  # whose square is above 0 in float32
 _CORRECTED = ("AdamW", "Adam", "Adamax", "Nadam")
+_MIN_EPSILON = 1e-19  # its square is above 0 in float32
 
 
 def unsupported_reason(inner: keras.optimizers.Optimizer) -> str | None:
-    """Return why a rule suits no sum of what waited; None if it does, or is not known.
-
-    Args:
-        inner: any Keras optimizer.
-    """
-    name = _rule(inner)
-    return _REASONS[name] if name else _reason_of_adams(inner)
-
-
-def _rule(inner: keras.optimizers.Optimizer) -> str | None:
-    """Return which of the rules it has, if any."""
-    own = {"NovoGrad": NovoGrad}
-    for name in _REASONS:
-        # An older Keras lacks some.
-        kind = own.get(name) or getattr(keras.optimizers, name, None)
-        if kind is not None and behaves_as(inner, kind):
-            return name
-    return None
-
-
-def _reason_of_adams(inner: keras.optimizers.Optimizer) -> str | None:
-    """Return why what is derived from an Adam is not corrected; None if it is."""
-    if adam_variants.find_adam_variant(inner) is not None:
+    """Return why a rule is unsupported with delayed entries; None for other rules."""
+    rule = _unsupported_rule(inner)
+    if rule:
+        return rule.reason
+    if find_adam_variant(inner) is not None:
         return None
     for name in _CORRECTED:
         kind = getattr(keras.optimizers, name)
         if isinstance(inner, kind):
             names = ", ".join(f"`{n}`" for n in overridden(inner, kind))
             return (
-                f"it overrides {names}, so its rule is applied to the sum, where that "
+                f"overrides {names}, so its rule is applied to the sum, where that "
                 f"of `{name}` {_SQUARES}"
             )
     return None
@@ -93,119 +91,113 @@ def _reason_of_adams(inner: keras.optimizers.Optimizer) -> str | None:
 def check_inner_rule(
     inner: keras.optimizers.Optimizer,
     compressor: Compressor,
-    feedback: bool,
-    wanted: bool,
+    error_feedback: bool,
+    warn: bool,
 ) -> None:
-    """Warn of a rule that trains badly behind a method, and say what to use.
+    """Warn if the inner optimizer's rule is unsupported with a method.
 
-    One that would make no numbers of the model is refused, whoever wants it.
-
-    Args:
-        inner: optimizer that applies the sums.
-        compressor: method.
-        feedback: whether what is not sent is kept back.
-        wanted: whether the user asked for it, by `adam_correction=False`.
+    Users turn the warning off with `adam_correction=False`.
 
     Raises:
-        ValueError: for an `Adafactor` as `check_numbers` does.
+        ValueError: see `check_rule_numbers`.
     """
-    check_rule_numbers(inner, compressor, wanted)
-    if wanted or not feedback or _sends_nearly_all(compressor):
+    check_rule_numbers(inner, compressor, warn)
+    if not warn or not error_feedback or _sends_nearly_all(compressor):
         return
-    name, why, how = (
-        type(inner).__name__,
-        unsupported_reason(inner),
-        _how(inner, compressor),
-    )
-    if why is not None and how is not None:
+    reason, effect = unsupported_reason(inner), _effect(inner, compressor)
+    if reason is not None and effect is not None:
         warnings.warn(
-            f"`{name}` {how} behind {compressor!r}: {why}. Use `Adam`, `AdamW`, "
-            "`Nadam` or `Adamax`, which divide before the exchange, or `SGD` with "
-            "momentum; or, with this optimizer, a method that sends nearly everything "
-            'in every step, such as "uniform_8bit". To train so anyway, pass '
-            "`adam_correction=False`.",
+            f"`{type(inner).__name__}` {effect} with {compressor!r}: it {reason}. Use "
+            "`Adam`, `AdamW`, `Nadam` or `Adamax`, which divide before the exchange, "
+            "or `SGD` with momentum; or, with this optimizer, a method that sends "
+            'nearly everything in every step, such as "uniform_8bit". To train so '
+            "anyway, pass `adam_correction=False`.",
             UserWarning,
             stacklevel=4,
         )
 
 
 def check_outer_rule(
-    outer: keras.optimizers.Optimizer, compressor: Compressor, feedback: bool
+    outer: keras.optimizers.Optimizer, compressor: Compressor, error_feedback: bool
 ) -> None:
-    """Warn of the same for an outer optimizer, to which no rule is corrected.
-
-    Args:
-        outer: optimizer that applies the mean of how far workers moved.
-        compressor: method.
-        feedback: whether what is not sent is kept back.
+    """Warn if an outer optimizer's rule is unsupported; no Adam is corrected there.
 
     Raises:
-        ValueError: for an `Adafactor` as `check_numbers` does.
+        ValueError: see `check_rule_numbers`.
     """
     check_rule_numbers(outer, compressor)
-    if not feedback or _sends_nearly_all(compressor):
+    if not error_feedback or _sends_nearly_all(compressor):
         return
-    name, how = type(outer).__name__, _how(outer, compressor)
-    adam = any(isinstance(outer, getattr(keras.optimizers, n)) for n in _CORRECTED)
-    why = _SQUARES if adam else unsupported_reason(outer)
-    if why is not None and how is not None:
+    is_adam = any(isinstance(outer, getattr(keras.optimizers, n)) for n in _CORRECTED)
+    reason = _SQUARES if is_adam else unsupported_reason(outer)
+    effect = _effect(outer, compressor)
+    if reason is not None and effect is not None:
         warnings.warn(
-            f"`{name}` as `outer` {how} behind {compressor!r}: {why}. Use `SGD`, "
-            "with momentum or without, as DiLoCo does; or, with this optimizer, a "
-            'method that sends nearly everything in every round, such as "none" or '
-            '"uniform_8bit".',
+            f"`{type(outer).__name__}` as `outer` {effect} with {compressor!r}: it "
+            f"{reason}. Use `SGD`, with momentum or without, as DiLoCo does; or, with "
+            "this optimizer, a method that sends nearly everything in every round, "
+            'such as "none" or "uniform_8bit".',
             UserWarning,
             stacklevel=5,
         )
 
 
-def _how(inner: keras.optimizers.Optimizer, compressor: Compressor) -> str | None:
-    """Return how an unsuited rule trains behind a method; None if no worse than others.
+def check_rule_numbers(
+    inner: keras.optimizers.Optimizer, compressor: Compressor, warn: bool = True
+) -> None:
+    """Warn of an `Adafactor` that computes NaN where there is no gradient.
 
-    By what was measured with sparsification, signs and PowerSGD (docs/adam.md).
+    Raises:
+        ValueError: with sparsification, where rows and columns without a gradient are
+            nearly certain.
     """
-    rule = _rule(inner)
-    if rule is None:  # what is derived from an Adam
+    if not behaves_as(inner, keras.optimizers.Adafactor):
+        return
+    if inner.epsilon_1 >= _MIN_EPSILON:
+        return
+    problem = (
+        f"`Adafactor(epsilon_1={inner.epsilon_1:g})` makes NaN of a whole variable in "
+        "which a row and a column have no gradient: it divides by the root of the "
+        "product of their means, which is 0 in float32."
+    )
+    advice = "Pass `Adafactor(epsilon_1=1e-15)`."
+    if compressor.kind == "sparsification":
+        raise ValueError(
+            f"{problem} {compressor!r} leaves entries out, so that is nearly certain. "
+            f"{advice} Received: inner={show(inner)}"
+        )
+    if warn:
+        warnings.warn(
+            f"{problem} Embeddings, or pixels that are always 0, cause that. {advice}",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def _unsupported_rule(inner: keras.optimizers.Optimizer) -> _Rule | None:
+    for name, rule in _RULES.items():
+        # Older versions of Keras lack some.
+        kind = NovoGrad if name == "NovoGrad" else getattr(keras.optimizers, name, None)
+        if kind is not None and behaves_as(inner, kind):
+            return rule
+    return None
+
+
+def _effect(inner: keras.optimizers.Optimizer, compressor: Compressor) -> str | None:
+    """Return how an unsupported rule trains with a method; None if it trains well."""
+    rule = _unsupported_rule(inner)
+    if rule is None:  # a subclass of an Adam
         return "trains badly"
     if isinstance(compressor, (ATOMO, PowerSGD)):
         return None
-    coarse = compressor.kind == "quantization" and rule not in _BADLY_ANYWHERE
-    if coarse or rule in _AT_ANOTHER_RATE:
+    trains_with_quantization = (
+        compressor.kind == "quantization" and not rule.quantization
+    )
+    if rule.needs_learning_rate or trains_with_quantization:
         return "needs a learning rate of its own, to be searched anew,"
     return "trains badly"
 
 
-def check_rule_numbers(
-    inner: keras.optimizers.Optimizer, compressor: Compressor, wanted: bool = False
-) -> None:
-    """Refuse, or warn of, an `Adafactor` that makes NaN where there is no gradient.
-
-    Args:
-        inner: optimizer that applies the sums.
-        compressor: method.
-        wanted: whether the user asked for no warning.
-
-    Raises:
-        ValueError: behind a method that leaves entries out, so that rows and columns of
-            a sum are empty nearly always.
-    """
-    factored = behaves_as(inner, keras.optimizers.Adafactor)
-    if not factored or inner.epsilon_1 >= _SMALLEST:
-        return
-    why = (
-        f"`Adafactor(epsilon_1={inner.epsilon_1:g})` makes NaN of a whole variable in "
-        "which a row and a column have no gradient: it divides by the root of the "
-        "product of their means, which is 0 in float32. {} Pass "
-        "`Adafactor(epsilon_1=1e-15)`."
-    )
-    if compressor.kind == "sparsification":
-        often = f"Behind {compressor!r}, which leaves entries out, that is nearly sure."
-        raise ValueError(f"{why.format(often)} Received: inner={show(inner)}")
-    if not wanted:
-        data = "So may data have it, as embeddings, or pixels that are always 0."
-        warnings.warn(why.format(data), UserWarning, stacklevel=5)
-
-
 def _sends_nearly_all(compressor: Compressor) -> bool:
-    """Whether what is kept back of an entry is small beside it."""
+    """Whether the residual of an entry is small compared to the entry."""
     return compressor.error_feedback == "optional" or type(compressor) is Uniform8Bit

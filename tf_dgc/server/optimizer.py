@@ -197,7 +197,7 @@ class ServerOptimizer(OptimizerWrapper):
         Raises:
             ValueError: for variables that a server cannot train.
         """
-        if self.built or self.is_loaded_without(variables):
+        if self.built or self.skips_build(variables):
             return
         variables = keras_optimizers.distinct_variables(self, variables)
         if not variables:
