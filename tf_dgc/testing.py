@@ -19,8 +19,8 @@ from tf_dgc.collectives.requests import (
     AllToAll,
     Broadcast,
     DenseOrSparseReply,
-    Message,
     Reply,
+    Request,
     SendRecv,
     group_members,
     to_dense_tensor,
@@ -55,8 +55,8 @@ class _Meeting(NamedTuple):
 
 
 def run_all(
-    steps: Sequence[Generator[list[Message], list[Reply], Outcome]],
-    record: list[list[Message]] | None = None,
+    steps: Sequence[Generator[list[Request], list[Reply], Outcome]],
+    record: list[list[Request]] | None = None,
 ) -> list[Outcome]:
     """Run the steps of all workers in lockstep; return their outcomes, by worker.
 
@@ -68,7 +68,7 @@ def run_all(
         ValueError: if some ask for more rounds than others, and as `answer_all`.
     """
 
-    def answer(asked: list[list[Message]]) -> list[list[Reply]]:
+    def answer(asked: list[list[Request]]) -> list[list[Reply]]:
         for messages, new in zip(record or [], asked, strict=False):
             messages.extend(new)
         return answer_all(asked)
@@ -76,7 +76,7 @@ def run_all(
     return run_together(steps, answer)
 
 
-def answer_all(asked: Sequence[Sequence[Message]]) -> list[list[Reply]]:
+def answer_all(asked: Sequence[Sequence[Request]]) -> list[list[Reply]]:
     """Return the replies to what all workers ask for in a round, by worker.
 
     Args:
@@ -102,7 +102,7 @@ def answer_all(asked: Sequence[Sequence[Message]]) -> list[list[Reply]]:
     return replies
 
 
-def _meeting(message: Message, worker: int, asked: Sequence) -> _Meeting:
+def _meeting(message: Request, worker: int, asked: Sequence) -> _Meeting:
     members = group_members(message, worker, len(asked))
     group = None if isinstance(message, SendRecv) else message.group
     source = message.source if isinstance(message, Broadcast) else None
@@ -199,7 +199,7 @@ class Simulation:
         self.seed = seed
         self.iteration = 0
         self.sent_bytes = 0
-        self.messages: list[list[Message]] = []
+        self.messages: list[list[Request]] = []
         self.sent: list[list[np.ndarray]] = []
         self._run = tf.function(self._exchange) if compiled else self._exchange
         self._keeps_residual = validation.uses_error_feedback(
@@ -290,7 +290,7 @@ class Simulation:
                     finite,
                 )
             )
-        messages: list[list[Message]] = [[] for _ in merged]
+        messages: list[list[Request]] = [[] for _ in merged]
         ended = run_all(merged, messages)
         self.messages = messages if tf.executing_eagerly() else []
         outcomes = [outcome for outcome, _ in ended]

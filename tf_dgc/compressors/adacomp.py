@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -64,7 +65,7 @@ class AdaComp(Compressor):
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of as many positions and signs as fit, and of a magnitude."""
         del dtype
-        return 4 * places.num_words(math.prod(shape), self._capacity(shape), "sign")
+        return 4 * slots.num_words(math.prod(shape), self._capacity(shape), "sign")
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -79,9 +80,9 @@ class AdaComp(Compressor):
         limit = tf.repeat(largest, width)[: values.shape[0]]
         wanted = (soft >= limit) & (values != 0)
         factor = tf.where(wanted, soft, 0) / tf.where(wanted, limit, 1)
-        positions = places.choose(factor, wanted, self._capacity(shape), keys)
+        positions = slots.select(factor, wanted, self._capacity(shape), keys)
         mean = tf.reduce_mean(tf.cast(largest, tf.float64))
-        return (yield from places.exchange_signs(values, positions, mean))
+        return (yield from slots.exchange_signs(values, positions, mean))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""

@@ -13,9 +13,10 @@ from tf_dgc import arguments
 from tf_dgc.arguments import show
 from tf_dgc.codecs import golomb, value_types
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import sum_decoded
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import tie_offset
 
 _STEPS = 4  # of a chunk's scale in an octave
@@ -92,9 +93,9 @@ class ChunkedTopK(Compressor):
         size, dtype = flat.shape[0], flat.dtype
         (chunk, _), counts = self._cut(size), self._counts(size)
         k, offset = sum(counts), tie_offset(size, keys)
-        turned = golomb.turn(self._choose(flat, keys), size, offset)
+        turned = golomb.rotate(self._choose(flat, keys), size, offset)
         where, _ = golomb.encode(turned, size)
-        at = golomb.turn_back(turned, size, offset)
+        at = golomb.unrotate(turned, size, offset)
         what = _encode(tf.gather(flat, at), at // chunk, counts)
         words = tf.concat([where, *what], axis=0)
         gathered = yield AllGather(words)
@@ -102,7 +103,7 @@ class ChunkedTopK(Compressor):
 
         def decode(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             turned, _ = golomb.decode(words[:split], size, k)
-            there, at = turned < size, golomb.turn_back(turned, size, offset)
+            there, at = turned < size, golomb.unrotate(turned, size, offset)
             found = _decode(words[split:], at // chunk, len(counts), dtype)
             found = value_types.bound(found, keys.largest)
             kept = tf.where(there, found, tf.zeros_like(found))

@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_sparsity, check_whole, show
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.compressors.common.sketch import Sketch
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
@@ -82,7 +83,7 @@ class CountSketch(Compressor):
                 f"second_round={show(second_round)}"
             )
         self.sparsity = check_sparsity(sparsity)
-        self.columns = places.check_share("columns", columns)
+        self.columns = slots.check_share("columns", columns)
         self.second_round = bool(second_round)
         self.momentum = float(momentum)
         self.additive = self.second_round
@@ -185,7 +186,7 @@ class CountSketch(Compressor):
         return Result(update, values, after, k)
 
     def _cells(self, size: int) -> int:
-        return places.capacity_of(size, self.columns)
+        return slots.num_slots(size, self.columns)
 
     def _numbers(self, size: int) -> int:
         k = num_sent(size, self.sparsity) if self.second_round else 0

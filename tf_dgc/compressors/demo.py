@@ -11,9 +11,10 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc.codecs import golomb, value_types
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.one_round import sum_decoded
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import tie_offset
 
 _LARGEST = float(np.finfo(np.float32).max) / 2
@@ -98,9 +99,9 @@ class DeMo(Compressor):
         kind, offset = self.value_dtype or dtype.name, tie_offset(size, keys)
         bounded = value_types.bound(values, _LARGEST / self.tile**2)
         components = _turn(_to_tiles(bounded, self._tile(shape)))
-        turned = golomb.turn(self._choose(components), size, offset)
+        turned = golomb.rotate(self._choose(components), size, offset)
         where, _ = golomb.encode(turned, size)
-        at = golomb.turn_back(turned, size, offset)
+        at = golomb.unrotate(turned, size, offset)
         chosen = tf.gather(tf.reshape(components, [-1]), at)
         words = tf.concat([where, value_types.encode_values(chosen, kind)], axis=0)
         gathered = yield AllGather(words)
@@ -108,7 +109,7 @@ class DeMo(Compressor):
 
         def decode(words: tf.Tensor) -> tf.Tensor:
             turned, _ = golomb.decode(words[:split], size, k)
-            at = golomb.turn_back(turned, size, offset)[:, tf.newaxis]
+            at = golomb.unrotate(turned, size, offset)[:, tf.newaxis]
             found = value_types.decode_values(
                 words[tf.newaxis, split:], kind, k, dtype
             )[0]
@@ -125,7 +126,7 @@ class DeMo(Compressor):
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method, whose sums are rounded otherwise."""
         size, k = self._sizes(shape)
-        *_, value_type = sparse.native_places(k, self.value_dtype)
+        *_, value_type = sparse.native_parameters(k, self.value_dtype)
         parameters = [
             *NativeMethod.in_halves(self.tile),
             *NativeMethod.in_halves(self.per_tile),

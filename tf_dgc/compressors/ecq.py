@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Aggregation, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

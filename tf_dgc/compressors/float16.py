@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")

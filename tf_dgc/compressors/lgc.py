@@ -20,13 +20,14 @@ from tf_dgc.collectives.requests import (
     Aggregation,
     AllGather,
     AllReduce,
-    Request,
     Result,
     SparseEntries,
+    TensorRequest,
 )
-from tf_dgc.compressors.base import Compressor, RandomKeys, StateSpec
+from tf_dgc.compressors.base import Compressor, StateSpec
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 # --- An autoencoder of vectors: five convolutions each way, trained by Adam.
@@ -392,7 +393,7 @@ class LGC(Compressor):
 
     def _lead(
         self, values: tf.Tensor, k: int, phase: tf.Tensor, keys: RandomKeys
-    ) -> Generator[Request, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+    ) -> Generator[TensorRequest, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
         """Return the leader's positions, int32 `[k]`, and largest magnitude."""
         size = values.shape[0]
         offset = tie_offset(size, keys)
@@ -449,7 +450,9 @@ class LGC(Compressor):
         }
 
 
-def _share(x: tf.Tensor, phase: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:
+def _share(
+    x: tf.Tensor, phase: tf.Tensor
+) -> Generator[TensorRequest, tf.Tensor, tf.Tensor]:
     """Return the values of all workers, `[N, k]`, in the learning phase; else zeros."""
     words = to_words(x)
     length = words.shape[0]

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent
 
 # Of the k largest entries, about so many are in a sample, or it would say little: the
@@ -49,16 +50,16 @@ class SampledThreshold(Compressor):
         sample: float = 0.01,
         value_dtype: str | None = None,
     ):
-        places.check_value_dtype(value_dtype)
+        slots.check_value_dtype(value_dtype)
         self.sparsity = arguments.check_sparsity(sparsity)
-        self.sample = places.check_share("sample", sample)
+        self.sample = slots.check_share("sample", sample)
         self.value_dtype = value_dtype
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
         """Return those of k positions and values."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
-        return 4 * places.num_words(size, k, self.value_dtype or dtype.name)
+        return 4 * slots.num_words(size, k, self.value_dtype or dtype.name)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -70,9 +71,9 @@ class SampledThreshold(Compressor):
         k = num_sent(values.shape[0], self.sparsity)
         threshold = self._threshold(magnitudes, k, keys)
         wanted = (magnitudes >= threshold) & (values != 0)
-        positions = places.choose(magnitudes, wanted, k, keys)
+        positions = slots.select(magnitudes, wanted, k, keys)
         value_dtype = self.value_dtype or values.dtype.name
-        return (yield from places.exchange(values, positions, value_dtype))
+        return (yield from slots.exchange(values, positions, value_dtype))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
@@ -81,7 +82,7 @@ class SampledThreshold(Compressor):
         count, rank = self._sample(size, k)
         sampled = [*NativeMethod.in_halves(count), *NativeMethod.in_halves(rank)]
         return NativeMethod(
-            self.name, [*sparse.native_places(k, self.value_dtype), *sampled]
+            self.name, [*sparse.native_parameters(k, self.value_dtype), *sampled]
         )
 
     def get_config(self) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from tf_dgc import arguments
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import BufferCheck
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent
 
 
@@ -53,7 +54,7 @@ class SBC(Compressor):
         del dtype
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
-        return 4 * (places.position_words(size, k) + 1)
+        return 4 * (slots.position_words(size, k) + 1)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -70,7 +71,7 @@ class SBC(Compressor):
             found = tf.cast(tf.bitcast(words, tf.float32), dtype)
             return tf.repeat(found, k, axis=1), []
 
-        return (yield from places.exchange_coded(positions, size, coded, decode))
+        return (yield from slots.exchange_coded(positions, size, coded, decode))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
@@ -98,7 +99,7 @@ def _larger_side(
 
 def _side(values: tf.Tensor, k: int, keys: RandomKeys) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the places of the k largest above 0, and their mean; 0 without any."""
-    positions = places.choose(values, values > 0, k, keys)
-    found = tf.cast(places.values_at(values, positions), tf.float64)
+    positions = slots.select(values, values > 0, k, keys)
+    found = tf.cast(slots.values_at(values, positions), tf.float64)
     count = tf.math.count_nonzero(found, dtype=tf.float64)
     return positions, tf.reduce_sum(found) / tf.maximum(count, 1.0)

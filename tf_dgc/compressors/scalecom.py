@@ -17,9 +17,10 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor, RandomKeys
+from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation, to_dense_tensor
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
@@ -82,7 +83,7 @@ class STC(Compressor):
         if self.downstream:
             return None
         k = num_sent(math.prod(shape), self.sparsity)
-        return NativeMethod("top_k", sparse.native_places(k, "sign"))
+        return NativeMethod("top_k", sparse.native_parameters(k, "sign"))
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the squared error is `|v|_2^2 - |v_k|_1^2 / k`."""

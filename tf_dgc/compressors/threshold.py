@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, show
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -49,13 +50,13 @@ class Threshold(Compressor):
         value_dtype: str | None = None,
     ):
         self.threshold = check_number("threshold", threshold, "(0, inf)")
-        places.check_value_dtype(value_dtype)
+        slots.check_value_dtype(value_dtype)
         if binary and value_dtype is not None:
             raise ValueError(
                 "With `binary=True` signs are sent; `value_dtype` must be None. "
                 f"Received: value_dtype={show(value_dtype)}"
             )
-        self.capacity = places.check_share("capacity", capacity)
+        self.capacity = slots.check_share("capacity", capacity)
         self.binary = bool(binary)
         self.value_dtype = value_dtype
 
@@ -63,9 +64,7 @@ class Threshold(Compressor):
         """Return those of as many positions and values as fit."""
         size = math.prod(shape)
         sent_as = "sign" if self.binary else self.value_dtype or dtype.name
-        return 4 * places.num_words(
-            size, places.capacity_of(size, self.capacity), sent_as
-        )
+        return 4 * slots.num_words(size, slots.num_slots(size, self.capacity), sent_as)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -74,21 +73,21 @@ class Threshold(Compressor):
         del state
         values = tf.reshape(values, [-1])
         magnitudes = tf.abs(values)
-        capacity = places.capacity_of(values.shape[0], self.capacity)
+        capacity = slots.num_slots(values.shape[0], self.capacity)
         wanted = magnitudes >= self.threshold
-        positions = places.choose(magnitudes, wanted, capacity, keys)
+        positions = slots.select(magnitudes, wanted, capacity, keys)
         if self.binary:
             tau = tf.constant(self.threshold, values.dtype)
-            return (yield from places.exchange_signs(values, positions, tau))
+            return (yield from slots.exchange_signs(values, positions, tau))
         value_dtype = self.value_dtype or values.dtype.name
-        return (yield from places.exchange(values, positions, value_dtype))
+        return (yield from slots.exchange(values, positions, value_dtype))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
-        capacity = places.capacity_of(math.prod(shape), self.capacity)
+        capacity = slots.num_slots(math.prod(shape), self.capacity)
         name = f"{self.name}, binary" if self.binary else self.name
         sent_as = "sign" if self.binary else self.value_dtype
-        parameters = sparse.native_places(capacity, sent_as)
+        parameters = sparse.native_parameters(capacity, sent_as)
         return NativeMethod(name, [*parameters, self.threshold])
 
     def get_config(self) -> dict[str, Any]:

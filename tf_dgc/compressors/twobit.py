@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.compressors.base import NativeMethod, RandomKeys
+from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
+from tf_dgc.compressors.random_keys import RandomKeys
 
 _ABOVE, _BELOW = 1, 2
 

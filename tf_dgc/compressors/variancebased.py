@@ -10,9 +10,10 @@ from tf_dgc.arguments import check_number
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.checks import BufferCheck
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.random_keys import RandomKeys
 
 _BITS = 4  # a sign, and how many powers of two below the largest
 
@@ -60,7 +61,7 @@ class VarianceBased(Compressor):
     def __init__(self, alpha: float = 1.0, zeta: float = 0.999, capacity: float = 0.01):
         self.alpha = check_number("alpha", alpha, "(0, inf)")
         self.zeta = check_number("zeta", zeta, "(0, 1]")
-        self.capacity = places.check_share("capacity", capacity)
+        self.capacity = slots.check_share("capacity", capacity)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
         """Return the root of the sum of squares."""
@@ -70,9 +71,9 @@ class VarianceBased(Compressor):
         """Return those of as many positions and codes as fit, and of an exponent."""
         del dtype
         size = math.prod(shape)
-        capacity = places.capacity_of(size, self.capacity)
+        capacity = slots.num_slots(size, self.capacity)
         codes = 1 + quantize.num_words(capacity, _BITS)
-        return 4 * (places.position_words(size, capacity) + codes)
+        return 4 * (slots.position_words(size, capacity) + codes)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -81,19 +82,19 @@ class VarianceBased(Compressor):
         shape, dtype = values.shape, values.dtype
         gradient = tf.reshape(values - state["residual"], [-1])
         values = tf.reshape(values, [-1])
-        capacity = places.capacity_of(values.shape[0], self.capacity)
+        capacity = slots.num_slots(values.shape[0], self.capacity)
         deviation = _hypotenuse(tf.reshape(state["deviation"], [-1]), gradient)
         certain = tf.abs(values) > math.sqrt(self.alpha) * deviation
         largest = tf.reduce_max(tf.where(certain, tf.abs(values), 0))
         top, below = _powers(values, largest)
-        positions = places.choose(tf.abs(values), certain & (below < 8), capacity, keys)
-        codes = places.values_at(below + 8 * tf.cast(values < 0, tf.int32), positions)
+        positions = slots.select(tf.abs(values), certain & (below < 8), capacity, keys)
+        codes = slots.values_at(below + 8 * tf.cast(values < 0, tf.int32), positions)
         coded = tf.concat([top[tf.newaxis], quantize.pack(codes, _BITS)], axis=0)
 
         def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[BufferCheck]]:
             return _decode(words, capacity, dtype)
 
-        result = yield from places.exchange_coded(
+        result = yield from slots.exchange_coded(
             positions, values.shape[0], coded, decode
         )
         left, waits = tf.abs(values - result.sent), math.sqrt(self.zeta) * deviation
@@ -102,7 +103,7 @@ class VarianceBased(Compressor):
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
-        capacity = places.capacity_of(math.prod(shape), self.capacity)
+        capacity = slots.num_slots(math.prod(shape), self.capacity)
         factors = [math.sqrt(self.alpha), math.sqrt(self.zeta)]
         return NativeMethod(
             self.name,

@@ -135,7 +135,7 @@ def delta_inputs(
         sizes=[t.size for t in kept.tensors],
         drops_entries=optimizer.communicator.drops_entries,
         all_workers_native=kept.use_native,
-        machine=optimizer.communicator.machine(),
+        machine=optimizer.communicator.node_workers(),
     )
 
 

@@ -149,7 +149,7 @@ def local_speeds(clock: Clock = time.perf_counter) -> list[float]:
         path: Any = (
             tensorflow_ops if native_library.load_library().library is None else native
         )
-        sent = StepPlan(_FORM.layout, _FORM.counts, False)
+        sent = StepPlan(_FORM.tensors, _FORM.counts, False)
         vector = tf.zeros([1 << 18])
         num_bytes = 4.0 * buffers.shape[0] * buffers.shape[1]
 
@@ -260,7 +260,7 @@ def measure_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
         strategy: strategy of two workers or more, made ready.
     """
     with tf.init_scope():  # the first call may come while a step is being traced
-        place, *_ = link_benchmark.local_places(strategy)
+        place, *_ = link_benchmark.local_ranks(strategy)
         return link_benchmark.run_probe(strategy, probe_links(place, local_speeds))
 
 

@@ -215,7 +215,7 @@ def collect_inputs(
         {
             "drops_entries": optimizer.communicator.drops_entries,
             "all_workers_native": kept.use_native,
-            "machine": optimizer.communicator.machine(),
+            "machine": optimizer.communicator.node_workers(),
         },
     )
     collected = create_inputs(

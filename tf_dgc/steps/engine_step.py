@@ -18,7 +18,7 @@ from tf_dgc._internals import tracing
 from tf_dgc.codecs import buffer, checks, value_types
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives.packing import num_bytes, round_fingerprint
-from tf_dgc.collectives.requests import AllGather, AllReduce, Message, Reply
+from tf_dgc.collectives.requests import AllGather, AllReduce, Reply, Request
 from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import MethodStates, RoundsResult, TwoRounds
 from tf_dgc.smart_cond import add_counts
@@ -57,7 +57,9 @@ class BetweenRounds:
         asked = compressor if isinstance(compressor, TwoRounds) else None
         self._asked = asked if self._states else None
         self._notes = nothing = tf.zeros([len(self._states), 0])
-        self._tell(self._asked.told_first(self._states) if self._asked else nothing)
+        self._tell(
+            self._asked.first_parameters(self._states) if self._asked else nothing
+        )
 
     def operands(self) -> dict[str, Any]:
         """Return what the operations of this round take."""
@@ -77,7 +79,7 @@ class BetweenRounds:
         """
         self._notes = tf.reshape(notes, [len(self._states), self._num_notes()])
         if self._asked:
-            said = self._asked.told_then(everyone, self._notes, self._states)
+            said = self._asked.second_parameters(everyone, self._notes, self._states)
             self._tell(said)
 
     def hear_sums(self, sums: Sequence[tf.Tensor]) -> None:
@@ -100,7 +102,7 @@ class BetweenRounds:
         if self._asked is None:
             return []
         ended = RoundsResult(self._said, self._notes, norms, sums)
-        return self._asked.settle(ended, self._states)
+        return self._asked.updated_states(ended, self._states)
 
     def assign(self, new: Sequence[dict]) -> None:
         """Store what `settle` returned."""
@@ -130,7 +132,7 @@ class EncodedRound(NamedTuple):
         notes: numbers that methods of two rounds leave for the second, float32.
     """
 
-    requests: list[Message]
+    requests: list[Request]
     finite: tf.Tensor
     entries: tf.Tensor
     notes: tf.Tensor
@@ -171,7 +173,7 @@ class EngineCall:
         inputs, methods, tensors = self._inputs, self._methods, self._inputs.tensors
         rounds = [
             [
-                t.agreed_by(inputs.compressor.name)
+                t.signature_of(inputs.compressor.name)
                 for t, m in zip(tensors, methods, strict=True)
                 if m.summed_as is None and (m.first or number == 0)
             ]
@@ -222,7 +224,7 @@ class EngineCall:
         )
         if not (states or worker_state.velocity or worker_state.residual):
             tracing.leave_unordered(words)
-        requests: list[Message] = []
+        requests: list[Request] = []
         if number == 0 or self._between.are_sums:
             requests = [
                 AllReduce(

@@ -13,20 +13,20 @@ from tf_dgc.collectives import packing
 from tf_dgc.collectives.packing import TensorExchange
 from tf_dgc.collectives.requests import (
     Aggregation,
-    Message,
     Reply,
+    Request,
     Result,
     SparseEntries,
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor, RandomKeys
+from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common.one_round import (
     send_coded,
     send_rounded,
     send_whole,
 )
-from tf_dgc.compressors.random_keys import tie_break_key
+from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 from tf_dgc.smart_cond import add_counts, smart_cond
 from tf_dgc.steps.accumulation import accumulate
 from tf_dgc.steps.base import Step, StepInputs, StepOutcome
@@ -107,7 +107,7 @@ def aggregate_tensors(
     keys_per_tensor: Sequence[RandomKeys],
     finite: tf.Tensor,
     separate_uncompressed: bool = False,
-) -> Generator[list[Message], list[Reply], tuple[packing.PackedOutcome, StateTensors]]:
+) -> Generator[list[Request], list[Reply], tuple[packing.PackedOutcome, StateTensors]]:
     """Run the exchanges of one worker's tensors.
 
     Args:
@@ -154,7 +154,9 @@ def _uncompressed_part(
     else:
         stated = tensor.size * tensor.dtype.size
         exchange = send_whole(within, aggregation)
-    return TensorExchange(tensor.label, tensor.agreed, stated, exchange, tensor.narrow)
+    return TensorExchange(
+        tensor.label, tensor.signature, stated, exchange, tensor.narrow
+    )
 
 
 def _coded(
@@ -179,7 +181,7 @@ def _part(
     _check_generator(compressor, begun)
     return TensorExchange(
         f"{compressor!r} on {tensor.label}",
-        tensor.agreed_by(compressor.name),
+        tensor.signature_of(compressor.name),
         compressor.bytes(tensor.shape, tensor.dtype),
         begun,
         tensor.narrow,

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from tf_dgc import clipping
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives.requests import AllToAll, Message, Reply
+from tf_dgc.collectives.requests import AllToAll, Reply, Request
 from tf_dgc.steps.accumulation import scaled_dense_gradients
 from tf_dgc.steps.base import StepInputs
 
 
 def reduce_within_node(
     inputs: StepInputs,
-) -> Generator[list[Message], list[Reply], tuple[StepInputs, tf.Tensor]]:
+) -> Generator[list[Request], list[Reply], tuple[StepInputs, tf.Tensor]]:
     """Return inputs with the machine's sums, and whether the own gradient was finite.
 
     Those of a gradient that is not finite are left out, as zeros.

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_dgc.codecs.bits import from_words, to_words
 from tf_dgc.codecs.checks import BufferCheck, require
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives.requests import AllGather, Message, to_dense_tensor
+from tf_dgc.collectives.requests import AllGather, Request, to_dense_tensor
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 from tf_dgc.smart_cond import add_counts
@@ -74,9 +74,9 @@ class NeighborCoder:
             worker: index of this worker.
             states: state of the method by name, of each tensor; None for none.
         """
-        messages: list[Message] = []
+        messages: list[Request] = []
 
-        def reply(asked: list[Message]) -> list[tf.Tensor]:
+        def reply(asked: list[Request]) -> list[tf.Tensor]:
             messages.extend(asked)
             return [_as_reply(message, message[0]) for message in asked]
 
@@ -100,7 +100,7 @@ class NeighborCoder:
         """
         rest = [words]
 
-        def reply(asked: list[Message]) -> list[tf.Tensor]:
+        def reply(asked: list[Request]) -> list[tf.Tensor]:
             found = []
             for message in asked:
                 size = tf.size(to_words(message[0]))
@@ -142,7 +142,7 @@ class NeighborCoder:
         values: Sequence[tf.Tensor],
         finite: tf.Tensor,
         worker: int | tf.Tensor,
-        reply: Callable[[list[Message]], list[tf.Tensor]],
+        reply: Callable[[list[Request]], list[tf.Tensor]],
         states: Sequence[StateTensors] | None,
     ) -> NeighborMessage:
         step = aggregate_tensors(*self.given(values, finite, worker, states))
@@ -168,6 +168,6 @@ class NeighborCoder:
         )
 
 
-def _as_reply(message: Message, value: tf.Tensor) -> tf.Tensor:
+def _as_reply(message: Request, value: tf.Tensor) -> tf.Tensor:
     """Return the reply to who is alone, and has this."""
     return value[tf.newaxis] if isinstance(message, AllGather) else value

@@ -21,7 +21,7 @@ from tf_dgc.collectives.requests import (
     AllReduce,
     DenseOrSparse,
     DenseOrSparseReply,
-    Message,
+    Request,
 )
 from tf_dgc.compressors import TopK
 from tf_dgc.compressors.base import Compressor
@@ -61,7 +61,7 @@ def push(inputs: StepInputs) -> PushedStep:
         inputs: inputs of the step, with `NUM_WORKERS` for `num_workers`.
     """
     step = implementations.start_step(inputs)
-    messages: list[Message] = []
+    messages: list[Request] = []
     replies: Any = None
     while True:
         try:
@@ -87,7 +87,7 @@ def _flag_of(message: Any) -> tf.Tensor:
     )
 
 
-def request_words(message: Message) -> tf.Tensor:
+def request_words(message: Request) -> tf.Tensor:
     """Return the bits of a request, int32 `[w]`."""
     if isinstance(message, DenseOrSparse):  # what is not asked for is empty
         return tf.concat([to_words(message.vector), message.words], axis=0)

@@ -90,11 +90,11 @@ def _keep(step: LocalStep, left: Remainder) -> None:
         return
     space = FlatIndexSpace(BufferLayout(step.plan.layout, step.plan.counts))
     compressed = [i for i, t in enumerate(step.plan.layout) if not t.uncompressed]
-    begins = tf.searchsorted(left.places, tf.cast(space.bases, tf.int32))
-    ends = tf.concat([begins[1:], [tf.size(left.places)]], axis=0)
+    begins = tf.searchsorted(left.positions, tf.cast(space.bases, tf.int32))
+    ends = tf.concat([begins[1:], [tf.size(left.positions)]], axis=0)
     for at, i in enumerate(compressed):
         part = slice(begins[at], ends[at])
-        positions = left.places[part] - tf.cast(space.bases[at], tf.int32)
+        positions = left.positions[part] - tf.cast(space.bases[at], tf.int32)
         values = tf.cast(left.values[part], step.plan.layout[i].dtype)
         _scatter(tf.raw_ops.ResourceScatterNdAdd, step.residual[i], positions, values)
 
@@ -193,8 +193,8 @@ class _Part(NamedTuple):
             self.vector,
             self.words,
             plan.dense_entries,
-            form=form,
-            most_bytes=plan.most_bytes,
+            layout=form,
+            max_bytes=plan.most_bytes,
         )
 
     @property
@@ -321,7 +321,9 @@ def _settle(
     """Mend what is kept by what was left out on the way; remember what was sent."""
     for part, reply in arrived:
         if reply.delivered is not None:
-            restore_dropped_entries(part.local, part.words, reply.delivered, reply.left)
+            restore_dropped_entries(
+                part.local, part.words, reply.delivered, reply.remainder
+            )
     recorder = inputs.worker_state.last_sent
     if recorder is None:
         return
