@@ -14,8 +14,7 @@ import tensorflow as tf
 def to_words(values: tf.Tensor) -> tf.Tensor:
     """Return the bits of numbers as words, int32 `[w]`, padded to a whole word.
 
-    Args:
-        values: tensor of any shape, of a type of 2, 4 or 8 bytes.
+    The type must have 2, 4 or 8 bytes.
     """
     if values.dtype.size < tf.int32.size:
         flat = tf.reshape(values, [-1])

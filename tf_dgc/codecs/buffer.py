@@ -57,12 +57,6 @@ def encode_sparse(
 ) -> tf.Tensor:
     """Pack the selected entries of all tensors into one buffer.
 
-    Args:
-        layout: specs of all tensors of the step.
-        counts: entries of each tensor.
-        selections: selected entries of each tensor.
-        finite: scalar bool, whether this worker's gradient was finite.
-
     Returns:
         int32 `[sparse_words(layout, counts)]`.
     """
@@ -81,12 +75,8 @@ def decode_sparse(
     """Sum the buffers of all workers.
 
     Adds one worker after the other. As positions within a buffer are distinct, that
-    fixes the order of additions, and every bit is the same on all workers.
-
-    Args:
-        buffers: buffers of all workers, int32 `[num_workers, words]`.
-        layout: specs of all tensors of the step.
-        counts: entries of each tensor.
+    fixes the order of additions, and every bit is the same on all workers. `buffers` is
+    int32 `[num_workers, words]`.
 
     Returns:
         A dense float `[n]` per tensor, and the number of workers whose gradient was
@@ -158,10 +148,7 @@ def sent_positions(
 ) -> list[tf.Tensor | None]:
     """Return the positions, int32 `[k]`, that this worker's own buffer sends.
 
-    Args:
-        words: result of `encode_sparse`; it is not checked.
-        layout: specs of all tensors of the step.
-        counts: entries of each tensor.
+    `words` is a result of `encode_sparse`; it is not checked.
 
     Returns:
         Positions per tensor; None for an uncompressed one.
@@ -284,10 +271,7 @@ def remove_header(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Check the headers of all workers' buffers and remove them.
 
-    Args:
-        buffers: buffers of all workers, int32 `[num_workers, length]`.
-        fingerprint: argument of `add_header`.
-        length: argument of `add_header`.
+    `fingerprint` and `length` are the arguments of `add_header`.
 
     Returns:
         The words, int32 `[num_workers, length - HEADER_WORDS]`, and the number of
@@ -311,12 +295,7 @@ def add_nonfinite_flag(words: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
 
 
 def is_valid(words: tf.Tensor, fingerprint: int) -> tf.Tensor:
-    """Return whether a buffer's header and checksum are valid, a scalar bool.
-
-    Args:
-        words: buffer of one worker, int32 `[length]`.
-        fingerprint: argument of `add_header`.
-    """
+    """Return whether a buffer's header and checksum are valid, a scalar bool."""
     header = words[tf.newaxis, :HEADER_WORDS]
     checks = [
         *header_checks(header, fingerprint, tf.size(words)),
@@ -329,10 +308,6 @@ def invalidate_unless(fingerprint: int, words: tf.Tensor) -> tf.Tensor:
     """Invalidate a buffer of another model or version.
 
     Unchanged, it might be valid to other workers.
-
-    Args:
-        fingerprint: fingerprint of this worker's buffers.
-        words: buffer of one worker, int32 `[length]`.
     """
     expected = tf.stack([_as_word(_MAGIC), _as_word(fingerprint)])
     is_same = tf.reduce_all(tf.equal(words[:2], expected))
@@ -433,10 +408,6 @@ def decode_dense(
     vector: tf.Tensor, layout: Sequence[TensorSpec]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Split the sum over workers of the results of `encode_dense`.
-
-    Args:
-        vector: sum of the vectors, float `[1 + sum of n]`.
-        layout: specs of all tensors of the step.
 
     Returns:
         A float `[n]` per tensor, and the number of workers whose gradient was not

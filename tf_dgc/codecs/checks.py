@@ -118,11 +118,7 @@ def require_finite(
 ) -> Any:
     """Return `results`; reading them raises unless all sums are finite.
 
-    Args:
-        finite: whether each tensor's sum is finite, bool `[tensors]`.
-        dtypes: names of the sums' dtypes.
-        labels: name of each tensor, for the error.
-        results: nested structure of tensors and other values.
+    The arguments are as in `require_finite_sums`; `finite` is bool `[tensors]`.
     """
     assertion = tf.debugging.Assert(
         tf.reduce_all(finite),

@@ -15,10 +15,6 @@ from tf_dgc.codecs.checks import BufferCheck
 def stream_bits(size: int, k: int | tf.Tensor) -> list[int | tf.Tensor]:
     """Return the bits of the two streams: low bits and high bits.
 
-    Args:
-        size: number of entries n, 1 <= n < 2**31.
-        k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
-
     Returns:
         Ints, or scalar int64 tensors if k is one.
     """

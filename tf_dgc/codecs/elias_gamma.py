@@ -24,9 +24,7 @@ def max_bits(size: int, total: float) -> float:
     bits. Distances add up to at most n, magnitudes to `total`, and the logarithm is
     concave: so that is at most `3 k + 2 k log2(n total / k^2)`, here for the worst k.
 
-    Args:
-        size: number of entries of the vector, n.
-        total: upper bound of the sum of their magnitudes.
+    `total` bounds the sum of the magnitudes of the n entries.
     """
     worst = 2**0.75 / math.e * math.sqrt(size * total)  # where the derivative is 0
     k = min(size, total, worst)

@@ -94,11 +94,6 @@ def encode(positions: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
 def decode(words: tf.Tensor, size: int, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Decode the positions of one worker.
 
-    Args:
-        words: encoded words, int32 `[num_words(size, k)]`.
-        size: upper bound of the positions, n.
-        k: number of positions that were encoded.
-
     Returns:
         Positions, int32 `[k]`, in [0, size), or `size` for those that did not fit; and
         the number of positions that fit, scalar int32.

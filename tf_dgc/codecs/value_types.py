@@ -123,14 +123,7 @@ def decode_values(
 def value_checks(
     values: tf.Tensor, words: tf.Tensor, value_dtype: str, k: int | tf.Tensor
 ) -> list[BufferCheck]:
-    """Return the checks of decoded values.
-
-    Args:
-        values: result of `decode_values`, float `[N, k]`.
-        words: words from which the values were decoded, int32 `[N, w]`.
-        value_dtype: one of `CHOICES`, or "float64".
-        k: number of values; an int, or a scalar int32 tensor.
-    """
+    """Return the checks of decoded values."""
     nonfinite = ~tf.math.is_finite(values)
     count = tf.math.count_nonzero(nonfinite, axis=1, dtype=tf.int32)
     checks = [BufferCheck("values that are not finite", count, 0, _OVERFLOW)]

@@ -219,10 +219,7 @@ def send_to(values: tf.Tensor, source: int, target: int) -> Broadcast:
 
     The reply of both is the source's tensor.
 
-    Args:
-        values: tensor to send; on the target any tensor of the same shape and dtype.
-        source: index of the sending worker.
-        target: index of the receiving worker.
+    The target passes any tensor of the same shape and dtype.
     """
     low, high = sorted([source, target])
     return Broadcast(values, source, (low, high))
@@ -248,9 +245,7 @@ def run_together(
 ) -> list[Outcome]:
     """Run the generators of several workers in lockstep; return their results.
 
-    Args:
-        steps: generator of requests of each worker, all of as many rounds.
-        answer: function from one round of requests to the replies, by worker.
+    `answer` returns the replies to one round of requests, by worker.
 
     Raises:
         ValueError: if some generators have more rounds than others.

@@ -254,9 +254,6 @@ def count_background_collectives(
     """Return the numbers of started and finished collectives, by worker group.
 
     Includes the steps' own collectives.
-
-    Args:
-        strategy: strategy of several workers, prepared.
     """
     counts = dict(cross_device.cross_device_ops(strategy).count())
     for reduction in _living_instances(strategy):
@@ -265,11 +262,7 @@ def count_background_collectives(
 
 
 def pending_keys(strategy: tf.distribute.Strategy) -> dict[Group, int]:
-    """Return the key of this worker's unfinished collective, or 0, by worker group.
-
-    Args:
-        strategy: strategy of several workers, prepared.
-    """
+    """Return the key of this worker's unfinished collective, or 0, by worker group."""
     keys = cross_device.cross_device_ops(strategy).pending_keys()
     for reduction in _living_instances(strategy):
         keys.update(reduction.pending_keys())

@@ -68,8 +68,8 @@ class Communicator:
     def use_algorithm(self, algorithm: CollectiveAlgorithm) -> None:
         """Switch to another algorithm for sums and gathers over all workers.
 
-        Args:
-            algorithm: result of `CollectiveAlgorithm.settle`, the same on all workers.
+        `algorithm` is a result of `CollectiveAlgorithm.settle`, the same on all
+        workers.
         """
         # Subclasses of Ring may override its methods, so compare the exact type.
         is_stock = type(algorithm) is Ring or algorithm.is_neighbor_exchange
@@ -109,9 +109,8 @@ class Communicator:
     def answer(self, request: Request, check: DivergenceCheck | None = None) -> Reply:
         """Return the reply to one request; call it in replica context.
 
-        Args:
-            request: request of the same type, dtype and size on all workers.
-            check: check that shares the request's collective.
+        The request must have the same type, dtype and size on all workers. A `check`
+        shares its collective.
 
         Raises:
             ValueError: for an invalid group or partner; see `requests.group_members`.

@@ -48,13 +48,7 @@ class RequestSize(NamedTuple):
 def request_cost(
     exchange: CollectiveAlgorithm, request: RequestSize, num_workers: int
 ) -> Cost:
-    """Return the cost of a request that every worker makes.
-
-    Args:
-        exchange: algorithm, for `num_workers` workers.
-        request: request of every worker.
-        num_workers: number of workers, N.
-    """
+    """Return the cost of a request that every worker makes."""
     if request.kind == "sum":
         return exchange.cost_of_sum(request.num_bytes, num_workers)
     if request.kind == "entries" and exchange.drops_entries:
@@ -110,11 +104,7 @@ def decode_seconds(request: RequestSize, links: LinkSpeeds) -> float:
 
 
 def first_of_the_fastest(seconds: Sequence[float]) -> int:
-    """Return the index of the first time that is within 5 % of the least.
-
-    Args:
-        seconds: predicted times, preferred choices first.
-    """
+    """Return the index of the first time that is within 5 % of the least."""
     limit = _TOLERANCE * min(seconds)
     return next(i for i, time in enumerate(seconds) if time <= limit)
 
@@ -147,15 +137,7 @@ def transfer_times(
     num_workers: int,
     links: LinkSpeeds,
 ) -> TransferTimes:
-    """Return transfer times by the model of `predict_seconds`.
-
-    Args:
-        exchange: algorithm, for `num_workers` workers.
-        requests_by_tensor: requests of each tensor by itself.
-        joint_requests: requests of all tensors together.
-        num_workers: number of workers, N.
-        links: speeds of links and processors.
-    """
+    """Return transfer times by the model of `predict_seconds`."""
 
     def seconds(requests: Sequence[RequestSize]) -> float:
         return predict_seconds(exchange, requests, num_workers, links) - links.start
@@ -203,13 +185,7 @@ def plan_buckets(ready: Sequence[float], costs: TransferTimes) -> list[list[int]
 def finish_time(
     ready: Sequence[float], buckets: Sequence[Sequence[int]], costs: TransferTimes
 ) -> float:
-    """Return when the last bucket has arrived, in seconds from the start.
-
-    Args:
-        ready: seconds until each tensor's gradient is ready.
-        buckets: tensors of each bucket, as indices into `ready`.
-        costs: transfer times.
-    """
+    """Return when the last bucket has arrived, in seconds from the start."""
     free = 0.0
     for bucket in buckets:
         begin = max(free, *(ready[i] for i in bucket))

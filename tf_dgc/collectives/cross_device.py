@@ -213,12 +213,7 @@ class CompressedCrossDeviceOps(tf.distribute.CrossDeviceOps):
         steps: Sequence[Generator[Any, Any, Outcome]],
         ranks: Sequence[Rank],
     ) -> list[Outcome]:
-        """Run the generators of all local replicas; return their results.
-
-        Args:
-            steps: generator of requests of each local replica.
-            ranks: rank of each.
-        """
+        """Run the generators of all local replicas; return their results."""
         return run_together(steps, lambda requests: self.answer_round(requests, ranks))
 
     def answer_round(
@@ -355,12 +350,7 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> CompressedCrossDeviceO
 
 
 class ProcessGroups:
-    """Runs requests of the local replicas within groups of workers.
-
-    Args:
-        collective_ops: TensorFlow's `CollectiveAllReduce` for all replicas.
-        lane: number of the lane, as in `CompressedCrossDeviceOps`.
-    """
+    """Runs requests of the local replicas within groups of workers."""
 
     def __init__(self, collective_ops: Any, lane: int = 0):
         self._lane = lane

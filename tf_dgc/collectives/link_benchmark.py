@@ -26,13 +26,8 @@ def run_probe(
 ) -> Outcome:
     """Run a generator of requests; call it on all workers, eagerly, outside of steps.
 
-    Args:
-        strategy: strategy of several replicas.
-        steps: requests of the first replica of this worker. The other replicas make the
-            same requests; a `SendRecv` of theirs is with their own neighbor.
-
-    Returns:
-        The generator's return value.
+    `steps` yields the requests of this worker's first replica. The other replicas make
+    the same requests; a `SendRecv` of theirs is with their own neighbor.
     """
     hook, ranks = cross_device_ops(strategy), local_ranks(strategy)
     functions: dict[str, Callable[..., list[tf.Tensor]]] = {}

@@ -16,11 +16,7 @@ def gather_from_neighbors(
 ) -> tf.Tensor:
     """Return the words of this worker's neighbors; call it in replica context.
 
-    Args:
-        words: words of this worker, int32 `[w]`, w the same on all workers.
-        gossip: graph of the workers, of which there are several.
-        round_number: number of the round, scalar int64.
-        rank: rank of this worker.
+    `words` are int32 `[w]`, with w the same on all workers; there are several workers.
 
     Returns:
         The words, int32 `[neighbors, w]`, in the order of `Gossip.neighbours`.

@@ -1,6 +1,5 @@
 """Ok-Topk: region owners sum entries, and send the largest sums to all workers."""
 
-import abc
 import math
 from collections.abc import Generator
 from typing import Any
@@ -77,26 +76,14 @@ class OwnedRegionsAlgorithm(Ring):
         (blocks,) = yield [AllGather(block)]
         queries = sums.positions if self.keeps_sums else sent
         words, is_in_result = combine_blocks(blocks, starts, queries, summed, regions)
-        return self._result(words, is_in_result, sent, sums)
-
-    @abc.abstractmethod
-    def _result(
-        self,
-        words: tf.Tensor,
-        is_in_result: tf.Tensor,
-        sent: tf.Tensor,
-        sums: Remainder,
-    ) -> MergeResult:
-        """Decide what happens to entries that are not in the result.
-
-        Args:
-            words: merged buffer, int32 `[w]`.
-            is_in_result: bool mask of `sums` if the algorithm `keeps_sums`, else of
-                this worker's entries.
-            sent: flat position of each of this worker's entries, int32 `[K]`, -1 where
-                a message had no room.
-            sums: all sums of this worker's region.
-        """
+        if not self.keeps_sums:
+            return MergeResult(words, is_in_result)
+        dropped = tf.logical_not(is_in_result)
+        remainder = Remainder(
+            tf.boolean_mask(sums.positions, dropped),
+            tf.boolean_mask(sums.values, dropped),
+        )
+        return MergeResult(words, sent >= 0, remainder)
 
     def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
         """Return the cost for about 42 bits per entry, without uncompressed tensors.
@@ -156,15 +143,6 @@ class OkTopK(OwnedRegionsAlgorithm):
     name = "oktopk"
     reference = "Li and Hoefler, PPoPP 2022, algorithm 1"
 
-    def _result(
-        self,
-        words: tf.Tensor,
-        is_in_result: tf.Tensor,
-        sent: tf.Tensor,
-        sums: Remainder,
-    ) -> MergeResult:
-        return MergeResult(words, is_in_result)
-
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class TwoWay(OwnedRegionsAlgorithm):
@@ -187,17 +165,3 @@ class TwoWay(OwnedRegionsAlgorithm):
     name = "twoway"
     reference = "Tang et al., DoubleSqueeze, ICML 2019, algorithm 1"
     keeps_sums = True
-
-    def _result(
-        self,
-        words: tf.Tensor,
-        is_in_result: tf.Tensor,
-        sent: tf.Tensor,
-        sums: Remainder,
-    ) -> MergeResult:
-        dropped = tf.logical_not(is_in_result)
-        remainder = Remainder(
-            tf.boolean_mask(sums.positions, dropped),
-            tf.boolean_mask(sums.values, dropped),
-        )
-        return MergeResult(words, sent >= 0, remainder)

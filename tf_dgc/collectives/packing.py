@@ -111,10 +111,6 @@ class AllReducePack:
 
     The flag is 1 if this worker's gradient was not finite.
 
-    Args:
-        values: values to sum, of any shape, by the index of the tensor.
-        finite: scalar bool, whether this worker's gradient was finite.
-
     Attributes:
         request: request for the sum of the concatenated values.
     """
@@ -141,11 +137,6 @@ class AllReducePack:
 
 class AllGatherPack:
     """All words to gather, as one request, after a header.
-
-    Args:
-        words: words to gather, int32 vectors, by the index of the tensor.
-        fingerprint: fingerprint of what must be the same on all workers.
-        finite: scalar bool, whether this worker's gradient was finite.
 
     Attributes:
         request: request for the words of all workers.
@@ -183,12 +174,7 @@ def num_bytes(values: tf.Tensor) -> int | tf.Tensor:
 
 
 def round_fingerprint(round_number: int, signatures: Sequence[str]) -> int:
-    """Return the fingerprint of the buffer that a round gathers.
-
-    Args:
-        round_number: number of the round, from 0.
-        signatures: `TensorExchange.signature` of each tensor in the buffer.
-    """
+    """Return the fingerprint of the buffer that a round gathers."""
     return buffer.text_fingerprint([f"round:{round_number}", *signatures])
 
 

@@ -29,13 +29,8 @@ class Regions:
     the entries of an even split, of each tensor in the region. Both are sparse buffers
     of one tensor, the whole flat space; unused room holds zeros at positions beyond it.
 
-    Args:
-        layout: layout of a worker's words, with at least one compressed tensor.
-        num_workers: number of workers, N.
-        slack: share of room beyond an even split.
-
     Attributes:
-        layout: layout of a worker's words.
+        layout: layout of a worker's words, with at least one compressed tensor.
         space: flat space of all positions.
         size: number of positions.
         num_workers: number of workers, N.
@@ -68,8 +63,7 @@ class Regions:
     def offsets(self, positions: tf.Tensor) -> tf.Tensor:
         """Return where one worker's regions would begin within their tensors.
 
-        Args:
-            positions: flat positions of its entries, int64 `[K]`.
+        `positions` are flat, int64 `[K]`.
 
         Returns:
             Offsets of all regions but the first, float32 `[N - 1]`; 0 for a region that
@@ -84,8 +78,7 @@ class Regions:
     def starts(self, offsets: tf.Tensor) -> tf.Tensor:
         """Return the flat positions where regions begin, ascending, int64 `[N]`.
 
-        Args:
-            offsets: sum over workers of `offsets`, float32 `[N - 1]`.
+        `offsets`, float32 `[N - 1]`, is the sum of all workers' `offsets`.
         """
         tensors, _ = self._first_tensors()
         mean = tf.cast(tf.floor(offsets / self.num_workers), tf.int64)
@@ -149,11 +142,6 @@ def split_by_owner(
     If a message has too little room for a tensor, it takes the tensor's largest entries
     by magnitude, and among equal ones the first.
 
-    Args:
-        entries: entries of this worker.
-        starts: flat position where each region begins, int64 `[N]`.
-        regions: regions of all workers.
-
     Returns:
         A message per owner, int32 `[N, w]`; and the flat position of each entry that is
         in a message, int32 `[K]`, -1 for entries without room.
@@ -179,12 +167,6 @@ def sum_owned_entries(
     The block for all workers has the largest sums of each tensor that there is room
     for, chosen as in `split_by_owner`. If a message is damaged, the block has no sums
     but a flag, by which all workers reject it.
-
-    Args:
-        rows: message of each worker, int32 `[N, w]`.
-        starts: flat position where each region begins, int64 `[N]`.
-        worker: index of this worker, the owner.
-        regions: regions of all workers.
 
     Returns:
         The block, int32 `[w]`; and all sums of the region.

@@ -100,9 +100,6 @@ class FlatEntries(NamedTuple):
 class FlatIndexSpace:
     """Positions in the concatenation of all compressed tensors of a layout.
 
-    Args:
-        layout: layout of the buffers.
-
     Attributes:
         sizes: number of entries of each compressed tensor.
         counts: number of its entries in a buffer, int64 `[tensors]`.

@@ -133,7 +133,7 @@ class ATOMO(Compressor):
         return _product(from_words(words, dtype, [rows + columns, self.budget]), rows)
 
     def error_bound(self, size: int) -> float:
-        """Return `r/s - 1`, the bound for p_i = s/r, with the rank r at most `sqrt(n)`."""
+        """Return `r/s - 1`, the bound for p_i = s/r, with rank r at most `sqrt(n)`."""
         return max(0.0, math.isqrt(size) / self.budget - 1)
 
     def get_config(self) -> dict[str, Any]:

@@ -99,13 +99,7 @@ def select(
 
 
 def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Aggregation:
-    """Gather and sum all workers' entries.
-
-    Args:
-        values: gradient, float `[n]`.
-        positions: result of `select`, int32 `[capacity]`.
-        value_dtype: type of the values on the wire.
-    """
+    """Gather and sum all workers' entries at positions from `select`."""
     size, capacity = values.shape[0], positions.shape[0]
     padded = tf.pad(values, [[0, capacity]])
     result = yield from sparse.exchange(padded, positions, capacity, value_dtype)
@@ -132,14 +126,7 @@ def exchange_signs(
 def exchange_coded(
     positions: tf.Tensor, size: int, coded: tf.Tensor, decode: sparse.Decode
 ) -> Aggregation:
-    """Gather and sum all workers' entries, whose values the method has coded.
-
-    Args:
-        positions: result of `select`, int32 `[capacity]`.
-        size: number of entries n.
-        coded: a value per slot, as words.
-        decode: function that decodes `coded`.
-    """
+    """Gather and sum all workers' entries, whose values the method has coded."""
     capacity = positions.shape[0]
     result = yield from sparse.exchange_coded(
         positions, size + capacity, capacity, coded, decode

@@ -58,12 +58,8 @@ class Sided(NamedTuple):
 def leading_subspace(matrix: Sided, dimensions: int, seed: tf.Tensor) -> tf.Tensor:
     """Return an orthonormal basis of a subspace that contains most of a matrix.
 
-    Halko et al., SIAM Review 2011, algorithm 4.4 with one power iteration.
-
-    Args:
-        matrix: matrix of m rows, scaled so that squares do not overflow.
-        dimensions: dimensions of the subspace, at most m.
-        seed: seed from `RandomKeys`, int32 `[2]`.
+    Halko et al., SIAM Review 2011, algorithm 4.4 with one power iteration. The matrix
+    must be scaled so that squares do not overflow.
 
     Returns:
         Float `[m, dimensions]`.

@@ -127,12 +127,7 @@ def send_rounded(values: tf.Tensor, dtype: tf.DType) -> Aggregation:
 
 
 def send_coded(values: tf.Tensor, value_dtype: str) -> Aggregation:
-    """Gather all entries of a tensor in a value type.
-
-    Args:
-        values: tensor to send, float32 or float64 `[n]`.
-        value_dtype: type of the values on the wire, one of `value_types.CHOICES`.
-    """
+    """Gather all entries of a tensor in a value type."""
     size, dtype = values.shape[0], values.dtype
     words = value_types.encode_values(values, value_dtype)
     gathered = yield AllGather(words)
@@ -171,9 +166,6 @@ def maximum(values: tf.Tensor) -> Generator[TensorRequest, tf.Tensor, tf.Tensor]
 
     Use it as `largest = yield from maximum(values)`. It shares a collective with the
     gathered words of other tensors.
-
-    Args:
-        values: tensor of this worker, float32 or float64, of any shape.
     """
     gathered = yield AllGather(to_words(values))
     rows = [from_words(row, values.dtype, values.shape) for row in tf.unstack(gathered)]

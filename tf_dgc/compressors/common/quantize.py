@@ -22,9 +22,6 @@ def norms(values: tf.Tensor) -> tf.Tensor:
 
     Norms of float32 rows are computed in float64, where squares are exact and do not
     overflow: so the result does not depend on the order of the sum or the processor.
-
-    Args:
-        values: rows, float32 or float64 `[rows, n]`.
     """
     if values.dtype == tf.float64:  # scaled to 1 first, so that squares do not overflow
         largest = tf.reduce_max(tf.abs(values), axis=1, keepdims=True)
@@ -38,10 +35,6 @@ def norms(values: tf.Tensor) -> tf.Tensor:
 
 def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Round down or up at random, so that the expected result is the value.
-
-    Args:
-        values: numbers to round, float, of any shape.
-        seed: seed from `RandomKeys`, int32 `[2]`.
 
     Returns:
         Integers of the same shape and dtype.

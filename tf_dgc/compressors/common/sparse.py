@@ -40,13 +40,7 @@ def native_parameters(k: int, value_dtype: str | None) -> list[float]:
 
 
 def num_words(size: int, k: int | tf.Tensor, value_dtype: str) -> int | tf.Tensor:
-    """Return the words of a payload of k of `size` entries.
-
-    Args:
-        size: number of entries n.
-        k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
-        value_dtype: type of the values, one of `value_types.CHOICES`, or "float64".
-    """
+    """Return the words of a payload of k of `size` entries."""
     streams = value_types.value_bits(value_dtype, k)
     return position_words(size, k) + sum(map(bits.num_stream_words, streams))
 
