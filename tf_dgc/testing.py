@@ -20,8 +20,8 @@ from tf_dgc.collectives.requests import (
     AllToAll,
     Broadcast,
     DenseOrSparseReply,
-    Message,
     Reply,
+    Request,
     SendRecv,
     group_members,
     to_dense_tensor,
@@ -77,7 +77,7 @@ class Simulation:
         self.seed = seed
         self.iteration = 0
         self.sent_bytes = 0
-        self.messages: list[list[Message]] = []
+        self.messages: list[list[Request]] = []
         self.sent: list[list[np.ndarray]] = []
         self._run = tf.function(self._exchange) if compiled else self._exchange
         self._keeps_residual = validation.uses_error_feedback(
@@ -152,7 +152,7 @@ class Simulation:
                 zip(values, states, common, residual, strict=True)
             )
         ]
-        messages: list[list[Message]] = [[] for _ in steps]
+        messages: list[list[Request]] = [[] for _ in steps]
         finished = run_all(steps, messages)
         self.messages = messages if tf.executing_eagerly() else []
         outcomes = [outcome for outcome, _ in finished]
@@ -179,7 +179,7 @@ class Simulation:
         states: list,
         common: dict,
         residual: list,
-    ) -> Generator[list[Message], list[Reply], tuple[PackedOutcome, dict[str, Any]]]:
+    ) -> Generator[list[Request], list[Reply], tuple[PackedOutcome, dict[str, Any]]]:
         keys_per_tensor = [
             RandomKeys(
                 self.seed, step, i, worker, tie_breaks, num_workers=self.num_workers
@@ -221,8 +221,8 @@ Outcome = TypeVar("Outcome")
 
 
 def run_all(
-    steps: Sequence[Generator[list[Message], list[Reply], Outcome]],
-    record: list[list[Message]] | None = None,
+    steps: Sequence[Generator[list[Request], list[Reply], Outcome]],
+    record: list[list[Request]] | None = None,
 ) -> list[Outcome]:
     """Run the steps of all workers in lockstep; return their outcomes, by worker.
 
@@ -234,7 +234,7 @@ def run_all(
         ValueError: if workers have different numbers of rounds, and as `answer_all`.
     """
 
-    def answer(requests: list[list[Message]]) -> list[list[Reply]]:
+    def answer(requests: list[list[Request]]) -> list[list[Reply]]:
         for recorded, new in zip(record or [], requests, strict=False):
             recorded.extend(new)
         return answer_all(requests)
@@ -260,7 +260,7 @@ class _Collective(NamedTuple):
     members: tuple[int, ...]
 
 
-def answer_all(requests: Sequence[Sequence[Message]]) -> list[list[Reply]]:
+def answer_all(requests: Sequence[Sequence[Request]]) -> list[list[Reply]]:
     """Return the replies to the requests of all workers in a round, by worker.
 
     Args:
@@ -288,7 +288,7 @@ def answer_all(requests: Sequence[Sequence[Message]]) -> list[list[Reply]]:
     return replies
 
 
-def _collective(request: Message, worker: int, num_workers: int) -> _Collective:
+def _collective(request: Request, worker: int, num_workers: int) -> _Collective:
     members = group_members(request, worker, num_workers)
     group = None if isinstance(request, SendRecv) else request.group
     source = request.source if isinstance(request, Broadcast) else None

@@ -77,7 +77,7 @@ class Worker:
 
     def _probe(self):
         """Return what all workers measure together, as a list."""
-        place, *_ = link_benchmark.local_places(self._strategy)
+        place, *_ = link_benchmark.local_ranks(self._strategy)
         measuring = autotune.probe_links(place, autotune.local_speeds)
         return link_benchmark.run_probe(self._strategy, measuring)
 
@@ -96,7 +96,7 @@ class Worker:
             def replica():
                 before = []
                 if add_up:
-                    rows = AllToAll(tf.identity(gradient), communicator.machine())
+                    rows = AllToAll(tf.identity(gradient), communicator.node_workers())
                     before = [tf.reduce_sum(communicator.answer(rows), axis=0)]
                 with tf.control_dependencies(before):
                     reply = communicator.answer(request(tf.identity(variable)))
@@ -188,7 +188,7 @@ def _entries(payload, inside):
     values = encode_values(tf.constant(rng.normal(size=k), tf.float32), "float32")
     selection = buffer.SelectedEntries(tf.constant(positions), values)
     words = buffer.encode_sparse(*form, [selection], tf.constant(True)).numpy()
-    return words, lambda w: DenseOrSparse(False, tf.zeros([0]), w, form=form)
+    return words, lambda w: DenseOrSparse(False, tf.zeros([0]), w, layout=form)
 
 
 REQUESTS = {"sum": _sum, "gather": _gather, "entries": _entries, "shards": _entries}

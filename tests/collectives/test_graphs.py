@@ -109,8 +109,8 @@ def test_config(graph):
         ({"graph": [[np.nan, 1], [1, 0]]}, r"must be in \[0, 1\]"),
         ({"graph": [[0.5, 0.5], [0.4, 0.6]]}, "must be doubly stochastic"),
         ({"graph": np.eye(3)}, r"must be connected.*worker 0 reaches \[0\] of 3"),
-        ({"graph": [[0, 1], [1, 0]]}, "hand their weights around"),
-        ({"graph": np.roll(np.eye(3), 1, axis=0)}, "hand their weights around"),
+        ({"graph": [[0, 1], [1, 0]]}, "pass their weights around"),
+        ({"graph": np.roll(np.eye(3), 1, axis=0)}, "pass their weights around"),
         ({"step_size": 0}, r"`step_size` must be a number in \(0, 1\]"),
         *(
             ({"step_size": size}, r"`step_size` must be a number in \(0, 1\]")

@@ -42,7 +42,7 @@ def as_words(found, finite=True):
             None if t.uncompressed else tf.constant(where),
             encode_values(tf.constant(v), t.value_type),
         )
-        for t, (where, v) in zip(FORM.layout, found, strict=True)
+        for t, (where, v) in zip(FORM.tensors, found, strict=True)
     ]
     return buffer.encode_sparse(*FORM, selections, tf.constant(finite))
 
@@ -133,7 +133,7 @@ def test_what_is_sound_for_others_is_spoiled_too():
     """As where it is this worker that has another model."""
     mine = as_words(make_entries(np.random.default_rng(0)))
     other = BufferLayout(
-        [FORM.layout[0]._replace(shape=(61,)), *FORM.layout[1:]], FORM.counts
+        [FORM.tensors[0]._replace(shape=(61,)), *FORM.tensors[1:]], FORM.counts
     )
     for merge in (
         sparse_merge.merge_buffers,

@@ -418,13 +418,15 @@ def test_the_machine_of_a_worker(strategies):
     found = []
 
     def replica():
-        found.append(Communicator(strategies[2], Hierarchical()).machine())
-        found.append(Communicator(strategies[2], Hierarchical([[0], [1]])).machine())
-        found.append(Communicator(strategies[2]).machine())
+        found.append(Communicator(strategies[2], Hierarchical()).node_workers())
+        found.append(
+            Communicator(strategies[2], Hierarchical([[0], [1]])).node_workers()
+        )
+        found.append(Communicator(strategies[2]).node_workers())
 
     strategies[2].run(replica)
     assert found == [(0, 1), (0,), (0,), (0, 1), (1,), (0,)]
-    assert Communicator(strategies[1], Hierarchical()).machine() == (0,)
+    assert Communicator(strategies[1], Hierarchical()).node_workers() == (0,)
 
 
 def test_adam_is_not_corrected():

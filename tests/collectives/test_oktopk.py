@@ -87,7 +87,7 @@ def as_words(form, found, finite=True):
             None if t.uncompressed else tf.constant(where),
             encode_values(tf.constant(v), t.value_type),
         )
-        for t, (where, v) in zip(form.layout, found, strict=True)
+        for t, (where, v) in zip(form.tensors, found, strict=True)
     ]
     return buffer.encode_sparse(*form, selections, tf.constant(finite))
 
@@ -102,7 +102,7 @@ class Reference:
     """The algorithm as the class says it, by dictionaries of tensor and position."""
 
     def __init__(self, form, workers, slack):
-        self.sparse = [i for i, t in enumerate(form.layout) if not t.uncompressed]
+        self.sparse = [i for i, t in enumerate(form.tensors) if not t.uncompressed]
         self.form, self.number = form, len(workers)
         self.have = [
             {(i, p): v for i in self.sparse for p, v in zip(*w[i], strict=True)}
@@ -164,7 +164,7 @@ class Reference:
             for mine, have in zip(sent, self.have, strict=True)
         ]
         for i in self.sparse:
-            free = (p for p in range(self.form.layout[i].size) if (i, p) not in result)
+            free = (p for p in range(self.form.tensors[i].size) if (i, p) not in result)
             while sum(place[0] == i for place in result) < self.form.counts[i]:
                 result[i, next(free)] = 0
         return result, kept
@@ -260,7 +260,7 @@ def test_traced(monkeypatch, path, known):
     @tf.function(autograph=False)
     def step(counts, *words):
         counts = MIXED.counts if known else tf.unstack(counts)
-        return run(BufferLayout(MIXED.layout, counts), words)
+        return run(BufferLayout(MIXED.tensors, counts), words)
 
     found = step(tf.constant(MIXED.counts), *words)
     for ours, theirs in zip(found, run(MIXED, words), strict=True):
@@ -377,8 +377,8 @@ def test_two_way_owners_keep_what_they_do_not_send_on():
         for (where, values), base in zip(found, [0, 60, 100], strict=True):
             total[where[0] + base] += values[0]
         for outcome in outcomes:
-            total[outcome.left.places] += outcome.left.values
-            assert np.all(np.diff(outcome.left.places) > 0)
+            total[outcome.remainder.positions] += outcome.remainder.values
+            assert np.all(np.diff(outcome.remainder.positions) > 0)
         for outcome, worker in zip(outcomes, workers, strict=True):
             where = [w + b for (w, _), b in zip(worker[::2], [0, 60, 100], strict=True)]
             sent = np.concatenate([v for _, v in worker[::2]])
@@ -389,7 +389,7 @@ def test_two_way_owners_keep_what_they_do_not_send_on():
 
 def test_too_many_places():
     form = BufferLayout([TensorSpec("a", (2**31 - 5,), tf.float32, False)], [100])
-    with pytest.raises(ValueError, match=r"as `gtopk`\. Received: 2147483643"):
+    with pytest.raises(ValueError, match=r"such as `gtopk`\. Received: 2147483643"):
         Regions(form, 4, 0.25)
 
 

@@ -109,8 +109,8 @@ def returns_a_tensor(values):
     ("exchange", "message"),
     [
         (not_a_generator, "must be a generator"),
-        (asks_for_something_else, "must yield `Sum` of a float"),
-        (gathers_floats, "`Gather` of an int32"),
+        (asks_for_something_else, "must yield `AllReduce` of a float"),
+        (gathers_floats, "`AllGather` of an int32"),
         (returns_a_tensor, r"must end with `return Result\(...\)`"),
     ],
 )

@@ -343,7 +343,7 @@ def test_measured_by_the_collectives_of_a_strategy(strategies, number):
     The last one of three has no neighbour.
     """
     with strategies[number].scope():
-        place, *_ = link_benchmark.local_places(strategies[number])
+        place, *_ = link_benchmark.local_ranks(strategies[number])
         steps = autotune.probe_links(place, lambda: [0.0, 0.0, 0.0])
         links = link_benchmark.run_probe(strategies[number], steps)
     assert 0 <= links.launch + links.latency < 1

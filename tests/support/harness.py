@@ -129,11 +129,11 @@ def record_collectives(monkeypatch):
 
 def damage_replies(monkeypatch):
     """Let buffers arrive with another body than was sent, under the same head."""
-    choose = Communicator._choose
+    choose = Communicator._answer_dense_or_sparse
 
     def damage(self, *args):
         reply = choose(self, *args)
         head, body = reply.buffers[:, :9], reply.buffers[:, 9:]
         return reply._replace(buffers=tf.concat([head, body + 1], axis=1))
 
-    monkeypatch.setattr(Communicator, "_choose", damage)
+    monkeypatch.setattr(Communicator, "_answer_dense_or_sparse", damage)

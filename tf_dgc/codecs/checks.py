@@ -1,4 +1,4 @@
-"""Refuse buffers that are not what they should be, and say which and why."""
+"""Checks of received buffers and sums, with errors that name worker and cause."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ class BufferCheck(NamedTuple):
     """A number of every worker that must be as expected, modulo 2**32.
 
     Attributes:
-        what: text that says which number it is, for the error.
+        what: name of the number, for the error.
         received: numbers of all workers, int32 `[N]`.
-        expected: number that all must be, an int or a scalar integer tensor.
-        advice: text of what to do if they differ.
+        expected: expected number, an int or a scalar integer tensor.
+        advice: what to do if they differ.
     """
 
     what: str
@@ -30,17 +30,17 @@ class BufferCheck(NamedTuple):
 
 
 def require(checks: Sequence[BufferCheck], results: Any) -> Any:
-    """Return `results`, to be had only if all checks hold.
+    """Return `results`; reading them raises unless all checks hold.
 
-    XLA drops assertions, so within it nothing is checked.
+    Checks nothing within XLA, which drops assertions.
 
     Args:
-        checks: checks of all buffers, the more telling ones first.
+        checks: checks of all buffers, the most informative first.
         results: nested structure of tensors and Nones.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run; of all that fails, the first check
-            and for it the first worker are named.
+        tf.errors.InvalidArgumentError: at run time. It names the first check that fails
+            and the first worker for which it does.
     """
     if tracing.in_xla_context():
         return results
@@ -61,10 +61,10 @@ def require(checks: Sequence[BufferCheck], results: Any) -> Any:
             tf.constant([c.advice for c in checks])[check],
         ]
     )
-    verdict = tf.raw_ops.Assert(
+    assertion = tf.raw_ops.Assert(
         condition=tf.logical_not(tf.reduce_any(wrong)), data=[message]
     )
-    with tf.control_dependencies([verdict]):
+    with tf.control_dependencies([assertion]):
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.identity(x), results
         )
@@ -76,16 +76,8 @@ def all_hold(checks: Sequence[BufferCheck]) -> tf.Tensor:
 
 
 def hold_per_worker(checks: Sequence[BufferCheck]) -> tf.Tensor:
-    """Return whether all checks hold of each worker, bool `[N]`."""
+    """Return whether all checks hold for each worker, bool `[N]`."""
     return tf.logical_not(tf.reduce_any(_compare(checks)[2], axis=0))
-
-
-def _compare(checks: Sequence[BufferCheck]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return what was received, `[checks, N]`, what was expected, and what is wrong."""
-    received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
-    expected = tf.convert_to_tensor([_int64(c.expected) for c in checks], tf.int64)
-    expected = tf.cast(expected, tf.uint32)
-    return received, expected, tf.not_equal(received, expected[:, tf.newaxis])
 
 
 def require_finite_sums(
@@ -94,61 +86,65 @@ def require_finite_sums(
     labels: Sequence[str],
     results: Any,
 ) -> Any:
-    """Return `results`, to be had only if no sum overflowed.
+    """Return `results`; reading them raises if a sum overflowed.
+
+    Checks nothing within XLA, which drops assertions.
 
     Args:
         sums: sums over workers, float, of any shape.
-        narrow: dtype that each is going to be cast to; None if it stays as it is.
-        labels: name of each, for the error.
-        results: nested structure of tensors, and of what else there is.
+        narrow: dtype to which each sum will be cast; None if it will not.
+        labels: name of each sum, for the error.
+        results: nested structure of tensors and other values.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, on all workers alike. Not within XLA,
-            which drops assertions.
+        tf.errors.InvalidArgumentError: at run time, on all workers.
     """
     if tracing.in_xla_context():
         return results
-    held = [
+    sums = [
         s if dtype is None else tf.cast(s, dtype)
         for s, dtype in zip(sums, narrow, strict=True)
     ]
     finite = tf.cond(
-        clipping.all_finite(held),
-        lambda: tf.fill([len(held)], True),
-        lambda: tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in held]),
+        clipping.all_finite(sums),
+        lambda: tf.fill([len(sums)], True),
+        lambda: tf.stack([tf.reduce_all(tf.math.is_finite(s)) for s in sums]),
     )
-    return require_finite(finite, {s.dtype.name for s in held}, labels, results)
+    return require_finite(finite, {s.dtype.name for s in sums}, labels, results)
 
 
 def require_finite(
-    finite: tf.Tensor, types: Collection[str], labels: Sequence[str], results: Any
+    finite: tf.Tensor, dtypes: Collection[str], labels: Sequence[str], results: Any
 ) -> Any:
-    """Return `results`, to be had only if all sums are finite; see `finite_sums`.
+    """Return `results`; reading them raises unless all sums are finite.
 
-    Args:
-        finite: whether each tensor's sum is, bool `[tensors]`.
-        types: names of the sums' dtypes.
-        labels: name of each, for the error.
-        results: nested structure of tensors, and of what else there is.
+    The arguments are as in `require_finite_sums`; `finite` is bool `[tensors]`.
     """
-    named = ", ".join(sorted(types))
-    verdict = tf.debugging.Assert(
+    assertion = tf.debugging.Assert(
         tf.reduce_all(finite),
         [
             "The sum over workers of what was sent is not finite, or too large for the "
-            f"variable's dtype ({named}). Clip gradients (`clipnorm` of the inner "
-            "optimizer), lower the learning rate, or use variables of a wider dtype. "
-            "Received of the tensors, finite or not:",
+            f"variable's dtype ({', '.join(sorted(dtypes))}). Clip gradients "
+            "(`clipnorm` of the inner optimizer), lower the learning rate, or use "
+            "variables of a wider dtype. Received of the tensors, finite or not:",
             finite,
             tf.constant(list(labels)),
         ],
         summarize=len(labels),
     )
-    with tf.control_dependencies([] if verdict is None else [verdict]):
+    with tf.control_dependencies([] if assertion is None else [assertion]):
         return tf.nest.map_structure(
             lambda x: tf.identity(x) if tf.is_tensor(x) else x, results
         )
 
 
-def _int64(number: int | tf.Tensor) -> int | tf.Tensor:
+def _compare(checks: Sequence[BufferCheck]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return received, `[checks, N]`, and expected numbers, and where they differ."""
+    received = tf.bitcast(tf.stack([c.received for c in checks]), tf.uint32)
+    expected = tf.convert_to_tensor([_as_int64(c.expected) for c in checks], tf.int64)
+    expected = tf.cast(expected, tf.uint32)
+    return received, expected, tf.not_equal(received, expected[:, tf.newaxis])
+
+
+def _as_int64(number: int | tf.Tensor) -> int | tf.Tensor:
     return number if isinstance(number, int) else tf.cast(number, tf.int64)

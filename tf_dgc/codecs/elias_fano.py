@@ -1,7 +1,7 @@
 """Elias-Fano: k ascending positions below n in about 2 + log2(n / k) bits each.
 
-The low `l = floor(log2(n / k))` bits of a position stand verbatim; the rest, which
-grows slowly, in unary (docs/wire_format.md). From Elias, "Efficient storage and
+The low `l = floor(log2(n / k))` bits of each position are stored as they are, the rest,
+which grows slowly, in unary (docs/wire_format.md). From Elias, "Efficient storage and
 retrieval by content and address of static files", JACM 21 (1974).
 """
 
@@ -12,12 +12,8 @@ from tf_dgc.codecs.bits import num_stream_words, to_unsigned, unpack_bits
 from tf_dgc.codecs.checks import BufferCheck
 
 
-def stream_bits(size: int, k: int | tf.Tensor) -> list:
-    """Return the bits of the two streams, of low bits and of high bits.
-
-    Args:
-        size: number of entries n, 1 <= n < 2**31.
-        k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
+def stream_bits(size: int, k: int | tf.Tensor) -> list[int | tf.Tensor]:
+    """Return the bits of the two streams: low bits and high bits.
 
     Returns:
         Ints, or scalar int64 tensors if k is one.
@@ -26,12 +22,7 @@ def stream_bits(size: int, k: int | tf.Tensor) -> list:
 
 
 def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
-    """Code ascending positions.
-
-    Args:
-        positions: positions, int32 `[k]`, strictly ascending, below `size`.
-        size: number of entries n.
-        k: number of positions; an int, or a scalar int32 tensor.
+    """Encode positions, int32 `[k]`, strictly ascending and below `size`.
 
     Returns:
         int32 `[w]`, the words of the two streams.
@@ -39,12 +30,12 @@ def encode(positions: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
     width = _low_width(size, k)
     ranks = tf.range(k)
     low = tf.bitwise.bitwise_and(positions, _mask(width))
-    offsets = ranks * width  # int32 will do: k * l <= n * l / 2**l <= n / 2
+    offsets = ranks * width  # fits int32: k * l <= n * l / 2**l <= n / 2
     shift = tf.bitwise.bitwise_and(offsets, 31)
     low_words, high_words = map(num_stream_words, _stream_bits(size, k, width))
     bit = _ranks(size, k) + _wide(tf.bitwise.right_shift(positions, width), size)
-    # No two entries share a bit, so the sum of a word's parts is their union. A part
-    # that continues in the next word is 0 unless there is one.
+    # No two entries share a bit, so the sum of a word's parts is their union. The part
+    # of an entry in the next word is 0 unless the entry extends to it.
     words = tf.concat(
         [
             _wide(offsets // 32, size),
@@ -70,19 +61,18 @@ def decode(
     """Decode the positions of N workers.
 
     Args:
-        words: words of all workers as encoded, int32 `[N, w]`.
+        words: encoded words of all workers, int32 `[N, w]`.
         size: number of entries n.
         k: number of positions; an int, or a scalar int32 tensor.
 
     Returns:
-        Positions, int32 `[N, k]`, and what must hold before they may be used. Whatever
-        the words are, the shape is this.
+        Positions, int32 `[N, k]` whatever the words are, and their checks.
     """
     width = _low_width(size, k)
     high = words[:, num_stream_words(_stream_bits(size, k, width)[0]) :]
-    rest = tf.cast(_set_bits(high, size, k) - _ranks(size, k), tf.int32)
-    rest = tf.bitwise.left_shift(rest, width)
-    positions = tf.bitwise.bitwise_or(rest, _decode_low(words, k, width))
+    high_parts = tf.cast(_set_bits(high, size, k) - _ranks(size, k), tf.int32)
+    high_parts = tf.bitwise.left_shift(high_parts, width)
+    positions = tf.bitwise.bitwise_or(high_parts, _decode_low(words, k, width))
     return positions, [
         BufferCheck("number of positions", _num_ones(high), k),
         BufferCheck(
@@ -99,7 +89,9 @@ def _low_width(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
     return tf.reduce_sum(tf.cast(powers <= size // k, tf.int32))
 
 
-def _stream_bits(size: int, k: int | tf.Tensor, width: int | tf.Tensor) -> list:
+def _stream_bits(
+    size: int, k: int | tf.Tensor, width: int | tf.Tensor
+) -> list[int | tf.Tensor]:
     if isinstance(k, int):
         return [k * width, k + ((size - 1) >> width)]
     k, width = tf.cast(k, tf.int64), tf.cast(width, tf.int64)
@@ -112,7 +104,7 @@ def _mask(width: int | tf.Tensor) -> int | tf.Tensor:
 
 
 def _wide(bits: tf.Tensor, size: int) -> tf.Tensor:
-    """Cast to a type that holds any bit offset of the high stream, at most 2 n."""
+    """Cast to a type that holds any bit offset in the high stream, at most 2 n."""
     return tf.cast(bits, tf.int64 if size > 2**30 else tf.int32)
 
 
@@ -135,27 +127,26 @@ def _decode_low(
 
 
 def _set_bits(high: tf.Tensor, size: int, k: int | tf.Tensor) -> tf.Tensor:
-    """Return where the bits of N streams are set, `[N, k]`."""
+    """Return the indices of the set bits of N streams, `[N, k]`."""
     bits = unpack_bits(high)
     if tracing.in_xla_context():
         return _set_bits_in_xla(bits, size, k)
-    found = tf.where(tf.cast(bits, tf.bool))[:, 1]
-    # With more or fewer than k set bits this is nonsense of the right shape, and is
-    # refused for their number.
+    indices = tf.where(tf.cast(bits, tf.bool))[:, 1]
+    # If the number of set bits is not k, the result has the right shape but no meaning;
+    # the check of that number rejects it.
     num = high.shape[0] * (k if isinstance(k, int) else tf.cast(k, tf.int64))
-    found = tf.concat([found, tf.zeros([num], tf.int64)], axis=0)[:num]
-    return _wide(tf.reshape(found, [high.shape[0], k]), size)
+    indices = tf.concat([indices, tf.zeros([num], tf.int64)], axis=0)[:num]
+    return _wide(tf.reshape(indices, [high.shape[0], k]), size)
 
 
 def _set_bits_in_xla(bits: tf.Tensor, size: int, k: int) -> tf.Tensor:
-    """XLA has no `tf.where` of one argument; elsewhere this is several times slower."""
+    # XLA has no `tf.where` of one argument; elsewhere this is several times slower.
     bits = tf.cast(bits, tf.int32)
     ranks = tf.cumsum(bits, axis=1) - 1
     slots = tf.where((bits > 0) & (ranks < k), ranks, k)
-    at = _wide(tf.range(tf.size(bits[0])), size)
-    return tf.stack(
-        [tf.math.unsorted_segment_sum(at, s, k + 1)[:k] for s in tf.unstack(slots)]
-    )
+    indices = _wide(tf.range(tf.size(bits[0])), size)
+    rows = [tf.math.unsorted_segment_sum(indices, s, k + 1) for s in tf.unstack(slots)]
+    return tf.stack(rows)[:, :k]
 
 
 def _num_ones(words: tf.Tensor) -> tf.Tensor:

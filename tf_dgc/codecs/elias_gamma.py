@@ -1,13 +1,13 @@
-"""Elias gamma codes of the entries of an integer vector that are not 0.
+"""Elias gamma codes of the nonzero entries of an integer vector.
 
-As in QSGD (Alistarh et al., NeurIPS 2017, section 3.1): of each such entry the
-distance to the one before, its sign and its magnitude. The gamma code of a whole number
+As in QSGD (Alistarh et al., NeurIPS 2017, section 3.1), each nonzero entry is coded by
+the distance to the one before, its sign and its magnitude. The gamma code of an integer
 c >= 1 is `b = floor(log2 c)` zeros, a one, and the low b bits of c: `2 b + 1` bits
 (Elias, "Universal codeword sets and representations of the integers", 1975).
 
-The same bits as with one code after the other, but sorted by what they are, so that no
-code has to be read before the next is found: in word 0 the number k of entries, then
-one stream of k signs; 2 k unary parts, of distances, then magnitudes; 2 k low parts.
+The bits are grouped by kind, so that entries can be decoded in parallel: word 0 is the
+number k of entries; one stream has k signs, then the 2 k unary parts of distances and
+magnitudes, then their 2 k low parts.
 """
 
 import math
@@ -18,15 +18,13 @@ from tf_dgc.codecs.bits import num_stream_words, to_unsigned, unpack_bits
 
 
 def max_bits(size: int, total: float) -> float:
-    """Return how many bits the stream of any vector has at the most.
+    """Return an upper bound of the bits of a vector's stream.
 
-    k entries take `3 k + 2 sum of log2(distance) + 2 sum of log2(magnitude)` bits or
-    fewer; distances add up to at most n, magnitudes to `total`, and the logarithm is
-    concave: so it is at most `3 k + 2 k log2(n total / k^2)`, here for the worst k.
+    k entries take at most `3 k + 2 sum of log2(distance) + 2 sum of log2(magnitude)`
+    bits. Distances add up to at most n, magnitudes to `total`, and the logarithm is
+    concave: so that is at most `3 k + 2 k log2(n total / k^2)`, here for the worst k.
 
-    Args:
-        size: number of entries of the vector, n.
-        total: sum of their magnitudes.
+    `total` bounds the sum of the magnitudes of the n entries.
     """
     worst = 2**0.75 / math.e * math.sqrt(size * total)  # where the derivative is 0
     k = min(size, total, worst)
@@ -34,23 +32,24 @@ def max_bits(size: int, total: float) -> float:
 
 
 def num_words(bits: float) -> int:
-    """Return the words for a stream of so many bits, and the number of entries."""
+    """Return the words of a stream of `bits` bits and of the number of entries."""
     return 1 + num_stream_words(math.ceil(bits))
 
 
 def encode(levels: tf.Tensor, num_words: int) -> tf.Tensor:
-    """Code a vector; from where it does not fit, entries become 0.
+    """Encode a vector; entries at the end that do not fit become 0.
 
     Args:
         levels: integers of any sign, int32 `[n]`.
         num_words: length of the result.
 
     Returns:
-        int32 `[num_words]`, filled up with zeros.
+        int32 `[num_words]`, padded with zeros.
     """
-    found = tf.where(levels != 0)[:, 0]
-    entries = tf.gather(levels, found)
-    distances = tf.cast(found - tf.concat([[-1], found[:-1]], axis=0), tf.int32)
+    positions = tf.where(levels != 0)[:, 0]
+    entries = tf.gather(levels, positions)
+    previous = tf.concat([[-1], positions[:-1]], axis=0)
+    distances = tf.cast(positions - previous, tf.int32)
     bits = 2 * (_log2(distances) + _log2(tf.abs(entries))) + 3
     room = 32 * (num_words - 1)
     k = tf.math.count_nonzero(tf.cumsum(tf.cast(bits, tf.int64)) <= room)
@@ -61,25 +60,25 @@ def encode(levels: tf.Tensor, num_words: int) -> tf.Tensor:
     start = tf.reduce_max(tf.concat([[-1], ones], axis=0)) + 1
     offsets = start + tf.cumsum(tf.cast(widths, tf.int64), exclusive=True)
     negative = tf.cast(entries[:k] < 0, tf.int32)
-    # No two parts share a bit, so their sum is their union. Two words more, for the
-    # second halves of parts at the very end, which are 0.
-    at = tf.concat([tf.range(k), ones, offsets], axis=0)
+    # No two parts share a bit, so their sum is their union. Two additional words take
+    # the second halves of the last parts, which are 0.
+    bit_offsets = tf.concat([tf.range(k), ones, offsets], axis=0)
     parts = tf.concat([negative, tf.ones_like(codes), low], axis=0)
-    shift = tf.cast(at % 32, tf.int32)
+    shift = tf.cast(bit_offsets % 32, tf.int32)
     first = tf.bitwise.left_shift(parts, shift)
     second = tf.bitwise.right_shift(tf.bitwise.right_shift(parts, 1), 31 - shift)
     words = tf.math.unsorted_segment_sum(
         tf.concat([first, second], axis=0),
-        tf.concat([at // 32, at // 32 + 1], axis=0),
+        tf.concat([bit_offsets // 32, bit_offsets // 32 + 1], axis=0),
         num_words + 1,
     )
     return tf.concat([[tf.cast(k, tf.int32)], words[: num_words - 1]], axis=0)
 
 
 def decode(words: tf.Tensor, size: int) -> tf.Tensor:
-    """Decode a vector, int32 `[size]`, of words as encoded, int32 `[w]`.
+    """Decode a vector, int32 `[size]`, from encoded words, int32 `[w]`.
 
-    Whatever the words are, nothing is read or written out of bounds.
+    Never reads or writes out of bounds, whatever the words are.
     """
     k = tf.cast(tf.clip_by_value(words[0], 0, size), tf.int64)
     bits = unpack_bits(words[tf.newaxis, 1:])[0]
@@ -92,25 +91,26 @@ def decode(words: tf.Tensor, size: int) -> tf.Tensor:
     low = _read(words[1:], start + tf.cumsum(widths, exclusive=True), widths)
     codes = tf.bitwise.left_shift(1, tf.cast(widths, tf.int32)) + low
     positions = tf.cumsum(tf.cast(codes[:k], tf.int64)) - 1
-    positions = tf.clip_by_value(positions, 0, size)  # there is nothing behind the last
+    positions = tf.clip_by_value(positions, 0, size)
     levels = tf.where(negative, -codes[k:], codes[k:])
     return tf.scatter_nd(positions[:, tf.newaxis], levels, [size + 1])[:size]
 
 
 def _log2(numbers: tf.Tensor) -> tf.Tensor:
-    """Return `floor(log2 c)` of int32 c >= 1, exactly: the exponent as float64."""
+    """Return `floor(log2 c)` of int32 c >= 1, exactly: the exponent of a float64."""
     bits = tf.bitcast(tf.cast(numbers, tf.float64), tf.int64)
     exponents = tf.bitwise.right_shift(bits, tf.constant(52, tf.int64))
     return tf.cast(exponents, tf.int32) - 1023
 
 
 def _read(words: tf.Tensor, offsets: tf.Tensor, widths: tf.Tensor) -> tf.Tensor:
-    """Return `[m]` numbers of `widths` bits each, from bits `offsets` on."""
+    """Return `[m]` numbers of `widths` bits each, which begin at bits `offsets`."""
     padded = to_unsigned(tf.pad(words, [[0, 2]]))
-    at = tf.minimum(offsets // 32, words.shape[0])
+    indices = tf.minimum(offsets // 32, words.shape[0])
     shift = tf.cast(offsets % 32, tf.uint32)
-    first = tf.bitwise.right_shift(tf.gather(padded, at), shift)
-    second = tf.bitwise.left_shift(tf.gather(padded, at + 1), tf.constant(1, tf.uint32))
+    first = tf.bitwise.right_shift(tf.gather(padded, indices), shift)
+    one = tf.constant(1, tf.uint32)
+    second = tf.bitwise.left_shift(tf.gather(padded, indices + 1), one)
     second = tf.bitwise.left_shift(second, 31 - shift)
     both = tf.bitcast(tf.bitwise.bitwise_or(first, second), tf.int32)
     mask = tf.bitwise.left_shift(1, tf.cast(widths, tf.int32)) - 1

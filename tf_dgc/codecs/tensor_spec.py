@@ -1,4 +1,4 @@
-"""What all workers know of a tensor before the step."""
+"""Specs of tensors, the same on all workers."""
 
 import math
 from typing import NamedTuple
@@ -7,21 +7,21 @@ import tensorflow as tf
 
 
 class TensorSpec(NamedTuple):
-    """What is known of a tensor before the step.
+    """What all workers know of a tensor before a step.
 
     Attributes:
         label: name for errors, for example the path of the variable.
-        shape: shape of the tensor and its variable, of 0 entries or more.
-        dtype: dtype of what is accumulated, float32 or float64.
-        uncompressed: whether it is always sent whole, not compressed.
-        value_dtype: type of the values on the wire, one of `value_types.CHOICES` or
-            "float64"; None for `dtype`. Without meaning if exempt.
-        uncompressed_dtype: the same if exempt, one of `value_types.EXEMPT_CHOICES`;
-            None for `dtype`. Without meaning if not.
-        narrow: dtype of the variable, if that holds less than `dtype`, else None.
-        largest: bound of what one worker sends of an entry, a power of two, so that the
-            sum does not overflow (`value_types.largest_share`); the rest stays in the
-            residual.
+        shape: shape of the tensor and its variable; it may have no entries.
+        dtype: dtype of the accumulators, float32 or float64.
+        uncompressed: whether the tensor is always sent whole.
+        value_dtype: type of a compressed tensor's values on the wire, one of
+            `value_types.CHOICES` or "float64"; None for `dtype`.
+        uncompressed_dtype: type of an uncompressed tensor's values on the wire, one of
+            `value_types.UNCOMPRESSED_CHOICES`; None for `dtype`.
+        narrow: dtype of the variable if narrower than `dtype`, else None.
+        largest: upper bound of the magnitudes that one worker sends, a power of two, so
+            that the sum does not overflow (`value_types.largest_contribution`); the
+            excess stays in the residual.
     """
 
     label: str
@@ -40,25 +40,24 @@ class TensorSpec(NamedTuple):
 
     @property
     def value_type(self) -> str:
-        """Type of the values on the wire, by name."""
-        chosen = self.uncompressed_dtype if self.uncompressed else self.value_dtype
-        return chosen or self.dtype.name
+        """Name of the type of the values on the wire."""
+        name = self.uncompressed_dtype if self.uncompressed else self.value_dtype
+        return name or self.dtype.name
 
     @property
     def wire_name(self) -> str:
-        """Name of how it travels: its value type, "exempt", or "exempt:" and a type."""
+        """Value type, "exempt", or "exempt:" and a value type (docs/wire_format.md)."""
         if not self.uncompressed:
             return self.value_type
-        return (
-            f"exempt:{self.uncompressed_dtype}" if self.uncompressed_dtype else "exempt"
-        )
+        suffix = f":{self.uncompressed_dtype}" if self.uncompressed_dtype else ""
+        return f"exempt{suffix}"
 
     @property
-    def agreed(self) -> str:
-        """Text of what must be equal on all workers, without spaces."""
-        return self.agreed_by(self.value_type)
+    def signature(self) -> str:
+        """Text that must be the same on all workers, without spaces."""
+        return self.signature_of(self.value_type)
 
-    def agreed_by(self, method: str) -> str:
-        """Return that text, of a tensor that a method sends unless it is exempt."""
+    def signature_of(self, method: str) -> str:
+        """Return the signature of the tensor as sent by a method."""
         name = self.wire_name if self.uncompressed else method
         return f"{self.size}:{self.dtype.name}:{name}"

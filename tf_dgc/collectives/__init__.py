@@ -39,32 +39,32 @@ __all__ = [
     "predict_seconds",
 ]
 
-_KINDS: tuple[type[CollectiveAlgorithm], ...] = (
-    *(Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay, Hierarchical, Auto),
-)
-_KNOWN = {kind.name: kind for kind in _KINDS}
+_ALGORITHMS: list[type[CollectiveAlgorithm]] = [
+    *(Ring, Tree, Butterfly, Star, GTopK, OkTopK, TwoWay, Hierarchical, Auto)
+]
+_BY_NAME = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
 
 
 def names() -> list[str]:
-    """Return the names that `get` knows."""
-    return list(_KNOWN)
+    """Return the names of the algorithms that `get` accepts."""
+    return list(_BY_NAME)
 
 
 def get(identifier: CollectiveAlgorithm | str) -> CollectiveAlgorithm:
-    """Return an exchange.
+    """Return a collective algorithm.
 
     Args:
-        identifier: exchange, or the name of a kind for its defaults.
+        identifier: a `CollectiveAlgorithm`, or the name of one for its defaults.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: if `identifier` is anything else.
     """
     if isinstance(identifier, CollectiveAlgorithm):
         return identifier
-    if isinstance(identifier, str) and identifier in _KNOWN:
-        return _KNOWN[identifier]()
+    if isinstance(identifier, str) and identifier in _BY_NAME:
+        return _BY_NAME[identifier]()
     raise ValueError(
-        f"`exchange` must be one of {', '.join(map(repr, _KNOWN))}, or a "
+        f"`exchange` must be one of {', '.join(map(repr, _BY_NAME))}, or a "
         f"`tf_dgc.collectives.CollectiveAlgorithm`. Received: "
         f"exchange={show(identifier)}"
     )

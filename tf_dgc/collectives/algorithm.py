@@ -1,4 +1,4 @@
-"""What an exchange is: rounds in which all workers come to a sum, or to all words."""
+"""The interface of a collective algorithm, and what algorithms share."""
 
 import abc
 from collections.abc import Callable, Generator, Sequence
@@ -9,34 +9,38 @@ import tensorflow as tf
 from tf_dgc.arguments import show
 from tf_dgc.collectives.requests import Broadcast, BufferLayout, Primitive, Remainder
 
+Outcome = TypeVar("Outcome")
+
 AlgorithmSteps: TypeAlias = Generator[list[Primitive], list[tf.Tensor], tf.Tensor]
-"""What one worker asks for, round after round; nothing in a round it sits out."""
+"""One worker's requests, round by round; an empty list in a round it sits out."""
 
 
 class MergeResult(NamedTuple):
-    """What `Exchange.merge` comes to.
+    """Result of `CollectiveAlgorithm.merge`.
 
     Attributes:
-        words: buffer of the same form, int32 `[w]`, the same bits on all workers.
-        delivered: whether each entry of this worker is in it, or in what is left with
-            some worker: bool, tensor after tensor.
-        left: sums that stay with this worker; None for exchanges without `keeps_sums`.
+        words: merged buffer of the same layout, int32 `[w]`, the same bits on all
+            workers.
+        delivered: whether each entry of this worker is in `words` or in some worker's
+            `remainder`, bool, by tensor and position.
+        remainder: dropped sums that this worker keeps; None unless the algorithm
+            `keeps_sums`.
     """
 
     words: tf.Tensor
     delivered: tf.Tensor
-    left: Remainder | None = None
+    remainder: Remainder | None = None
 
 
 MergeSteps: TypeAlias = Generator[list[Primitive], list[tf.Tensor], MergeResult]
-"""What one worker asks for, of `Exchange.merge`."""
+"""One worker's requests in `CollectiveAlgorithm.merge`."""
 
 
 class Rank(NamedTuple):
-    """Where a worker stands.
+    """Index of a worker among N.
 
     Attributes:
-        worker: index of it among all.
+        worker: index of the worker.
         num_workers: number of workers, N.
     """
 
@@ -45,12 +49,15 @@ class Rank(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Binary logarithm of the largest power of two that is not above N."""
+        """Binary logarithm of the largest power of two that does not exceed N."""
         return self.num_workers.bit_length() - 1
 
     @property
     def helper(self) -> tuple[int, int] | None:
-        """Who of those beyond that power is helped, and by whom; None for others."""
+        """The pair of a worker beyond that power of two and the worker that helps it.
+
+        None if this worker is in no such pair.
+        """
         core = 2**self.bits
         if self.worker >= core:
             return self.worker, self.worker - core
@@ -60,17 +67,16 @@ class Rank(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What an exchange costs the workers that have most to do.
+    """Cost of an algorithm for the busiest workers.
 
     Attributes:
-        rounds: number of rounds that one takes part in.
-        sent: number of bytes that one sends.
-        received: number of bytes that one receives.
-        path: number of bytes that go one behind the other from the first round to the
-            last, on links that carry as many both ways at once.
-        launches: number of collectives that go one behind the other; None if they are
-            the rounds.
-        merged: number of bytes of entries that one merges.
+        rounds: rounds in which such a worker takes part.
+        sent: bytes that it sends.
+        received: bytes that it receives.
+        path: bytes that are transferred one after the other from the first round to the
+            last, over full-duplex links.
+        launches: collectives that run one after the other; None for one per round.
+        merged: bytes of entries that it merges.
     """
 
     rounds: int
@@ -82,26 +88,25 @@ class Cost(NamedTuple):
 
     @property
     def collectives(self) -> int:
-        """Number of collectives that go one behind the other."""
+        """Number of collectives that run one after the other."""
         return self.rounds if self.launches is None else self.launches
 
 
 class CollectiveAlgorithm(abc.ABC):
-    """Along which ways what workers sum and gather travels.
+    """How the sum or the words of all workers travel between them.
 
-    All workers have the same bits afterwards, for any number of them.
+    All workers end with the same bits, for any number of workers.
 
     Attributes:
-        name: name by which `exchange=` finds it.
+        name: name for the argument `exchange=` of optimizers.
         reference: source, or why there is none.
-        drops_entries: whether buffers of entries are merged on the way, by `merge`,
-            which may leave some out.
-        keeps_sums: whether what is left out of sums stays with the worker that formed
-            them, and not with those that contributed.
-        is_neighbor_exchange: whether it is for workers that exchange with neighbours
-            alone.
-        adds_up_first: whether there may be workers that add up their gradients before
-            they compress, as `node_of` says.
+        drops_entries: whether `merge` merges the entries of sparse buffers on the way,
+            and may drop some.
+        keeps_sums: whether a dropped sum stays with the worker that formed it; else its
+            terms return to the workers that contributed them.
+        is_neighbor_exchange: whether workers exchange with neighbors only.
+        adds_up_first: whether groups of workers may sum their gradients before
+            compressing; see `node_of`.
     """
 
     name: str
@@ -112,53 +117,54 @@ class CollectiveAlgorithm(abc.ABC):
     is_neighbor_exchange = False
 
     @abc.abstractmethod
-    def sum(self, values: tf.Tensor, place: Rank) -> AlgorithmSteps:
+    def sum(self, values: tf.Tensor, rank: Rank) -> AlgorithmSteps:
         """Sum a vector over all workers.
 
         Args:
-            values: values of this worker, float or int32 `[n]`, n equal on all.
-            place: place of this worker.
+            values: vector of this worker, float or int32 `[n]`, n the same on all
+                workers.
+            rank: rank of this worker.
 
         Yields:
-            What this worker asks for.
+            This worker's requests in a round.
 
         Returns:
             The sum, `[n]`, the same bits on all workers.
         """
 
     @abc.abstractmethod
-    def gather(self, words: tf.Tensor, place: Rank) -> AlgorithmSteps:
+    def gather(self, words: tf.Tensor, rank: Rank) -> AlgorithmSteps:
         """Gather the words of all workers.
 
         Args:
-            words: words of this worker, int32 `[w]`, w equal on all.
-            place: place of this worker.
+            words: words of this worker, int32 `[w]`, w the same on all workers.
+            rank: rank of this worker.
 
         Yields:
-            What this worker asks for.
+            This worker's requests in a round.
 
         Returns:
             The words, `[num_workers, w]`, by worker.
         """
 
-    def merge(self, words: tf.Tensor, form: BufferLayout, place: Rank) -> MergeSteps:
-        """Merge the entries of all workers into a buffer of the same form.
+    def merge(self, words: tf.Tensor, layout: BufferLayout, rank: Rank) -> MergeSteps:
+        """Merge the sparse buffers of all workers into one of the same layout.
 
         Args:
             words: buffer of this worker, int32 `[w]`.
-            form: form of it, the same on all workers.
-            place: place of this worker.
+            layout: layout of the buffers, the same on all workers.
+            rank: rank of this worker.
 
         Yields:
-            What this worker asks for.
+            This worker's requests in a round.
 
         Returns:
-            The merged buffer, and what became of this worker's entries.
+            The merged buffer, and which of this worker's entries were delivered.
         """
         raise NotImplementedError
 
     def settle(self, hosts: Sequence[str]) -> "CollectiveAlgorithm":
-        """Return the exchange for these workers, as soon as they are known.
+        """Return the algorithm to use for these workers.
 
         Args:
             hosts: host of each worker, by index.
@@ -167,23 +173,25 @@ class CollectiveAlgorithm(abc.ABC):
         return self
 
     def node_of(self, worker: int) -> tuple[int, ...]:
-        """Return the workers that add up their gradients before they compress.
+        """Return the workers that sum their gradients with a worker's, ascending.
 
-        Args:
-            worker: index of one of them.
+        They do so before compressing. The worker itself is one of them.
         """
         return (worker,)
 
     @abc.abstractmethod
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return what it costs to sum vectors of so many bytes."""
+        """Return the cost of summing vectors of `num_bytes` bytes."""
 
     @abc.abstractmethod
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return what it costs to gather words of so many bytes per worker."""
+        """Return the cost of gathering `num_bytes` bytes per worker."""
 
     def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return what it costs to merge entries, of exchanges that `drops_entries`."""
+        """Return the cost of merging buffers of `num_bytes` bytes.
+
+        Only algorithms with `drops_entries` implement it.
+        """
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
@@ -192,7 +200,7 @@ class CollectiveAlgorithm(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "CollectiveAlgorithm":
-        """Build an exchange from `get_config`'s dictionary."""
+        """Create an algorithm from `get_config`'s dictionary."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -201,58 +209,58 @@ class CollectiveAlgorithm(abc.ABC):
 
 
 def first_dimension(values: tf.Tensor) -> int | tf.Tensor:
-    """Return the length of the first axis: an int if it is known while tracing."""
-    known = values.shape[0]
-    return tf.shape(values)[0] if known is None else known
+    """Return the length of the first axis, an int if it is known statically."""
+    length = values.shape[0]
+    return tf.shape(values)[0] if length is None else length
 
 
 def send_to(values: tf.Tensor, source: int, target: int) -> Broadcast:
-    """Return what both ask for; the reply of both is what the source has.
+    """Return the request with which both workers send a tensor from source to target.
 
-    Args:
-        values: tensor of the source; of the target any of the same shape and dtype.
-        source: index of the worker that sends.
-        target: index of the one that receives.
+    The reply of both is the source's tensor.
+
+    The target passes any tensor of the same shape and dtype.
     """
     low, high = sorted([source, target])
     return Broadcast(values, source, (low, high))
 
 
-def zero_rows(rows: tf.Tensor, number: int) -> tf.Tensor:
-    """Return zeros of so many rows, as who receives them hands over."""
+def zero_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
+    """Return `count` rows of zeros, which a receiver passes to `send_to`."""
     width = tf.shape(rows)[1] if rows.shape[1] is None else rows.shape[1]
-    return tf.zeros([number, width], rows.dtype)
+    return tf.zeros([count, width], rows.dtype)
 
 
-# --- Lockstep: the rounds of several workers in one process.
-
-Outcome = TypeVar("Outcome")
+def sum_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of some tensors, added in their order."""
+    total = rows[0]
+    for row in rows[1:]:
+        total += row
+    return total
 
 
 def run_together(
     steps: Sequence[Generator[Any, Any, Outcome]],
     answer: Callable[[list[Any]], Sequence[Any]],
 ) -> list[Outcome]:
-    """Run the rounds of several workers in lockstep; return their outcomes.
+    """Run the generators of several workers in lockstep; return their results.
 
-    Args:
-        steps: rounds of each worker, as many of all.
-        answer: function that returns the replies to what each asks for in a round.
+    `answer` returns the replies to one round of requests, by worker.
 
     Raises:
-        ValueError: if some ask for more rounds than others.
+        ValueError: if some generators have more rounds than others.
     """
     outcomes: list[Outcome] = []
     replies: Sequence[Any] = [None] * len(steps)
     while len(outcomes) < len(steps):
-        asked = []
+        requests = []
         for step, reply in zip(steps, replies, strict=True):
             try:
-                asked.append(step.send(reply))
+                requests.append(step.send(reply))
             except StopIteration as end:
                 outcomes.append(end.value)
-        if asked:
+        if requests:
             if outcomes:
-                raise ValueError("Some workers ask for more rounds than others.")
-            replies = answer(asked)
+                raise ValueError("Some workers request more rounds than others.")
+            replies = answer(requests)
     return outcomes

@@ -1,4 +1,4 @@
-"""Auto: the exchange that takes least time here, as the workers measure."""
+"""Auto: the fastest algorithm, by the workers' own measurements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +17,11 @@ from tf_dgc.collectives.tree import Tree
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Auto(Ring):
-    """Chooses when the optimizer is built, by a model of what each would take.
+    """Chooses the algorithm of least predicted time when the optimizer is built.
 
-    The workers measure latency, bandwidth, and how fast they merge and decode entries,
-    and all choose by the slowest of what they found. `optimizer.stats.exchange` says
-    what was chosen. Without other processes it is the ring.
+    The workers measure latency, bandwidth, and how fast they merge and decode entries;
+    the slowest measurement of all decides. `optimizer.stats.exchange` has the choice.
+    Without other processes it is the ring.
 
     Args:
         dense: whether everything may be sent, as float16, where that is faster; with
@@ -29,7 +29,7 @@ class Auto(Ring):
     """
 
     name = "auto"
-    reference = "the fastest of the others by `tf_dgc.collectives.predict`"
+    reference = "the fastest of the others by `tf_dgc.collectives.predict_seconds`"
 
     def __init__(self, dense: bool = True):
         if not isinstance(dense, bool):
@@ -40,23 +40,25 @@ class Auto(Ring):
         self.dense = dense
 
     def settle(self, hosts: Sequence[str]) -> CollectiveAlgorithm:
-        """Return the ring, until something else is chosen."""
+        """Return the ring, which is used until another algorithm is chosen."""
         return Ring()
 
     def candidates(
         self, num_workers: int, merges: bool, size: int = 0
     ) -> list[CollectiveAlgorithm]:
-        """Return what is chosen from, the simplest first.
+        """Return the algorithms to choose from, simplest first.
 
         Args:
             num_workers: number of workers, N.
-            merges: whether entries may be merged on the way.
-            size: entries of all tensors that are compressed; of regions there may be
-                twice as many (`collectives/regions.py`).
+            merges: whether sparse entries may be merged on the way.
+            size: entries of all compressed tensors.
         """
-        found = [Ring(), Butterfly(), Tree(), Star(num_workers)]
-        merging = [GTopK()] if 2 * size > 2**31 - 1 else [GTopK(), OkTopK()]
-        return [*found, *merging] if merges else found
+        algorithms = [Ring(), Butterfly(), Tree(), Star(num_workers)]
+        if not merges:
+            return algorithms
+        # The positions of OkTopK's messages may be up to twice as many as entries.
+        fits_oktopk = 2 * size <= 2**31 - 1
+        return [*algorithms, GTopK(), *([OkTopK()] if fits_oktopk else [])]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -1,8 +1,8 @@
-"""The background: what workers exchange while their steps go on.
+"""Background reductions: exchanges that continue while the steps go on.
 
-Nothing of TensorFlow's stays under way between two calls of a function. So a step hands
-what is to be exchanged to a thread, which calls a function of its own; its collectives
-have keys and an order of their own (`in_lane`). A later step waits for it.
+TensorFlow finishes all work of a function before the call returns. So a step hands its
+exchange to a thread, which calls a function of its own. The thread's collectives have
+their own keys and order, a *lane*. A later step waits for the result.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -23,50 +23,54 @@ from tf_dgc.collectives.cross_device import CompressedCrossDeviceOps
 from tf_dgc.multiworker import consensus, failures, workers
 from tf_dgc.multiworker.positions import Group
 
-_numbers = itertools.count(1)  # equal on all workers, as optimizers are
+_Task: TypeAlias = tuple[int, int, Sequence[tf.Tensor]]
+"""Arguments of `BackgroundReduction.do`."""
+
+_numbers = itertools.count(1)  # the same on all workers, as optimizers are
 
 
 class BackgroundReduction:
-    """Does one thing after the other, in the same order on all workers.
+    """Runs tasks in a thread, one at a time, in the same order on all workers.
 
     Args:
         strategy: strategy of the workers, prepared.
 
     Attributes:
         number: number of its lane, the same on all workers.
-        hook: hook of its collectives; None with one replica.
-        work: function of a number and tensors of a replica, called in replica context,
-            that does what was begun by that number.
+        hook: cross-device operations of the lane; None with one replica.
+        work: function that runs a task, called in replica context with the task's
+            number and the replica's tensors.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
         self.number = next(_numbers)
-        self.work: Callable[..., None] = _nothing
+        self.work: Callable[..., None] = _do_nothing
         self.hook: CompressedCrossDeviceOps | None = None
         if strategy.num_replicas_in_sync > 1:
             base = cross_device.cross_device_ops(strategy)
-            self.hook = _in_lane(base, self.number)
-        self._waits = Counters()  # of steps, for this
-        self._met = False  # whether something else waits for this
+            lane = tf_collectives.in_lane(base.collective_ops, self.number)
+            self.hook = CompressedCrossDeviceOps(base.base, lane, self.number)
+        self._waits = Counters()  # of steps that wait for this
+        self._met = False  # whether `finish` waits for this
         self._error = tf_collectives.local_variable("", tf.string)
         self._under_way = tf_collectives.local_variable(0, tf.int32)
         with tf.init_scope(), tf.device("CPU:0"):
             self._done = tf.queue.FIFOQueue(-1, [tf.bool], [[]])
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._left = 0  # tasks that have not ended
+        self._unfinished = 0
         self._thread: threading.Thread | None = None
-        # At the end: the watch's threads may ask what is known here in any moment.
-        _lanes(strategy)[self.number] = self
+        # Last: the watch's threads may call `count` as soon as this is registered.
+        _instances(strategy)[self.number] = self
 
-    # --- within a step --------------------------------------------------------------
+    # Called within a step
 
     def check(self) -> tf.Operation | None:
-        """Raise, when run, what has ended something in the background.
+        """Raise, at run time, the error that ended a task.
 
         Raises:
-            ValueError: at once, where XLA compiles the step, which hands over nothing.
+            ValueError: immediately, if XLA compiles the step.
         """
         if tracing.in_xla_context():
             raise ValueError(
@@ -79,15 +83,15 @@ class BackgroundReduction:
             return tf.debugging.Assert(tf.equal(text, ""), [text])
 
     def begin(self, number: int, values: Sequence[Any]) -> None:
-        """Begin something; call it in cross-replica context.
+        """Begin a task; call it in cross-replica context.
 
         Args:
-            number: number of it.
-            values: tensors of each replica that `work` is called with.
+            number: number of the task.
+            values: tensors of each replica, which are passed to `work`.
         """
-        self._start()
+        self._start_thread()
         rows = list(map(self._strategy.experimental_local_results, values))
-        # TensorFlow keeps what it may call, and this is to end with its owner.
+        # A weak reference: TensorFlow keeps the function longer than this may live.
         put = functools.partial(_put, weakref.ref(self), number, len(rows[0]))
         with tf.device("CPU:0"):
             begun = self._under_way.assign_add(1, read_value=False)
@@ -95,7 +99,11 @@ class BackgroundReduction:
                 tf.py_function(put, list(itertools.chain(*rows)), [])
 
     def wait(self) -> tf.Tensor:
-        """Return something when what was begun has ended; in cross-replica context."""
+        """Wait for one task that has begun, if any; call it in cross-replica context.
+
+        Returns:
+            A tensor that is available when the task has ended.
+        """
 
         def wait() -> tf.Tensor:
             no_key = tf.constant(0)
@@ -103,31 +111,29 @@ class BackgroundReduction:
             with tf.control_dependencies([begun]):
                 ended = self._waits.finish(self._done.dequeue(), no_key)
             with tf.control_dependencies([ended]):
-                left = self._under_way.assign_sub(1, read_value=False)
-            with tf.control_dependencies([] if left is None else [left]):
+                counted = self._under_way.assign_sub(1, read_value=False)
+            with tf.control_dependencies([] if counted is None else [counted]):
                 return tf.identity(ended)
 
         with tf.device("CPU:0"):
-            ended = tf.cond(
-                self._under_way > 0, wait, functools.partial(tf.constant, True)
-            )
+            ended = tf.cond(self._under_way > 0, wait, lambda: tf.constant(True))
             with tf.control_dependencies([ended]):
                 checked = self.check()
             with tf.control_dependencies([] if checked is None else [checked]):
                 return tf.identity(ended)
 
-    # --- outside of steps -----------------------------------------------------------
+    # Called outside of steps
 
     def finish(self) -> None:
-        """Wait until all that was begun has ended, also if no step ever waits for it.
+        """Wait until all tasks have ended, including those that no step waits for.
 
         Raises:
-            RuntimeError: if that ended with an error.
+            RuntimeError: if a task ended with an error.
         """
         self._met = True
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._left == 0)
+                self._changed.wait_for(lambda: self._unfinished == 0)
         finally:
             self._met = False
         text = self._error.read_value().numpy().decode()
@@ -135,68 +141,57 @@ class BackgroundReduction:
             raise RuntimeError(text)
 
     def forget(self) -> None:
-        """Let no step wait for what was begun, and has ended."""
+        """Discard finished tasks, so that no step waits for them."""
         for _ in range(int(self._done.size())):
             self._done.dequeue()
         self._under_way.assign(0)
 
     def count(self) -> dict[Group, list[int]]:
-        """Return how many collectives were started and finished, by group.
+        """Return the numbers of started and finished collectives, by worker group.
 
-        What nobody waits for counts as finished.
+        All started collectives count as finished while nothing waits for this.
         """
         if self.hook is None:
             return {}
         started, finished = self._waits.read()
-        waits = self._met or started > finished
-        everyone = tuple(range(len(workers.all_names(self._strategy))))
-        found: dict[Group, list[int]] = {}
+        is_awaited = self._met or started > finished
+        counts: dict[Group, list[int]] = {}
         for group, (begun, done) in self.hook.count().items():
-            pair = found.setdefault((-self.number, *(group or everyone)), [0, 0])
+            pair = counts.setdefault(self._lane_group(group), [0, 0])
             pair[0] += begun
-            pair[1] += done if waits else begun
-        return found
+            pair[1] += done if is_awaited else begun
+        return counts
 
     def pending_keys(self) -> dict[Group, int]:
-        """Return the key of the collective that has started and not finished, or 0.
-
-        By the group, as `count`.
-        """
+        """Return the key of the unfinished collective, or 0, by group as `count`."""
         if self.hook is None:
             return {}
-        everyone = tuple(range(len(workers.all_names(self._strategy))))
         keys: dict[Group, int] = {}
         for group, key in self.hook.pending_keys().items():
-            own = (-self.number, *(group or everyone))
-            keys[own] = 0 if own in keys else key
+            lane_group = self._lane_group(group)
+            keys[lane_group] = 0 if lane_group in keys else key
         return keys
 
-    # --- the thread -----------------------------------------------------------------
+    def _lane_group(self, group: Group) -> Group:
+        """Return a group of the lane: its negative number, then the workers."""
+        all_workers = tuple(range(len(workers.all_names(self._strategy))))
+        return (-self.number, *(group or all_workers))
 
-    def _start(self) -> None:
-        if self._thread is None:
-            known = weakref.ref(self), self._tasks
-            name = "tf_dgc in the background"
-            self._thread = threading.Thread(
-                target=_run, args=known, name=name, daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._tasks.put, None).atexit = False
-            atexit.register(_end, weakref.ref(self))
+    # The thread
 
     def put(self, number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
-        """Let one thing be done; arguments are those of `do`."""
+        """Enqueue a task; the arguments are those of `do`."""
         with self._changed:
-            self._left += 1
+            self._unfinished += 1
         self._tasks.put((number, replicas, flat))
 
     def do(self, number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
-        """Do one thing, and say that it has ended; in the thread.
+        """Run a task and signal its end; called in the thread.
 
         Args:
-            number: number of it.
-            replicas: number of local ones.
-            flat: tensors of these, of each value one after the other.
+            number: number of the task.
+            replicas: number of local replicas.
+            flat: tensors of all local replicas, value by value.
         """
         try:
             if not self._error.read_value().numpy():
@@ -207,107 +202,116 @@ class BackgroundReduction:
         finally:
             self._done.enqueue(True)
             with self._changed:
-                self._left -= 1
+                self._unfinished -= 1
                 self._changed.notify_all()
 
+    def _start_thread(self) -> None:
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(
+            target=_run,
+            args=(weakref.ref(self), self._tasks),
+            name="tf_dgc in the background",
+            daemon=True,
+        )
+        self._thread.start()
+        weakref.finalize(self, self._tasks.put, None).atexit = False
+        atexit.register(_finish_at_exit, weakref.ref(self))
+
     @functools.cached_property
-    def _function(self) -> Callable:
+    def _function(self) -> Callable[..., None]:
         def call(number: int, replicas: int, flat: Sequence[tf.Tensor]) -> None:
-            places = range(0, len(flat), replicas)
-            rows = [tf_collectives.per_replica(flat[i : i + replicas]) for i in places]
+            starts = range(0, len(flat), replicas)
+            rows = [tf_collectives.per_replica(flat[i : i + replicas]) for i in starts]
             work = functools.partial(self.work, number)
             self._strategy.run(work, args=tuple(rows))
 
-        return tf.function(call, autograph=False)
+        function: Callable[..., None] = tf.function(call, autograph=False)
+        return function
 
     def _fail(self, error: BaseException) -> None:
-        """Let the next step fail, and the other workers."""
-        several = consensus.is_multi_worker(self._strategy)
+        """Make the next step fail, and the other workers."""
+        is_multi_worker = consensus.is_multi_worker(self._strategy)
         reason = None
-        if several and isinstance(error, tf.errors.OpError):
+        if is_multi_worker and isinstance(error, tf.errors.OpError):
             reason = failures.find_reason(self._strategy, str(error.message))
         if reason is None:
             kind, text = type(error).__name__, getattr(error, "message", error)
             reason = f"an exchange in the background ended with {kind}: {text}"
-            if several:
+            if is_multi_worker:
                 name = workers.full_name(
                     self._strategy, workers.own_name(self._strategy)
                 )
                 reason = f"in {name} {reason}"
-        if several:
+        if is_multi_worker:
             failures.report_to_workers(reason)
         self._error.assign(f"tf_dgc: {reason}".replace("'", "`").replace('"', "`"))
-
-
-def _nothing(*_: Any) -> None:
-    """Do what nobody has asked for."""
-
-
-def _put(lane: weakref.ref, number: int, replicas: int, *flat: tf.Tensor) -> None:
-    owner = lane()
-    if owner is not None:
-        owner.put(number, replicas, flat)
-
-
-def _run(lane: weakref.ref, tasks: queue.SimpleQueue) -> None:
-    while (task := tasks.get()) is not None:
-        owner = lane()
-        if owner is None:
-            return
-        owner.do(*task)
-        del owner, task
-
-
-def _end(lane: weakref.ref) -> None:
-    """Let what was begun end before this process does: the others wait for it."""
-    owner = lane()
-    if owner is not None and not failures.reported.is_set():
-        try:
-            owner.finish()
-        except RuntimeError:
-            return
-
-
-def _in_lane(base: CompressedCrossDeviceOps, number: int) -> CompressedCrossDeviceOps:
-    stock = tf_collectives.in_lane(base.collective_ops, number)
-    return CompressedCrossDeviceOps(base.base, stock, number)
-
-
-def _lanes(
-    strategy: tf.distribute.Strategy,
-) -> "weakref.WeakValueDictionary[int, BackgroundReduction]":
-    """Return what is there of these, by number."""
-    nothing: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
-    return vars(strategy).setdefault("_tf_dgc_lanes", nothing)
 
 
 def count_background_collectives(
     strategy: tf.distribute.Strategy,
 ) -> dict[Group, list[int]]:
-    """Return how many collectives this worker has started and finished, by group.
+    """Return the numbers of started and finished collectives, by worker group.
 
-    Args:
-        strategy: strategy of several workers, prepared.
+    Includes the steps' own collectives.
     """
-    found = dict(cross_device.cross_device_ops(strategy).count())
-    for lane in _living_lanes(strategy):
-        found.update(lane.count())
-    return found
+    counts = dict(cross_device.cross_device_ops(strategy).count())
+    for reduction in _living_instances(strategy):
+        counts.update(reduction.count())
+    return counts
 
 
 def pending_keys(strategy: tf.distribute.Strategy) -> dict[Group, int]:
-    """Return the key of the collective that this worker waits in, or 0, by group.
-
-    Args:
-        strategy: strategy of several workers, prepared.
-    """
+    """Return the key of this worker's unfinished collective, or 0, by worker group."""
     keys = cross_device.cross_device_ops(strategy).pending_keys()
-    for lane in _living_lanes(strategy):
-        keys.update(lane.pending_keys())
+    for reduction in _living_instances(strategy):
+        keys.update(reduction.pending_keys())
     return keys
 
 
-def _living_lanes(strategy: tf.distribute.Strategy) -> list[BackgroundReduction]:
-    # One list at once: others may come while they are counted.
-    lanes = [known() for known in _lanes(strategy).valuerefs()]
-    return [lane for lane in lanes if lane is not None]
+def _do_nothing(*_: Any) -> None:
+    pass
+
+
+_Reference: TypeAlias = "weakref.ref[BackgroundReduction]"
+
+
+def _put(reference: _Reference, number: int, replicas: int, *flat: tf.Tensor) -> None:
+    reduction = reference()
+    if reduction is not None:
+        reduction.put(number, replicas, flat)
+
+
+def _run(reference: _Reference, tasks: "queue.SimpleQueue[_Task | None]") -> None:
+    while (task := tasks.get()) is not None:
+        reduction = reference()
+        if reduction is None:
+            return
+        reduction.do(*task)
+        del reduction, task
+
+
+def _finish_at_exit(reference: _Reference) -> None:
+    """Finish all tasks before the process exits: other workers wait for them."""
+    reduction = reference()
+    if reduction is not None and not failures.reported.is_set():
+        try:
+            reduction.finish()
+        except RuntimeError:
+            return
+
+
+_Instances: TypeAlias = "weakref.WeakValueDictionary[int, BackgroundReduction]"
+
+
+def _instances(strategy: tf.distribute.Strategy) -> _Instances:
+    """Return the strategy's background reductions, by number."""
+    empty: _Instances = weakref.WeakValueDictionary()
+    instances: _Instances = vars(strategy).setdefault("_tf_dgc_lanes", empty)
+    return instances
+
+
+def _living_instances(strategy: tf.distribute.Strategy) -> list[BackgroundReduction]:
+    # A list at once: other threads may add instances while these are counted.
+    instances = [reference() for reference in _instances(strategy).valuerefs()]
+    return [instance for instance in instances if instance is not None]

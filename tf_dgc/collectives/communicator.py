@@ -1,4 +1,4 @@
-"""The communicator: does what steps ask for, over the workers of a strategy."""
+"""The communicator: runs a step implementation and answers its requests."""
 
 from collections.abc import Generator
 from typing import Any, TypeVar
@@ -19,9 +19,9 @@ from tf_dgc.collectives.requests import (
     BufferLayout,
     DenseOrSparse,
     DenseOrSparseReply,
-    Message,
     Remainder,
     Reply,
+    Request,
     group_members,
 )
 from tf_dgc.multiworker import workers
@@ -31,21 +31,22 @@ Outcome = TypeVar("Outcome")
 
 
 class Communicator:
-    """Answers requests by the cross-device hook of a strategy.
+    """Answers requests with the collectives of a strategy.
 
     Args:
-        strategy: strategy in whose replica context it is called. With one replica
-            nothing is sent, and the replies are as if there were a cluster of one.
-        exchange: exchange by which sums and gathers of all workers go; None for
+        strategy: strategy in whose replica context the communicator is called. With one
+            replica it sends nothing and replies as in a cluster of one worker.
+        algorithm: algorithm for sums and gathers over all workers; None for
             TensorFlow's own collectives.
-        hook: hook by which it answers; None for the strategy's.
+        hook: cross-device operations to use; None for the strategy's.
 
     Attributes:
         num_workers: number of replicas in sync, N.
-        drops_entries: whether entries may be left out on the way, as `Both` says.
+        drops_entries: whether the algorithm may drop entries, as
+            `DenseOrSparseReply.delivered` tells.
 
     Raises:
-        ValueError: for an exchange that these workers cannot have.
+        ValueError: if the algorithm does not fit these workers.
     """
 
     drops_entries = False
@@ -53,191 +54,199 @@ class Communicator:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        exchange: CollectiveAlgorithm | None = None,
+        algorithm: CollectiveAlgorithm | None = None,
         hook: CompressedCrossDeviceOps | None = None,
     ):
         self.num_workers: int = strategy.num_replicas_in_sync
         if hook is None and self.num_workers > 1:
             hook = cross_device.cross_device_ops(strategy)
         self._hook = hook
-        self._exchange: CollectiveAlgorithm | None = None
-        if self._hook and exchange:
-            self.use_algorithm(exchange.settle(workers.hosts(strategy)))
+        self._algorithm: CollectiveAlgorithm | None = None
+        if self._hook and algorithm:
+            self.use_algorithm(algorithm.settle(workers.hosts(strategy)))
 
-    def use_algorithm(self, exchange: CollectiveAlgorithm) -> None:
-        """Let sums and gathers of all workers go by another exchange from now on.
+    def use_algorithm(self, algorithm: CollectiveAlgorithm) -> None:
+        """Switch to another algorithm for sums and gathers over all workers.
 
-        Args:
-            exchange: exchange that is settled, the same on all workers.
+        `algorithm` is a result of `CollectiveAlgorithm.settle`, the same on all
+        workers.
         """
-        # What is made from it has ways of its own, but for sums and gathers of all.
-        stock = type(exchange) is Ring or exchange.is_neighbor_exchange
-        self._exchange = None if stock else exchange
-        self.drops_entries = exchange.drops_entries
+        # Subclasses of Ring may override its methods, so compare the exact type.
+        is_stock = type(algorithm) is Ring or algorithm.is_neighbor_exchange
+        self._algorithm = None if is_stock else algorithm
+        self.drops_entries = algorithm.drops_entries
 
     def run(
         self,
-        step: Generator[list[Message], list[Reply], Outcome],
+        step: Generator[list[Request], list[Reply], Outcome],
         check: DivergenceCheck | None = None,
     ) -> tuple[Outcome, int | tf.Tensor]:
-        """Do what a step asks for, round after round; call it in replica context.
+        """Run a step round by round; call it in replica context.
 
         Args:
-            step: generator that yields the requests of a round, and gets as many
+            step: generator that yields the requests of a round and receives as many
                 replies.
-            check: rider of the first request; None for none.
+            check: check that shares the first request's collective.
 
         Returns:
-            What the step returns, and the bytes that the check took.
+            The step's return value, and the bytes that the check sent.
         """
-        extra: int | tf.Tensor = 0
+        check_bytes: int | tf.Tensor = 0
         replies: Any = None
         while True:
             try:
                 requests = step.send(replies)
             except StopIteration as end:
-                return end.value, extra
+                return end.value, check_bytes
             if check:
-                extra = self._bytes_of(check, requests[0])
+                check_bytes = self._check_bytes(check, requests[0])
             replies = [
-                self.answer(r, None if i else check) for i, r in enumerate(requests)
+                self.answer(request, None if i else check)
+                for i, request in enumerate(requests)
             ]
             check = None
 
-    def answer(self, request: Message, check: DivergenceCheck | None = None) -> Reply:
+    def answer(self, request: Request, check: DivergenceCheck | None = None) -> Reply:
         """Return the reply to one request; call it in replica context.
 
-        Args:
-            request: request of the same kind, dtype and size on all workers.
-            check: rider of it; None for none.
+        The request must have the same type, dtype and size on all workers. A `check`
+        shares its collective.
 
         Raises:
-            ValueError: for groups and partners that cannot be, as
-                `collectives.groups.members_of`.
+            ValueError: for an invalid group or partner; see `requests.group_members`.
         """
-        if check and not self._carries(request):
-            with tf.control_dependencies([self._compare(check)]):
+        if check and not self._can_carry_check(request):
+            with tf.control_dependencies([self._run_check_alone(check)]):
                 return self.answer(request)
-        if _is_of_all(request):
-            return _reply(request, self._choose(_as_either(request), check))
-        return self._within(request)
+        if not _is_for_all_workers(request):
+            return self._answer_in_group(request)
+        reply = self._answer_dense_or_sparse(_as_dense_or_sparse(request), check)
+        if isinstance(request, DenseOrSparse):
+            return reply
+        return reply.total if isinstance(request, AllReduce) else reply.buffers
 
-    def machine(self) -> tuple[int, ...]:
-        """Return the workers that add up their gradients before they compress.
+    def node_workers(self) -> tuple[int, ...]:
+        """Return the workers that sum their gradients before compressing, ascending.
 
-        Ascending, this one among them; call it in replica context.
+        This worker is one of them. Call it in replica context.
         """
-        if self._hook is None or self._exchange is None:
+        if self._hook is None or self._algorithm is None:
             return (0,)
-        return self._exchange.node_of(self._place().worker)
+        return self._algorithm.node_of(self._rank().worker)
 
-    def _carries(self, request: Message) -> bool:
-        """Whether a check can ride on it: on one collective of all, not on merges."""
-        return _is_of_all(request) and not self._merges(request)
+    def _can_carry_check(self, request: Request) -> bool:
+        return _is_for_all_workers(request) and not self._merges(request)
 
-    def _bytes_of(self, check: DivergenceCheck, request: Message) -> tf.Tensor:
-        if not self._carries(request):
+    def _check_bytes(self, check: DivergenceCheck, request: Request) -> tf.Tensor:
+        if not self._can_carry_check(request):
             return check.num_bytes(True, tf.float32)
-        either = _as_either(request)
-        return check.num_bytes(either.dense, either.vector.dtype)
+        request = _as_dense_or_sparse(request)
+        return check.num_bytes(request.dense, request.vector.dtype)
 
-    def _compare(self, check: DivergenceCheck) -> tf.Tensor:
-        """Let the check have a collective of its own in steps that ask."""
-        nothing = tf.zeros([0]), tf.zeros([0], tf.int32)
-        vector, _ = check.board(True, *nothing)
-        total, buffers, *_ = self._choose(DenseOrSparse(check.due, vector, nothing[1]))
-        return check.leave(True, total, buffers)[0]
+    def _run_check_alone(self, check: DivergenceCheck) -> tf.Tensor:
+        """Give the check a collective of its own in the steps where it is due."""
+        no_words = tf.zeros([0], tf.int32)
+        vector, _ = check.board(True, tf.zeros([0]), no_words)
+        request = DenseOrSparse(check.due, vector, no_words)
+        reply = self._answer_dense_or_sparse(request)
+        return check.leave(True, reply.total, reply.buffers)[0]
 
-    def _within(self, request: Message) -> Reply:
+    def _answer_in_group(self, request: Request) -> Reply:
         hook = self._hook
         if hook is None:
-            group_members(request, 0, 1)
+            group_members(request, 0, 1)  # raises for an invalid group
             return reply_of_single_worker(request)
-        asked = GroupRequest(request, *self._place())
+        rank = self._rank()
+        group_request = GroupRequest(request, rank.worker, rank.num_workers)
         context = tf.distribute.get_replica_context()
-        return context.merge_call(lambda _, a: hook.answer(a), args=(asked,))
+        return context.merge_call(lambda _, r: hook.answer(r), args=(group_request,))
 
-    def _place(self) -> Rank:
+    def _rank(self) -> Rank:
         context = tf.distribute.get_replica_context()
         worker = tf.get_static_value(context.replica_id_in_sync_group)
         return Rank(int(worker), self.num_workers)
 
-    def _choose(
-        self, either: DenseOrSparse, check: DivergenceCheck | None = None
+    def _answer_dense_or_sparse(
+        self, request: DenseOrSparse, check: DivergenceCheck | None = None
     ) -> DenseOrSparseReply:
-        dense, vector, words, entries, _, form, most_bytes = either
+        dense, vector, words = request.dense, request.vector, request.words
         hook = self._hook
         if hook is None:
             return DenseOrSparseReply(vector, words[tf.newaxis])
-        if form is not None and self._merges(either):
-            return self._merge(either, form)
+        if request.layout is not None and self._merges(request):
+            return self._merge(request, request.layout)
+
+        max_vector_bytes, max_words_bytes = None, request.max_bytes
+        if request.entries is not None:
+            max_vector_bytes = request.entries * vector.dtype.size
+            if max_words_bytes is None:
+                max_words_bytes = max_vector_bytes
+        # A closure: as an argument of `merge_call`, bounds would be one per replica.
+        bounds = (
+            _num_bytes(vector, max_vector_bytes),
+            _num_bytes(words, max_words_bytes),
+        )
 
         def communicate(
             strategy: Any, dense: Any, vector: Any, words: Any, worker: Any
         ) -> Any:
-            # As arguments, there would be one bound for each replica.
-            way = self._way(strategy, worker)
-            return hook.communicate(dense, vector, words, bounds, way)
+            algorithm = self._routed_algorithm(strategy, worker)
+            return hook.communicate(dense, vector, words, bounds, algorithm)
 
-        at_most = None if entries is None else entries * vector.dtype.size
-        most_bytes = at_most if most_bytes is None else most_bytes
-        bounds = _num_bytes(vector, at_most), _num_bytes(words, most_bytes)
+        if check:
+            vector, words = check.board(dense, vector, words)
         context = tf.distribute.get_replica_context()
-        message = check.board(dense, vector, words) if check else (vector, words)
-        worker = self._place().worker if self._exchange else 0
-        args = (dense, *message, worker)
+        worker = self._rank().worker if self._algorithm else 0
+        args = (dense, vector, words, worker)
         total, buffers = context.merge_call(communicate, args=args)
         buffers = tf.reshape(buffers, [self.num_workers, -1])
         if check:
             total, buffers = check.leave(dense, total, buffers)
-            total.set_shape(vector.shape)
-            buffers.set_shape([None, *words.shape])
+            total.set_shape(request.vector.shape)
+            buffers.set_shape([None, *request.words.shape])
         return DenseOrSparseReply(total, buffers)
 
-    def _merge(self, either: DenseOrSparse, form: BufferLayout) -> DenseOrSparseReply:
+    def _merge(
+        self, request: DenseOrSparse, layout: BufferLayout
+    ) -> DenseOrSparseReply:
         hook: Any = self._hook
 
         def merge(
             strategy: Any, dense: Any, vector: Any, words: Any, worker: Any
         ) -> Any:
-            way = self._way(strategy, worker)
-            return hook.merge(dense, vector, words, form, way)
+            algorithm = self._routed_algorithm(strategy, worker)
+            return hook.merge(dense, vector, words, layout, algorithm)
 
-        dense, vector, words = either[:3]
         context = tf.distribute.get_replica_context()
-        args = (dense, vector, words, self._place().worker)
-        total, buffer, delivered, *left = context.merge_call(merge, args=args)
-        total.set_shape(vector.shape)
+        args = (request.dense, request.vector, request.words, self._rank().worker)
+        total, buffer, delivered, *dropped = context.merge_call(merge, args=args)
+        total.set_shape(request.vector.shape)
         buffers = tf.reshape(buffer, [1, -1])
-        return DenseOrSparseReply(
-            total, buffers, delivered, Remainder(*left) if left else None
-        )
+        remainder = Remainder(*dropped) if dropped else None
+        return DenseOrSparseReply(total, buffers, delivered, remainder)
 
-    def _merges(self, request: Message) -> bool:
-        merges = self._exchange is not None and self._exchange.drops_entries
-        return merges and getattr(request, "form", None) is not None
+    def _merges(self, request: Request) -> bool:
+        merges = self._algorithm is not None and self._algorithm.drops_entries
+        return merges and getattr(request, "layout", None) is not None
 
-    def _way(
+    def _routed_algorithm(
         self, strategy: tf.distribute.Strategy, worker: Any
     ) -> RoutedAlgorithm | None:
-        """Return the exchange with the places of all local replicas."""
-        if self._exchange is None:
-            return None  # TensorFlow's own
+        if self._algorithm is None:
+            return None
         local = strategy.experimental_local_results(worker)
-        return RoutedAlgorithm(
-            self._exchange, [Rank(w, self.num_workers) for w in local]
-        )
+        ranks = [Rank(w, self.num_workers) for w in local]
+        return RoutedAlgorithm(self._algorithm, ranks)
 
 
-def _is_of_all(request: Message) -> bool:
-    """Whether it is one collective of all workers, or a choice of two."""
+def _is_for_all_workers(request: Request) -> bool:
     return (
         isinstance(request, DenseOrSparse | AllReduce | AllGather)
         and request.group is None
     )
 
 
-def _as_either(request: Message) -> DenseOrSparse:
+def _as_dense_or_sparse(request: Request) -> DenseOrSparse:
     if isinstance(request, DenseOrSparse):
         return request
     if isinstance(request, AllReduce):
@@ -245,13 +254,7 @@ def _as_either(request: Message) -> DenseOrSparse:
     return DenseOrSparse(False, tf.zeros([0]), request[0])
 
 
-def _reply(request: Message, both: DenseOrSparseReply) -> Reply:
-    if isinstance(request, DenseOrSparse):
-        return both
-    return both.total if isinstance(request, AllReduce) else both.buffers
-
-
-def _num_bytes(tensor: tf.Tensor, otherwise: int | None) -> int | None:
-    """Return the size of a tensor, if it is known while tracing."""
+def _num_bytes(tensor: tf.Tensor, upper_bound: int | None) -> int | None:
+    """Return the bytes of a tensor; the bound if its shape is not known statically."""
     entries = tensor.shape.num_elements()
-    return otherwise if entries is None else entries * tensor.dtype.size
+    return upper_bound if entries is None else entries * tensor.dtype.size

@@ -1,4 +1,4 @@
-"""What an exchange takes, in seconds, by a few numbers of links and processors."""
+"""Predicts the seconds of a collective algorithm from measured speeds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,21 +7,21 @@ from typing import NamedTuple
 from tf_dgc.arguments import show
 from tf_dgc.collectives.algorithm import CollectiveAlgorithm, Cost
 
-_AS_FAST = 1.05  # times of the fastest: the model does not tell such apart
+_TOLERANCE = 1.05  # the model is not precise enough to rank times within this factor
 
 
 class LinkSpeeds(NamedTuple):
-    """Links and processors, as measured or assumed.
+    """Speeds of links and processors, measured or assumed.
 
     Attributes:
-        launch: seconds that a collective takes beside its rounds.
+        launch: seconds of a collective in addition to its rounds.
         latency: seconds of a round, whatever it carries.
         per_byte: seconds per byte on a link.
-        merging: seconds per byte of buffers of entries that are merged.
-        decoding: seconds per byte of buffers of entries that are decoded.
-        rounding: seconds per byte of a float16 vector that is made of float32, added to
-            and made float32 again; coded values of all entries take about as long.
-        start: seconds that a step's exchange takes, whatever it asks for.
+        merging: seconds per byte of sparse buffers to merge them.
+        decoding: seconds per byte of sparse buffers to decode them.
+        rounding: seconds per byte of a float16 vector to round it from float32, add to
+            it and widen it again; decoding quantized values takes about as long.
+        start: seconds of a step's exchange that do not depend on its requests.
     """
 
     launch: float
@@ -34,11 +34,11 @@ class LinkSpeeds(NamedTuple):
 
 
 class RequestSize(NamedTuple):
-    """One thing that a step asks for.
+    """Size of one request of a step.
 
     Attributes:
         kind: "sum", "gather" (of words), or "entries" (words that may be merged).
-        num_bytes: number of bytes of one worker.
+        num_bytes: bytes of one worker.
     """
 
     kind: str
@@ -46,24 +46,18 @@ class RequestSize(NamedTuple):
 
 
 def request_cost(
-    exchange: CollectiveAlgorithm, asked: RequestSize, num_workers: int
+    exchange: CollectiveAlgorithm, request: RequestSize, num_workers: int
 ) -> Cost:
-    """Return what an exchange says that it costs.
-
-    Args:
-        exchange: exchange, for `num_workers`.
-        asked: request of every worker.
-        num_workers: number of workers, N.
-    """
-    if asked.kind == "sum":
-        return exchange.cost_of_sum(asked.num_bytes, num_workers)
-    if asked.kind == "entries" and exchange.drops_entries:
-        return exchange.cost_of_merge(asked.num_bytes, num_workers)
-    return exchange.cost_of_gather(asked.num_bytes, num_workers)
+    """Return the cost of a request that every worker makes."""
+    if request.kind == "sum":
+        return exchange.cost_of_sum(request.num_bytes, num_workers)
+    if request.kind == "entries" and exchange.drops_entries:
+        return exchange.cost_of_merge(request.num_bytes, num_workers)
+    return exchange.cost_of_gather(request.num_bytes, num_workers)
 
 
 def transfer_seconds(cost: Cost, links: LinkSpeeds) -> float:
-    """Return the seconds from the start to the end, merges on the way included."""
+    """Return the seconds of a request, merging included."""
     rounds = max(cost.rounds, cost.collectives)
     waits = cost.collectives * links.launch + rounds * links.latency
     return waits + cost.path * links.per_byte + cost.merged * links.merging
@@ -71,69 +65,60 @@ def transfer_seconds(cost: Cost, links: LinkSpeeds) -> float:
 
 def predict_seconds(
     exchange: CollectiveAlgorithm,
-    asked: Iterable[RequestSize],
+    requests: Iterable[RequestSize],
     num_workers: int,
     links: LinkSpeeds,
 ) -> float:
-    """Return the seconds that a step takes for all it asks for, one after the other.
+    """Return the seconds of a step's requests, one after the other, with decoding.
 
     Args:
-        exchange: exchange, for `num_workers`.
-        asked: requests of every worker.
+        exchange: algorithm, for `num_workers` workers.
+        requests: requests of every worker.
         num_workers: number of workers, N.
-        links: numbers of links and processors.
+        links: speeds of links and processors.
 
     Raises:
-        ValueError: for an exchange with neighbours alone, which is of no such requests.
+        ValueError: for a neighbor exchange, which has no such requests.
     """
     if exchange.is_neighbor_exchange:
         raise ValueError(
             "`exchange` must be one by which all workers come to a sum. Workers that "
-            "gossip send one message to each neighbour in turn, by "
-            "`exchange.neighbours`; pass `Ring()` for what all of them sum besides. "
+            "gossip send one message to each neighbor in turn, see "
+            "`exchange.neighbours`; pass `Ring()` for the sums over all workers. "
             f"Received: exchange={show(exchange)}"
         )
     if num_workers == 1:
         return 0.0
     seconds = links.start
-    for request in asked:
+    for request in requests:
         seconds += transfer_seconds(request_cost(exchange, request, num_workers), links)
         merged = request.kind == "entries" and exchange.drops_entries
         seconds += (1 if merged else num_workers) * decode_seconds(request, links)
     return seconds
 
 
-def decode_seconds(asked: RequestSize, links: LinkSpeeds) -> float:
-    """Return the seconds that it takes to decode what one worker sent.
-
-    Args:
-        asked: request of every worker.
-        links: numbers of links and processors.
-    """
+def decode_seconds(request: RequestSize, links: LinkSpeeds) -> float:
+    """Return the seconds to decode one worker's reply."""
     per_byte = {"sum": 0.0, "gather": links.rounding, "entries": links.decoding}
-    return asked.num_bytes * per_byte[asked.kind]
+    return request.num_bytes * per_byte[request.kind]
 
 
 def first_of_the_fastest(seconds: Sequence[float]) -> int:
-    """Return the index of the first that takes at most 5 % more than the least.
-
-    Args:
-        seconds: seconds of each, in the order of preference.
-    """
-    enough = _AS_FAST * min(seconds)
-    return next(i for i, taken in enumerate(seconds) if taken <= enough)
+    """Return the index of the first time that is within 5 % of the least."""
+    limit = _TOLERANCE * min(seconds)
+    return next(i for i, time in enumerate(seconds) if time <= limit)
 
 
-# --- Overlap: which tensors are exchanged together while the backward pass goes on.
+# Buckets: which tensors are exchanged together while the backward pass continues.
 
 
 class TransferTimes(NamedTuple):
-    """What exchanging takes of some tensors, in seconds.
+    """Seconds to exchange the tensors of a model.
 
     Attributes:
-        startup: seconds that every bucket takes, however little is in it.
-        tensors: seconds that each tensor takes beside, in the order in which the
-            backward pass finishes them.
+        startup: seconds per bucket, whatever it contains.
+        tensors: additional seconds of each tensor, in the order in which the backward
+            pass finishes them.
     """
 
     startup: float
@@ -141,60 +126,52 @@ class TransferTimes(NamedTuple):
 
     @property
     def alone(self) -> float:
-        """Seconds for everything at once."""
+        """Seconds to exchange all tensors in one bucket."""
         return self.startup + sum(self.tensors)
 
 
 def transfer_times(
     exchange: CollectiveAlgorithm,
-    asked: Sequence[Sequence[RequestSize]],
-    whole: Sequence[RequestSize],
+    requests_by_tensor: Sequence[Sequence[RequestSize]],
+    joint_requests: Sequence[RequestSize],
     num_workers: int,
     links: LinkSpeeds,
 ) -> TransferTimes:
-    """Return what an exchange takes, by the model of `predict`.
-
-    Args:
-        exchange: exchange, for `num_workers`.
-        asked: requests for each tensor by itself.
-        whole: requests for all of them together.
-        num_workers: number of workers, N.
-        links: numbers of links and processors.
-    """
+    """Return transfer times by the model of `predict_seconds`."""
 
     def seconds(requests: Sequence[RequestSize]) -> float:
         return predict_seconds(exchange, requests, num_workers, links) - links.start
 
-    def empty(requests: Sequence[RequestSize]) -> list[RequestSize]:
-        return [request._replace(num_bytes=0) for request in requests]
+    def startup(requests: Sequence[RequestSize]) -> float:
+        return seconds([request._replace(num_bytes=0) for request in requests])
 
-    each = [seconds(some) - seconds(empty(some)) for some in asked]
-    return TransferTimes(seconds(empty(whole)), each)
+    tensors = [seconds(each) - startup(each) for each in requests_by_tensor]
+    return TransferTimes(startup(joint_requests), tensors)
 
 
 def plan_buckets(ready: Sequence[float], costs: TransferTimes) -> list[list[int]]:
-    """Return which tensors go together, and in which order, so that all ends first.
+    """Return the buckets with which the exchange of all tensors ends earliest.
 
-    The model is that of MG-WFBP (Shi et al., INFOCOM 2019): a bucket goes when its last
-    gradient is there and the bucket before has arrived. Their rule decides about one
-    tensor after the other; here the best of all ways is found, by dynamic programming,
-    and of equal ones that of the smaller last buckets.
+    The model is that of MG-WFBP (Shi et al., INFOCOM 2019): a bucket is sent when its
+    last gradient is ready and the bucket before has arrived. MG-WFBP decides tensor by
+    tensor; this finds the optimum by dynamic programming. Among equal plans it chooses
+    the one with the smaller last buckets.
 
     Args:
-        ready: seconds from the beginning of the backward pass until each tensor's
-            gradient is there, ascending.
-        costs: seconds that exchanging takes.
+        ready: seconds from the start of the backward pass until each tensor's gradient
+            is ready, ascending.
+        costs: transfer times.
 
     Returns:
-        Buckets in the order of their exchange, of places in `ready`.
+        Buckets in the order in which they are sent, as indices into `ready`.
     """
-    ends = [0.0]  # of the first tensors, as many as the index
-    begins = [0]  # of the last bucket of these
-    for number, seconds in enumerate(ready, start=1):
-        taken, best = costs.startup, (math.inf, 0)
+    ends = [0.0]  # ends[m]: earliest end of the exchange of the first m tensors
+    begins = [0]  # begins[m]: first tensor of the last bucket of that plan
+    for number, ready_at in enumerate(ready, start=1):
+        transfer, best = costs.startup, (math.inf, 0)
         for begin in reversed(range(number)):
-            taken += costs.tensors[begin]
-            best = min(best, (max(ends[begin], seconds) + taken, -begin))
+            transfer += costs.tensors[begin]
+            best = min(best, (max(ends[begin], ready_at) + transfer, -begin))
         ends.append(best[0])
         begins.append(-best[1])
     buckets: list[list[int]] = []
@@ -208,19 +185,9 @@ def plan_buckets(ready: Sequence[float], costs: TransferTimes) -> list[list[int]
 def finish_time(
     ready: Sequence[float], buckets: Sequence[Sequence[int]], costs: TransferTimes
 ) -> float:
-    """Return when everything is exchanged, in seconds from the beginning.
-
-    Args:
-        ready: seconds until each tensor's gradient is there.
-        buckets: places of the tensors that go together.
-        costs: seconds that exchanging takes.
-    """
+    """Return when the last bucket has arrived, in seconds from the start."""
     free = 0.0
     for bucket in buckets:
         begin = max(free, *(ready[i] for i in bucket))
-        free = begin + _seconds(bucket, costs)
+        free = begin + costs.startup + sum(costs.tensors[i] for i in bucket)
     return free
-
-
-def _seconds(bucket: Sequence[int], costs: TransferTimes) -> float:
-    return costs.startup + sum(costs.tensors[i] for i in bucket)

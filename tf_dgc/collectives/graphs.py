@@ -1,36 +1,38 @@
-"""Graphs of gossip: whose weights a worker averages with its own, and how much."""
+"""Graphs of gossip: the weights with which workers average."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tf_dgc.arguments import show
 
-_ROUNDING = 1e-6  # of the sums of rows and columns that are given
+Matrix: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+_ROUNDING = 1e-6  # tolerance of the sums of a given matrix's rows and columns
 
 
-def ring_graph(number: int) -> list[np.ndarray]:
-    """Return the weights of a ring, in which a worker has two neighbours, `[N, N]`."""
-    return [_around([1], number)]
+def ring_graph(number: int) -> list[Matrix]:
+    """Return the weights of a ring, in which a worker has two neighbors, `[N, N]`."""
+    return [_ring(number)]
 
 
-def torus_graph(number: int) -> list[np.ndarray]:
-    """Return those of a grid whose ends meet, as square as there is; else of a ring."""
+def torus_graph(number: int) -> list[Matrix]:
+    """Return the weights of a torus, as square as N allows; of a ring for prime N."""
     height = next(h for h in range(math.isqrt(number), 0, -1) if number % h == 0)
-    along, across = (_around([1], n) for n in (number // height, height))
-    # A mean of both ways of one is doubly stochastic, as they are.
-    eye = np.eye
-    steps = np.kron(eye(height), along), np.kron(across, eye(number // height))
-    return [steps[0]] if height == 1 else [(steps[0] + steps[1]) / 2]
+    width = number // height
+    along = np.kron(np.eye(height), _ring(width))
+    if height == 1:
+        return [along]
+    across = np.kron(_ring(height), np.eye(width))
+    return [(along + across) / 2]  # doubly stochastic, as both are
 
 
-def exponential_graph(number: int) -> list[np.ndarray]:
-    """Return those of one-peer exponential graphs, one for each round in turn.
+def exponential_graph(number: int) -> list[Matrix]:
+    """Return the weights of the one-peer exponential graph, for each phase.
 
-    In round r a worker averages with the one that is 2^r before it. After log2 N
-    rounds all have the mean, if N is a power of two.
+    In phase r a worker averages with the worker 2^r before it. If N is a power of two,
+    all workers have the mean after log2 N rounds.
     """
     hops = [2**r for r in range((number - 1).bit_length())]
     eye = np.eye(number)
@@ -44,109 +46,109 @@ NAMED_GRAPHS = {
 }
 
 
-def mixing_weights(graph: str | np.ndarray, num_workers: int) -> list[np.ndarray]:
-    """Return the weights by which workers average, of each round in turn.
+def mixing_weights(graph: str | Matrix, num_workers: int) -> list[Matrix]:
+    """Return the weights with which workers average, for each phase.
 
     Args:
-        graph: name of a graph, "ring", "torus" or "exponential"; or the weights.
-        num_workers: number of workers, N; one may have any graph.
+        graph: name of a graph, "ring", "torus" or "exponential"; or a matrix.
+        num_workers: number of workers, N; a single worker may have any graph.
 
     Returns:
-        Matrices, `[N, N]`, whose row i is the mean that worker i takes.
+        Matrices `[N, N]`, whose row i holds the weights of worker i's mean.
 
     Raises:
-        ValueError: for weights of another number of workers.
+        ValueError: if the matrix is for another number of workers.
     """
     if isinstance(graph, str):
         return NAMED_GRAPHS[graph](num_workers)
-    if num_workers == 1:  # has nobody to meet, as when a file is looked at
+    if num_workers == 1:  # as when a checkpoint is inspected
         return [np.eye(1)]
     if len(graph) != num_workers:
         raise ValueError(
-            "`graph` must have a row and a column for each worker. Pass one for as "
-            f"many, or the name of a graph. Received: {len(graph)} rows, but there are "
-            f"{num_workers} workers"
+            "`graph` must have a row and a column for each worker. Pass a matrix of "
+            f"that size, or the name of a graph. Received: {len(graph)} rows, but "
+            f"there are {num_workers} workers"
         )
     return [graph]
 
 
-def _around(hops: Sequence[int], number: int) -> np.ndarray:
-    """Return equal weights of a worker and of those so many before and behind."""
-    eye = np.eye(number)
-    linked = sum((np.roll(eye, s * h, axis=1) for h in hops for s in (1, -1)), eye) > 0
-    return linked / linked.sum(axis=1, keepdims=True)
-
-
-def check_mixing_matrix(given: Any) -> np.ndarray:
-    """Return a matrix of weights, float64 `[N, N]`; row i is what worker i averages.
+def check_mixing_matrix(graph: Any) -> Matrix:
+    """Return a copy of a matrix of mixing weights, float64 `[N, N]`.
 
     Raises:
         ValueError: unless it is square, its entries are in [0, 1], its rows and columns
-            add up to 1, and workers that average by it come to a consensus.
+            add up to 1, and repeated averaging reaches a consensus.
     """
     try:
-        matrix = np.array(given, np.float64)  # a copy, which nobody else changes
+        matrix = np.array(graph, np.float64)
     except (TypeError, ValueError):
         matrix = np.zeros(0)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise ValueError(
             f"`graph` must be {' or '.join(map(repr, NAMED_GRAPHS))}, or a square "
-            f"matrix of "
-            "weights, one row and one column for each worker. Received: "
-            f"graph={show(given)}"
+            "matrix of weights, one row and one column for each worker. Received: "
+            f"graph={show(graph)}"
         )
     if not np.all((matrix >= 0) & (matrix <= 1)):
         raise ValueError(
             "All entries of `graph` must be in [0, 1]: the share of each worker's "
-            f"weights in a mean. Received: graph={show(given)}"
+            f"weights in a mean. Received: graph={show(graph)}"
         )
     sums = np.concatenate([matrix.sum(axis=0), matrix.sum(axis=1)])
     if np.any(np.abs(sums - 1) > _ROUNDING):
         raise ValueError(
             "`graph` must be doubly stochastic: every row and every column must add up "
-            "to 1, or the mean over all workers would not stay what it is. Received: "
-            f"graph={show(given)}, with sums of columns {matrix.sum(axis=0)} and of "
+            "to 1, or the mean over all workers would change. Received: "
+            f"graph={show(graph)}, with sums of columns {matrix.sum(axis=0)} and of "
             f"rows {matrix.sum(axis=1)}"
         )
-    _check_consensus(matrix, given)
+    _check_consensus(matrix, graph)
     return matrix
 
 
-def _check_consensus(matrix: np.ndarray, given: Any) -> None:
-    number = len(matrix)
-    reached = np.linalg.matrix_power((matrix > 0) + np.eye(number), number) > 0
-    if not reached.all():
-        raise ValueError(
-            "`graph` must be connected: from each worker to each other one there must "
-            "be a way of weights above 0, or they never agree; worker 0 reaches "
-            f"{np.flatnonzero(reached[:, 0]).tolist()} of {number} workers. Received: "
-            f"graph={show(given)}"
-        )
-    slowest = np.abs(np.linalg.eigvals(matrix - 1 / number)).max()
-    if slowest > 1 - 1e-9:
-        raise ValueError(
-            "`graph` must bring workers together: by this one they hand their weights "
-            "around and never agree. Let each keep a share of its own, for example "
-            f"`(np.eye({number}) + graph) / 2`. Received: graph={show(given)}"
-        )
+def matchings(matrix: Matrix) -> list[list[tuple[int, int]]]:
+    """Return rounds of disjoint pairs that together are all edges of a graph.
 
-
-def matchings(matrix: np.ndarray) -> list[list[tuple[int, int]]]:
-    """Return who meets whom, in rounds of pairs of which no two have one in common.
-
-    All take the rounds in this order, so that nobody waits in a circle.
+    All workers process the rounds in this order, which rules out deadlocks.
 
     Args:
-        matrix: weights, `[N, N]`.
+        matrix: mixing weights, `[N, N]`.
     """
     rounds: list[list[tuple[int, int]]] = []
     linked = (matrix > 0) | (matrix.T > 0)
     for low, high in zip(*np.nonzero(np.triu(linked, 1)), strict=True):
         pair = int(low), int(high)
-        free = (r for r in rounds if not set(pair) & {m for p in r for m in p})
-        found = next(free, None)
-        if found is None:
-            rounds.append([pair])
+        for pairs in rounds:
+            if not any(set(pair) & set(other) for other in pairs):
+                pairs.append(pair)
+                break
         else:
-            found.append(pair)
+            rounds.append([pair])
     return rounds
+
+
+def _ring(number: int) -> Matrix:
+    """Return equal weights for a worker and its two neighbors."""
+    eye = np.eye(number)
+    linked = eye + np.roll(eye, 1, axis=1) + np.roll(eye, -1, axis=1) > 0
+    weights: Matrix = linked / linked.sum(axis=1, keepdims=True)
+    return weights
+
+
+def _check_consensus(matrix: Matrix, graph: Any) -> None:
+    number = len(matrix)
+    reached = np.linalg.matrix_power((matrix > 0) + np.eye(number), number) > 0
+    if not reached.all():
+        raise ValueError(
+            "`graph` must be connected: there must be a path of positive weights from "
+            "each worker to each other one, or they never agree; worker 0 reaches "
+            f"{np.flatnonzero(reached[:, 0]).tolist()} of {number} workers. Received: "
+            f"graph={show(graph)}"
+        )
+    slowest = np.abs(np.linalg.eigvals(matrix - 1 / number)).max()
+    if slowest > 1 - 1e-9:
+        raise ValueError(
+            "`graph` must bring workers together: with this one they pass their "
+            "weights around and never agree. Let each keep a share of its own, for "
+            f"example `(np.eye({number}) + graph) / 2`. Received: graph={show(graph)}"
+        )

@@ -1,4 +1,4 @@
-"""Probes: requests before the first step, by all workers, in graphs as steps are."""
+"""Runs requests before the first step, in graphs as steps do, to measure links."""
 
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ from tf_dgc.multiworker import workers
 Outcome = TypeVar("Outcome")
 
 
-def local_places(strategy: tf.distribute.Strategy) -> list[Rank]:
-    """Return the places of the replicas of this worker."""
+def local_ranks(strategy: tf.distribute.Strategy) -> list[Rank]:
+    """Return the ranks of this worker's replicas."""
     number = len(strategy.extended.worker_devices)
     first = workers.index(strategy) * number
     return [Rank(first + i, strategy.num_replicas_in_sync) for i in range(number)]
@@ -24,50 +24,49 @@ def run_probe(
     strategy: tf.distribute.Strategy,
     steps: Generator[list[Primitive], list[tf.Tensor], Outcome],
 ) -> Outcome:
-    """Do what is asked for; call it on all workers, eagerly, outside of steps.
+    """Run a generator of requests; call it on all workers, eagerly, outside of steps.
 
-    Args:
-        strategy: strategy of several replicas.
-        steps: generator of requests of the first replica of this worker. The others ask
-            for the same, and where it swaps with a neighbour, they do with theirs.
-
-    Returns:
-        What the generator returns.
+    `steps` yields the requests of this worker's first replica. The other replicas make
+    the same requests; a `SendRecv` of theirs is with their own neighbor.
     """
-    hook, places = cross_device_ops(strategy), local_places(strategy)
-    made: dict[str, Callable] = {}
+    hook, ranks = cross_device_ops(strategy), local_ranks(strategy)
+    functions: dict[str, Callable[..., list[tf.Tensor]]] = {}
     replies: Any = None
     while True:
         try:
             requests = steps.send(replies)
         except StopIteration as end:
-            return end.value
+            outcome: Outcome = end.value
+            return outcome
         key = str([(type(r), r[0].dtype, r[0].shape) for r in requests])
-        if key not in made:
-            made[key] = _make_graph(hook, places, requests)
-        replies = made[key](*(request[0] for request in requests))
+        if key not in functions:
+            functions[key] = _make_function(hook, ranks, requests)
+        replies = functions[key](*(request[0] for request in requests))
 
 
-def _make_graph(
-    hook: CompressedCrossDeviceOps, places: list[Rank], requests: list[Primitive]
-) -> Callable:
-    """Return a function of what is sent that returns what the first replica gets."""
-    answer = hook.answer_each(places)
+def _make_function(
+    hook: CompressedCrossDeviceOps, ranks: list[Rank], requests: list[Primitive]
+) -> Callable[..., list[tf.Tensor]]:
+    """Return a graph function from values to send to the first replica's replies."""
 
-    def ask(*values: tf.Tensor) -> list[tf.Tensor]:
-        pairs = list(zip(requests, values, strict=True))
-        asked = [[_asked_by(place, *pair) for pair in pairs] for place in places]
-        return list(answer([[a for a in some if a is not None] for some in asked])[0])
+    def answer(*values: tf.Tensor) -> list[tf.Tensor]:
+        requests_by_replica = []
+        for rank in ranks:
+            adapted = map(_adapt, requests, values, [rank] * len(requests))
+            requests_by_replica.append([r for r in adapted if r is not None])
+        return hook.answer_round(requests_by_replica, ranks)[0]
 
-    return tf.function(ask, autograph=False)
+    function: Callable[..., list[tf.Tensor]] = tf.function(answer, autograph=False)
+    return function
 
 
-def _asked_by(place: Rank, request: Any, value: tf.Tensor) -> Primitive | None:
-    """Return what a replica asks for where its first one asks for this.
+def _adapt(request: Any, value: tf.Tensor, rank: Rank) -> Primitive | None:
+    """Return a replica's version of a request.
 
-    Of an odd number of replicas, the last one has no neighbour, and asks for no swap.
+    The last of an odd number of replicas has no neighbor, and makes no `SendRecv`.
     """
     if isinstance(request, SendRecv):
-        neighbour = place.worker ^ 1
-        return SendRecv(value, neighbour) if neighbour < place.num_workers else None
-    return type(request)(value)
+        neighbor = rank.worker ^ 1
+        return SendRecv(value, neighbor) if neighbor < rank.num_workers else None
+    adapted: Primitive = type(request)(value)
+    return adapted

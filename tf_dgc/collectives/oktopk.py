@@ -1,7 +1,7 @@
-"""Ok-Topk: entries are summed by the owners of regions, and the largest go to all."""
+"""Ok-Topk: region owners sum entries, and send the largest sums to all workers."""
 
-import abc
 import math
+from collections.abc import Generator
 from typing import Any
 
 import keras
@@ -18,29 +18,34 @@ from tf_dgc.collectives.regions import (
     split_by_owner,
     sum_owned_entries,
 )
-from tf_dgc.collectives.requests import AllGather, AllToAll, BufferLayout, Remainder
+from tf_dgc.collectives.requests import (
+    AllGather,
+    AllToAll,
+    BufferLayout,
+    Primitive,
+    Remainder,
+)
 from tf_dgc.collectives.ring import Ring
 from tf_dgc.collectives.sparse_merge import FlatEntries
 
-# --- What exchanges have in common in which entries are summed by owners of regions.
-
 
 class OwnedRegionsAlgorithm(Ring):
-    """Sums sparse entries by their owners, and gathers the k largest sums.
+    """Base class: region owners sum entries, then the k largest sums are gathered.
 
-    The positions are split into a region for each worker, and everyone sends its
-    entries to the owners of their regions (all-to-all); an owner sums what it receives,
-    and the largest sums are gathered. What a worker sends is about 2 (N - 1)/N of its
-    entries, for any N.
+    1. The positions are split into one region per worker, its owner.
+    2. Each worker sends its entries to the owners of their regions (all-to-all), about
+       2 (N - 1)/N of its entries for any N.
+    3. Each owner sums the entries it receives.
+    4. The largest sums of all regions are gathered, and all workers keep the k largest
+       of each tensor, by magnitude.
 
-    Regions begin where the entries of all workers, on the average, are split evenly:
-    the mean of workers' quantiles, which are summed first, with exempt tensors, along a
-    butterfly. A message has a fixed size, with some room beyond an even split. Owners
-    send as many of their largest sums as there is room for, and all workers keep the k
-    largest of these: by magnitude, for each tensor, without a threshold to agree on.
+    Regions split the entries of the average worker evenly: they begin at the mean of
+    the workers' quantiles, which a butterfly sums first, together with uncompressed
+    tensors. Messages have a fixed size, with some room beyond an even split; owners
+    send as many of their largest sums as there is room for.
 
-    Values travel as wide as they are accumulated. What is no buffer of entries goes
-    around TensorFlow's ring.
+    Values are sent in the dtype in which they are accumulated. Everything except sparse
+    buffers uses TensorFlow's collectives.
 
     Args:
         slack: share of room beyond an even split, 0 or more.
@@ -49,92 +54,87 @@ class OwnedRegionsAlgorithm(Ring):
     drops_entries = True
 
     def __init__(self, slack: float = 0.25):
-        means = ", the share of room beyond an even split"
-        self.slack = check_number("slack", slack, "[0, inf)", means)
+        meaning = ", the share of room beyond an even split"
+        self.slack = check_number("slack", slack, "[0, inf)", meaning)
 
-    def merge(self, words: tf.Tensor, form: BufferLayout, place: Rank) -> MergeSteps:
-        """Agree on regions, send entries to their owners, gather the largest sums."""
-        if all(t.uncompressed for t in form.layout):
-            # Such a step is dense: where that is decided at run time, this is traced.
-            return MergeResult(words, tf.zeros([0], tf.bool), _no_sums(self.keeps_sums))
-        regions = Regions(form, place.num_workers, self.slack)
-        own = read_entries(words, regions)
-        offsets, others = yield from _sum(regions.offsets(own.positions), own, place)
+    def merge(self, words: tf.Tensor, layout: BufferLayout, rank: Rank) -> MergeSteps:
+        """Find regions, send entries to their owners, gather the largest sums."""
+        if all(t.uncompressed for t in layout.tensors):
+            # Traced, but never run: a step without compressed tensors is dense.
+            no_sums = Remainder(tf.zeros([0], tf.int32), tf.zeros([0]))
+            remainder = no_sums if self.keeps_sums else None
+            return MergeResult(words, tf.zeros([0], tf.bool), remainder)
+        regions = Regions(layout, rank.num_workers, self.slack)
+        entries = read_entries(words, regions)
+        offsets, summed = yield from _sum_uncompressed(
+            regions.offsets(entries.positions), entries, rank
+        )
         starts = regions.starts(offsets)
-        rows, mine = split_by_owner(own, starts, regions)
+        rows, sent = split_by_owner(entries, starts, regions)
         (received,) = yield [AllToAll(rows)]
-        block, sums = sum_owned_entries(received, starts, place.worker, regions)
+        block, sums = sum_owned_entries(received, starts, rank.worker, regions)
         (blocks,) = yield [AllGather(block)]
-        asked = sums.places if self.keeps_sums else mine
-        words, found = combine_blocks(blocks, starts, asked, others, regions)
-        return self._settle(words, found, mine, sums)
-
-    @abc.abstractmethod
-    def _settle(
-        self, words: tf.Tensor, found: tf.Tensor, mine: tf.Tensor, sums: Remainder
-    ) -> MergeResult:
-        """Return what becomes of the entries that are not in the result.
-
-        Args:
-            words: result, int32 `[w]`.
-            found: whether each of the sums is in it, if the exchange keeps sums, else
-                whether each of `mine` is, bool.
-            mine: place of each entry of this worker, int32 `[K]`, -1 where there was no
-                room for it.
-            sums: all sums of this worker's region.
-        """
+        queries = sums.positions if self.keeps_sums else sent
+        words, is_in_result = combine_blocks(blocks, starts, queries, summed, regions)
+        if not self.keeps_sums:
+            return MergeResult(words, is_in_result)
+        dropped = tf.logical_not(is_in_result)
+        remainder = Remainder(
+            tf.boolean_mask(sums.positions, dropped),
+            tf.boolean_mask(sums.values, dropped),
+        )
+        return MergeResult(words, sent >= 0, remainder)
 
     def cost_of_merge(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return it for about 42 bits per entry, and no exempt tensors.
+        """Return the cost for about 42 bits per entry, without uncompressed tensors.
 
-        A position takes log2 N bits more than in the payload: of N times as many.
+        A position takes log2 N bits more than in the payload, as there are N times as
+        many.
         """
         others = num_workers - 1
         longer = 1 + math.log2(num_workers) / 42
-        agreeing = Butterfly().cost_of_sum(0, num_workers).rounds
+        butterfly_rounds = Butterfly().cost_of_sum(0, num_workers).rounds
         message = (1 + self.slack) * longer * num_bytes
-        each = 2 * others / num_workers * message
-        # It reads its own entries, those for its region, and everyone's sums.
+        total = 2 * others / num_workers * message
+        # A worker reads its own entries, those for its region, and all regions' sums.
         merged = num_bytes + 2 * message
-        launches = agreeing + 2
-        return Cost(agreeing + 1 + others, each, each, each, launches, merged)
+        rounds = butterfly_rounds + 1 + others
+        return Cost(rounds, total, total, total, butterfly_rounds + 2, merged)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"slack": self.slack}
 
 
-def _no_sums(keeps_sums: bool) -> Remainder | None:
-    return Remainder(tf.zeros([0], tf.int32), tf.zeros([0])) if keeps_sums else None
-
-
-def _sum(offsets: tf.Tensor, own: FlatEntries, place: Rank) -> Any:
-    """Return the sums of offsets, and of all of a worker's that is no entry."""
-    values = [offsets, *own.whole]
-    finite = tf.equal(own.flag, 0)
+def _sum_uncompressed(
+    offsets: tf.Tensor, entries: FlatEntries, rank: Rank
+) -> Generator[list[Primitive], list[tf.Tensor], tuple[tf.Tensor, FlatEntries]]:
+    """Sum region offsets, uncompressed tensors and the flag over workers."""
+    values = [offsets, *entries.uncompressed]
+    finite = tf.equal(entries.nonfinite, 0)
     packs = []
     for dtype in dict.fromkeys(v.dtype for v in values):
-        parts = {i: v for i, v in enumerate(values) if v.dtype == dtype}
-        packs.append(AllReducePack(parts, finite))
+        of_dtype = {i: v for i, v in enumerate(values) if v.dtype == dtype}
+        packs.append(AllReducePack(of_dtype, finite))
     sums: dict[int, tf.Tensor] = {}
     for pack in packs:
-        total = yield from Butterfly().sum(pack.message.values, place)
-        found, nonfinite = pack.unpack(total)
-        sums.update(found)
+        total = yield from Butterfly().sum(pack.request.values, rank)
+        unpacked, nonfinite = pack.unpack(total)
+        sums.update(unpacked)
+    uncompressed = [sums[i] for i in range(1, len(values))]
     flag = tf.minimum(nonfinite, 1)
-    whole = [sums[i] for i in range(1, len(values))]
-    return sums[0], own._replace(whole=whole, flag=flag)
+    return sums[0], entries._replace(uncompressed=uncompressed, nonfinite=flag)
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class OkTopK(OwnedRegionsAlgorithm):
-    """Sums sparse entries by their owners, and gathers the k largest sums.
+    """Sums sparse entries at region owners, and gathers the k largest sums.
 
-    Li and Hoefler, section 3; see `ByOwners`. (The paper keeps regions for 64 steps;
-    here they are agreed on by N - 1 numbers, and always those of this step.)
+    Li and Hoefler, section 3; see `OwnedRegionsAlgorithm`. (The paper keeps regions for
+    64 steps; here each step has its own, which cost N - 1 numbers.)
 
-    An entry counts as sent if there was room for it, and the sum at its position is in
-    the result; else it goes back to its worker's residual.
+    An entry counts as sent if its message had room for it and the sum at its position
+    is in the result; otherwise it returns to its worker's residual.
 
     Args:
         slack: share of room beyond an even split, 0 or more.
@@ -143,28 +143,20 @@ class OkTopK(OwnedRegionsAlgorithm):
     name = "oktopk"
     reference = "Li and Hoefler, PPoPP 2022, algorithm 1"
 
-    def _settle(
-        self, words: tf.Tensor, found: tf.Tensor, mine: tf.Tensor, sums: Remainder
-    ) -> MergeResult:
-        return MergeResult(words, found)
-
-
-# --- Two-way: owners of regions keep back what they do not send on.
-
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class TwoWay(OwnedRegionsAlgorithm):
-    """Sums sparse entries by their owners, who compress the sums again.
+    """Sums sparse entries at region owners, which compress the sums again.
 
-    Tang et al., algorithm 1, with a server's work shared by all workers (`ByOwners`):
-    both what is sent to an owner and what it sends to all is cut to the largest, with
-    error feedback at each end. An entry counts as sent if there was room for it in the
-    message to its owner.
+    Tang et al., algorithm 1, with the server's work shared by all workers as in
+    `OwnedRegionsAlgorithm`: both the message to an owner and its message to all are cut
+    to the largest entries, with error feedback at each end. An entry counts as sent if
+    the message to its owner had room for it.
 
-    The owner's error is added to its residual, at these positions: it goes out as soon
-    as it is among the largest of what that worker has. So it is state like any other,
-    which checkpoints hold and another number of workers shares out, and a region may
-    begin elsewhere in the next step.
+    An owner adds its error to its own residual at these positions, from where it is
+    sent as soon as it is among that worker's largest entries. So it is ordinary state:
+    checkpoints save it, a different number of workers divides it, and regions may
+    change in the next step.
 
     Args:
         slack: share of room beyond an even split, 0 or more.
@@ -173,10 +165,3 @@ class TwoWay(OwnedRegionsAlgorithm):
     name = "twoway"
     reference = "Tang et al., DoubleSqueeze, ICML 2019, algorithm 1"
     keeps_sums = True
-
-    def _settle(
-        self, words: tf.Tensor, found: tf.Tensor, mine: tf.Tensor, sums: Remainder
-    ) -> MergeResult:
-        rest = tf.logical_not(found)
-        left = Remainder(*(tf.boolean_mask(part, rest) for part in sums))
-        return MergeResult(words, mine >= 0, left)

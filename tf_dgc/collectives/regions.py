@@ -1,6 +1,10 @@
-"""Regions: the entries of all tensors are split among workers, by position."""
+"""Regions: the flat positions of all tensors, divided among workers as their owners.
 
-from typing import Any, NamedTuple
+The functions that split, sum and combine entries run as native operations if these are
+available, else as TensorFlow operations (`..._with_tensorflow`), with the same bits.
+"""
+
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,153 +18,235 @@ from tf_dgc.collectives.requests import BufferLayout, Remainder
 from tf_dgc.collectives.sparse_merge import FlatEntries, FlatIndexSpace, largest_entries
 
 
-class _Split(NamedTuple):
-    """How the K entries of a worker are split, NumPy's or tensors.
-
-    Attributes:
-        ranks: number of the first entry of each region, int64 `[N]`.
-        rooms: entries of each tensor that there is room for, int32 `[N, tensors]`.
-        capacity: entries that there is room for in any region, scalar int32.
-    """
-
-    ranks: Any
-    rooms: Any
-    capacity: Any
-
-
 class Regions:
-    """Where each worker's region is, and what travels to its owner and from it.
+    """Positions of each worker's region, and the format of messages to and from owners.
 
-    All tensors that are not exempt stand one behind the other, and a worker's K entries
-    are split evenly in this order: region i of N begins with number i K / N. In which
-    tensor that is, follows from the form; where in it, from all workers' positions.
+    All compressed tensors are concatenated, and a worker's K entries are split evenly
+    in this order: region i of N begins with entry number i K / N. The layout tells
+    which tensor that is in; all workers' positions tell where in the tensor.
 
-    A message, and what an owner makes of those that it has received, has room for
-    `1 + slack` times the entries that an even split gives, of each tensor in the
-    region. They are buffers like others, of one tensor, the whole space; in what is
-    left of the room stand positions behind it, of zeros.
-
-    Args:
-        form: form of a worker's words, with a tensor that is not exempt.
-        num_workers: number of workers, N.
-        slack: share of room beyond an even split.
+    A message to an owner, and an owner's block of sums, has room for `1 + slack` times
+    the entries of an even split, of each tensor in the region. Both are sparse buffers
+    of one tensor, the whole flat space; unused room holds zeros at positions beyond it.
 
     Attributes:
-        form: form of a worker's words.
-        space: space of all places.
-        size: number of places.
+        layout: layout of a worker's words, with at least one compressed tensor.
+        space: flat space of all positions.
+        size: number of positions.
         num_workers: number of workers, N.
-        rooms: entries of each tensor that there is room for, int32 `[N, tensors]`.
+        rooms: room for entries of each tensor in each region, int32 `[N, tensors]`.
         capacity: entries of a message, an int or a scalar int32 tensor.
-        message: form of messages, and of what owners send.
+        message: layout of messages and of owners' blocks.
 
     Raises:
-        ValueError: if the space is too large for the positions on the wire.
+        ValueError: if there are more positions than a buffer can hold.
     """
 
-    def __init__(self, form: BufferLayout, num_workers: int, slack: float):
-        self.form = form
-        self.space = FlatIndexSpace(form)
+    def __init__(self, layout: BufferLayout, num_workers: int, slack: float):
+        self.layout = layout
+        self.space = FlatIndexSpace(layout)
         self.size = sum(self.space.sizes)
         self.num_workers = num_workers
-        if all(isinstance(k, int) for k in form.counts):
-            with tf.init_scope():  # numbers, not tensors of the graph
-                split = _split(FlatIndexSpace(form).counts, num_workers, slack)
-            self._ranks, self.rooms, capacity = (np.array(part) for part in split)
-            self.capacity = behind = int(capacity)
+        if all(isinstance(k, int) for k in layout.counts):
+            with tf.init_scope():  # eager, so that the results are constants
+                counts = FlatIndexSpace(layout).counts
+                split = _split_evenly(counts, num_workers, slack)
+            self._ranks, self.rooms = np.array(split[0]), np.array(split[1])
+            self.capacity = int(split[2])
+            padding = self.capacity
         else:
-            split = _split(self.space.counts, num_workers, slack)
+            split = _split_evenly(self.space.counts, num_workers, slack)
             self._ranks, self.rooms, self.capacity = split
-            behind = self.size
-        self.message = _form_of_messages(self, behind)
+            padding = self.size
+        self.message = self._message_layout(padding)
 
     def offsets(self, positions: tf.Tensor) -> tf.Tensor:
-        """Return where one worker would let regions begin.
+        """Return where one worker's regions would begin within their tensors.
 
-        Args:
-            positions: places of its entries, int64 `[K]`.
+        `positions` are flat, int64 `[K]`.
 
         Returns:
-            From the beginning of the tensor, of all regions but the first, float32
-            `[N - 1]`; 0 for those that begin with the first entry of a tensor.
+            Offsets of all regions but the first, float32 `[N - 1]`; 0 for a region that
+            begins with the first entry of a tensor.
         """
-        tensors, firsts = self._tensors_of_ranks()
-        places = tf.gather(positions, self._ranks[1:]) - tf.gather(
-            self.space.bases, tensors
-        )
-        return tf.cast(tf.where(firsts, tf.zeros_like(places), places), tf.float32)
+        tensors, are_first = self._first_tensors()
+        bases = tf.gather(self.space.bases, tensors)
+        offsets = tf.gather(positions, self._ranks[1:]) - bases
+        offsets = tf.where(are_first, tf.zeros_like(offsets), offsets)
+        return tf.cast(offsets, tf.float32)
 
     def starts(self, offsets: tf.Tensor) -> tf.Tensor:
-        """Return where regions begin, ascending, int64 `[N]`.
+        """Return the flat positions where regions begin, ascending, int64 `[N]`.
 
-        Args:
-            offsets: sum over workers of `offsets`, float32 `[N - 1]`.
+        `offsets`, float32 `[N - 1]`, is the sum of all workers' `offsets`.
         """
-        tensors, _ = self._tensors_of_ranks()
+        tensors, _ = self._first_tensors()
         mean = tf.cast(tf.floor(offsets / self.num_workers), tf.int64)
         last = tf.gather(tf.constant(self.space.sizes, tf.int64), tensors) - 1
-        places = tf.clip_by_value(mean, tf.zeros_like(last), last)
-        places = tf.sort(places + tf.gather(self.space.bases, tensors))
-        starts = tf.concat([tf.zeros([1], tf.int64), places], axis=0)
-        # Regions that nothing is left for are where the next one begins.
+        starts = tf.clip_by_value(mean, tf.zeros_like(last), last)
+        starts = tf.sort(starts + tf.gather(self.space.bases, tensors))
+        starts = tf.concat([tf.zeros([1], tf.int64), starts], axis=0)
+        # An empty region begins where the next one does.
         return tf.gather(starts, tf.searchsorted(self._ranks, self._ranks))
 
     def owners(self, starts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """Return in which region each place is, int32."""
+        """Return the region of each position, int32."""
         return tf.searchsorted(starts, positions, side="right") - 1
 
-    def _tensors_of_ranks(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return in which tensor regions begin, and whether with its first entry."""
+    def _first_tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the tensor in which each region but the first begins.
+
+        Also returns whether the region begins with the tensor's first entry.
+        """
         begins = tf.cumsum(self.space.counts, exclusive=True)
         ranks = self._ranks[1:]
         tensors = tf.searchsorted(begins, ranks, side="right") - 1
         return tensors, tf.equal(tf.gather(begins, tensors), ranks)
 
-
-def _split(counts: tf.Tensor, num_workers: int, slack: float) -> _Split:
-    """Split evenly as many entries of each tensor, int64 `[tensors]`."""
-    ends = tf.cumsum(counts)
-    ranks = tf.range(num_workers + 1, dtype=tf.int64) * ends[-1] // num_workers
-    low = tf.maximum(ranks[:-1, tf.newaxis], ends - counts)
-    high = tf.minimum(ranks[1:, tf.newaxis], ends)
-    shares = tf.cast(tf.maximum(high - low, 0), tf.float64)
-    wider = tf.math.ceil(shares * (1 + slack))  # perhaps more than any int holds
-    rooms = tf.cast(tf.minimum(wider, tf.cast(counts, tf.float64)), tf.int32)
-    capacity = tf.reduce_max(tf.reduce_sum(rooms, axis=1))
-    return _Split(ranks[:-1], rooms, capacity)
-
-
-def _form_of_messages(regions: Regions, behind: int) -> BufferLayout:
-    """Return it, of positions in the space, and so many behind it."""
-    size = regions.size + behind
-    if size > 2**31 - 1:
-        raise ValueError(
-            "Regions have at most 2**31 - 1 places, some of which are for what is left "
-            "over of the room. Use another `exchange`, as `gtopk`. Received: "
-            f"{regions.size} entries in all tensors"
-        )
-    tensor = TensorSpec("entries of a region", (size,), regions.space.dtype, False)
-    return BufferLayout([tensor], [regions.capacity])
+    def _message_layout(self, padding: int) -> BufferLayout:
+        """Return the layout of a message, with `padding` positions for unused room."""
+        size = self.size + padding
+        if size > 2**31 - 1:
+            raise ValueError(
+                "Regions have at most 2**31 - 1 positions, including those for unused "
+                "room. Use another `exchange`, such as `gtopk`. Received: "
+                f"{self.size} entries in all tensors"
+            )
+        tensor = TensorSpec("entries of a region", (size,), self.space.dtype, False)
+        return BufferLayout([tensor], [self.capacity])
 
 
-# --- What `owning` does, by TensorFlow's operations: the definition.
+def read_entries(words: tf.Tensor, regions: Regions) -> FlatEntries:
+    """Return the entries in this worker's words, int32 `[w]`."""
+    library = native_library.load_library().library
+    if library is None:
+        return regions.space.read(words)
+    tensors, counts = regions.layout
+    positions, values = library.tf_dgc_read_places(
+        words=words,
+        counts=_counts(regions),
+        A=regions.space.dtype,
+        **_layout_attributes(regions),
+    )
+    values_by_tensor = buffer.sent_values(words, tensors, counts)
+    pairs = zip(tensors, values_by_tensor, strict=True)
+    uncompressed = [values for tensor, values in pairs if tensor.uncompressed]
+    return FlatEntries(positions, values, uncompressed, words[buffer.FLAGS_WORD])
+
+
+def split_by_owner(
+    entries: FlatEntries, starts: tf.Tensor, regions: Regions
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the messages to the owners of all regions.
+
+    If a message has too little room for a tensor, it takes the tensor's largest entries
+    by magnitude, and among equal ones the first.
+
+    Returns:
+        A message per owner, int32 `[N, w]`; and the flat position of each entry that is
+        in a message, int32 `[K]`, -1 for entries without room.
+    """
+    library = native_library.load_library().library
+    if library is None:
+        return split_by_owner_with_tensorflow(entries, starts, regions)
+    rows, sent = library.tf_dgc_split_places(
+        places=entries.positions,
+        values=entries.values,
+        **_region_arguments(starts, regions),
+    )
+    length = buffer.sparse_words(regions.message.tensors, regions.message.counts)
+    static_length = length if isinstance(length, int) else None
+    return tf.ensure_shape(rows, [regions.num_workers, static_length]), sent
+
+
+def sum_owned_entries(
+    rows: tf.Tensor, starts: tf.Tensor, worker: int, regions: Regions
+) -> tuple[tf.Tensor, Remainder]:
+    """Sum the messages that the owner of a region received, in the order of workers.
+
+    The block for all workers has the largest sums of each tensor that there is room
+    for, chosen as in `split_by_owner`. If a message is damaged, the block has no sums
+    but a flag, by which all workers reject it.
+
+    Returns:
+        The block, int32 `[w]`; and all sums of the region.
+    """
+    library = native_library.load_library().library
+    if library is None:
+        return sum_owned_entries_with_tensorflow(rows, starts, worker, regions)
+    block, positions, sums = library.tf_dgc_collect_places(
+        rows=rows,
+        worker=worker,
+        A=regions.space.dtype,
+        **_region_arguments(starts, regions),
+    )
+    return block, Remainder(positions, sums)
+
+
+def combine_blocks(
+    blocks: tf.Tensor,
+    starts: tf.Tensor,
+    queries: tf.Tensor,
+    summed: FlatEntries,
+    regions: Regions,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the largest sums of all regions, as many of each tensor as the layout has.
+
+    Sums are chosen as in `split_by_owner`. If there are fewer, zeros at the first free
+    positions fill the buffer.
+
+    Args:
+        blocks: blocks of all owners, int32 `[N, w]`.
+        starts: flat position where each region begins, int64 `[N]`.
+        queries: flat positions to look up, int32 `[m]`, ascending except that some are
+            -1, as in the result of `split_by_owner`.
+        summed: sums of uncompressed tensors, and of the flag for non-finite gradients;
+            its positions and values are not used.
+        regions: regions of all workers.
+
+    Returns:
+        Words of the layout, int32 `[w]`; and whether each query is in them, bool `[m]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: at run time, on all workers, if a block or a
+            message to an owner was invalid.
+    """
+    library = native_library.load_library().library
+    if library is None:
+        return combine_blocks_with_tensorflow(blocks, starts, queries, summed, regions)
+    uncompressed = [t for t in regions.layout.tensors if t.uncompressed]
+    coded = [
+        value_types.encode_values(total, tensor.value_type)
+        for tensor, total in zip(uncompressed, summed.uncompressed, strict=True)
+    ]
+    words, is_in_words = library.tf_dgc_unite_places(
+        blocks=blocks,
+        mine=queries,
+        exempt=tf.concat([tf.zeros([0], tf.int32), *coded], axis=0),
+        finite=tf.equal(summed.nonfinite, 0),
+        A=regions.space.dtype,
+        **_region_arguments(starts, regions),
+    )
+    return words, is_in_words
 
 
 def split_by_owner_with_tensorflow(
-    own: FlatEntries, starts: tf.Tensor, regions: Regions
+    entries: FlatEntries, starts: tf.Tensor, regions: Regions
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Do what `owning.split` does."""
-    owners = regions.owners(starts, own.positions)
-    groups = owners * len(regions.space.sizes) + regions.space.tensors_of(own.positions)
-    kept = largest_entries(groups, tf.abs(own.values), tf.reshape(regions.rooms, [-1]))
-    owners, places = tf.gather(owners, kept), tf.gather(own.positions, kept)
+    """Compute `split_by_owner` with TensorFlow operations."""
+    owners = regions.owners(starts, entries.positions)
+    tensors = regions.space.tensors_of(entries.positions)
+    groups = owners * len(regions.space.sizes) + tensors
+    rooms = tf.reshape(regions.rooms, [-1])
+    kept = largest_entries(groups, tf.abs(entries.values), rooms)
+    owners, kept_positions = tf.gather(owners, kept), tf.gather(entries.positions, kept)
     slots = tf.range(tf.size(kept)) - tf.searchsorted(owners, owners)
-    where = tf.stack([owners, slots], axis=1)
-    table = [regions.num_workers, regions.capacity]
-    positions = tf.broadcast_to(_behind(regions), table)
-    positions = tf.tensor_scatter_nd_update(positions, where, places)
-    values = tf.scatter_nd(where, tf.gather(own.values, kept), table)
-    rows = [
+    indices = tf.stack([owners, slots], axis=1)
+    shape = [regions.num_workers, regions.capacity]
+    positions = tf.broadcast_to(_padding_positions(regions), shape)
+    positions = tf.tensor_scatter_nd_update(positions, indices, kept_positions)
+    values = tf.scatter_nd(indices, tf.gather(entries.values, kept), shape)
+    messages = [
         _message(p, v, tf.constant(True), regions)
         for p, v in zip(
             tf.unstack(positions, regions.num_workers),
@@ -168,280 +254,170 @@ def split_by_owner_with_tensorflow(
             strict=True,
         )
     ]
-    nowhere = tf.fill(tf.shape(own.positions), tf.constant(-1, tf.int64))
-    mine = tf.tensor_scatter_nd_update(nowhere, kept[:, tf.newaxis], places)
-    return tf.stack(rows), tf.cast(mine, tf.int32)
+    not_sent = tf.fill(tf.shape(entries.positions), tf.constant(-1, tf.int64))
+    sent = tf.tensor_scatter_nd_update(not_sent, kept[:, tf.newaxis], kept_positions)
+    return tf.stack(messages), tf.cast(sent, tf.int32)
 
 
 def sum_owned_entries_with_tensorflow(
     rows: tf.Tensor, starts: tf.Tensor, worker: int, regions: Regions
 ) -> tuple[tf.Tensor, Remainder]:
-    """Do what `owning.collect` does."""
+    """Compute `sum_owned_entries` with TensorFlow operations."""
     flags, ((positions, values),), checks = buffer.parse_buffers(rows, *regions.message)
     positions = tf.cast(positions, tf.int64)
     owners = tf.fill([regions.num_workers], worker)
-    checks += [_check_places(positions, starts, owners, regions)]
-    fine = all_hold([*checks, BufferCheck("flags", flags, 0)])
-    positions = tf.where(fine, positions, _behind(regions))
-    real = positions < regions.size
-    places = tf.boolean_mask(positions, real)
-    distinct = tf.sort(places)
+    checks += [_check_positions(positions, starts, owners, regions)]
+    is_valid = all_hold([*checks, BufferCheck("flags", flags, 0)])
+    positions = tf.where(is_valid, positions, _padding_positions(regions))
+    is_used = positions < regions.size
+    used_positions = tf.boolean_mask(positions, is_used)
+    distinct = tf.sort(used_positions)
     distinct = tf.boolean_mask(distinct, _is_first(distinct))
     sums = tf.math.unsorted_segment_sum(
-        tf.boolean_mask(values, real),
-        tf.searchsorted(distinct, places),
+        tf.boolean_mask(values, is_used),
+        tf.searchsorted(distinct, used_positions),
         tf.size(distinct),
     )
     tensors = regions.space.tensors_of(distinct)
     kept = largest_entries(tensors, tf.abs(sums), regions.rooms[worker])
-    left = regions.capacity - tf.size(kept)
-    positions = tf.concat([tf.gather(distinct, kept), _behind(regions)[:left]], axis=0)
-    largest_sums = tf.pad(tf.gather(sums, kept), [[0, left]])
-    block = _message(positions, largest_sums, fine, regions)
+    unused = regions.capacity - tf.size(kept)
+    padding = _padding_positions(regions)[:unused]
+    block_positions = tf.concat([tf.gather(distinct, kept), padding], axis=0)
+    block_sums = tf.pad(tf.gather(sums, kept), [[0, unused]])
+    block = _message(block_positions, block_sums, is_valid, regions)
     return block, Remainder(tf.cast(distinct, tf.int32), sums)
 
 
 def combine_blocks_with_tensorflow(
     blocks: tf.Tensor,
     starts: tf.Tensor,
-    mine: tf.Tensor,
-    others: FlatEntries,
+    queries: tf.Tensor,
+    summed: FlatEntries,
     regions: Regions,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Do what `owning.unite` does."""
+    """Compute `combine_blocks` with TensorFlow operations."""
     flags, ((positions, values),) = buffer.read_buffers(blocks, *regions.message)
     positions = tf.cast(positions, tf.int64)
     owners = tf.range(regions.num_workers)
     checks = [
         BufferCheck("damaged messages that it has received", flags, 0),
-        _check_places(positions, starts, owners, regions),
+        _check_positions(positions, starts, owners, regions),
     ]
     positions, values = require(checks, (positions, values))
-    real = positions < regions.size
-    places, values = tf.boolean_mask(positions, real), tf.boolean_mask(values, real)
-    tensors = regions.space.tensors_of(places)
+    is_used = positions < regions.size
+    positions = tf.boolean_mask(positions, is_used)
+    values = tf.boolean_mask(values, is_used)
+    tensors = regions.space.tensors_of(positions)
     kept = largest_entries(tensors, tf.abs(values), regions.space.counts)
-    places, values = tf.gather(places, kept), tf.gather(values, kept)
-    delivered = _is_in(places, tf.cast(mine, tf.int64))
-    free = _free(places, regions)
-    positions = tf.concat([places, free], axis=0)
+    positions, values = tf.gather(positions, kept), tf.gather(values, kept)
+    is_in_words = _is_in(positions, tf.cast(queries, tf.int64))
+    free = _free_positions(positions, regions)
+    positions = tf.concat([positions, free], axis=0)
     order = tf.argsort(positions)
     values = tf.gather(tf.pad(values, [[0, tf.size(free)]]), order)
-    found = others._replace(positions=tf.gather(positions, order), values=values)
-    return regions.space.write(found), delivered
+    result = summed._replace(positions=tf.gather(positions, order), values=values)
+    return regions.space.write(result), is_in_words
+
+
+def _split_evenly(
+    counts: tf.Tensor, num_workers: int, slack: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Split entries evenly, of which tensors have `counts`, int64 `[tensors]`.
+
+    Returns:
+        The number of each region's first entry, int64 `[N]`; the room for entries of
+        each tensor, int32 `[N, tensors]`; and the largest room of a region, int32.
+    """
+    ends = tf.cumsum(counts)
+    ranks = tf.range(num_workers + 1, dtype=tf.int64) * ends[-1] // num_workers
+    low = tf.maximum(ranks[:-1, tf.newaxis], ends - counts)
+    high = tf.minimum(ranks[1:, tf.newaxis], ends)
+    shares = tf.cast(tf.maximum(high - low, 0), tf.float64)
+    wide = tf.math.ceil(shares * (1 + slack))  # may exceed the range of integers
+    rooms = tf.cast(tf.minimum(wide, tf.cast(counts, tf.float64)), tf.int32)
+    capacity = tf.reduce_max(tf.reduce_sum(rooms, axis=1))
+    return ranks[:-1], rooms, capacity
 
 
 def _message(
-    positions: tf.Tensor, values: tf.Tensor, fine: tf.Tensor, regions: Regions
+    positions: tf.Tensor, values: tf.Tensor, finite: tf.Tensor, regions: Regions
 ) -> tf.Tensor:
-    layout, counts = regions.message
-    coded = value_types.encode_values(values, layout[0].value_type)
+    tensors, counts = regions.message
+    coded = value_types.encode_values(values, tensors[0].value_type)
     selection = SelectedEntries(tf.cast(positions, tf.int32), coded)
-    return buffer.encode_sparse(layout, counts, [selection], fine)
+    return buffer.encode_sparse(tensors, counts, [selection], finite)
 
 
-def _behind(regions: Regions) -> tf.Tensor:
-    """Return the places behind the space, for what is left of the room."""
+def _padding_positions(regions: Regions) -> tf.Tensor:
+    """Return the positions of unused room, beyond the space, int64 `[capacity]`."""
     return regions.size + tf.range(tf.cast(regions.capacity, tf.int64))
 
 
-def _check_places(
+def _check_positions(
     positions: tf.Tensor, starts: tf.Tensor, owners: tf.Tensor, regions: Regions
 ) -> BufferCheck:
-    """Return that all places, `[N, capacity]`, are in regions of these owners."""
+    """Check that row i of positions, `[N, capacity]`, is in the region of owner i."""
     ends = tf.concat([starts[1:], [regions.size]], axis=0)
     low, high = (tf.gather(x, owners)[:, tf.newaxis] for x in (starts, ends))
-    elsewhere = tf.logical_or(positions < low, positions >= high)
-    wrong = tf.logical_and(positions < regions.size, elsewhere)
-    count = tf.math.count_nonzero(wrong, axis=1, dtype=tf.int32)
+    is_outside = tf.logical_or(positions < low, positions >= high)
+    is_wrong = tf.logical_and(positions < regions.size, is_outside)
+    count = tf.math.count_nonzero(is_wrong, axis=1, dtype=tf.int32)
     return BufferCheck("positions in the regions of others", count, 0)
 
 
 def _is_first(ascending: tf.Tensor) -> tf.Tensor:
+    """Return whether each value is the first of its equals."""
     same = tf.equal(ascending[1:], ascending[:-1])
     return tf.concat([tf.fill(tf.minimum(tf.shape(ascending), 1), True), ~same], axis=0)
 
 
-def _is_in(ascending: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Return which places are among others."""
+def _is_in(ascending: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
+    """Return whether each query is among ascending positions, which are 0 or more."""
     padded = tf.concat([ascending, [-2]], axis=0)
-    return tf.equal(tf.gather(padded, tf.searchsorted(ascending, places)), places)
+    return tf.equal(tf.gather(padded, tf.searchsorted(ascending, queries)), queries)
 
 
-def _free(taken: tf.Tensor, regions: Regions) -> tf.Tensor:
-    """Return the first places that are free, as many of each tensor as are wanted."""
+def _free_positions(taken: tf.Tensor, regions: Regions) -> tf.Tensor:
+    """Return the first free positions, as many as each tensor lacks entries."""
     counts, bases = regions.space.counts, regions.space.bases
     number = len(regions.space.sizes)
+    # Among the first k positions of a tensor there are always enough.
     tensors = tf.repeat(tf.range(number), counts)
     ranks = tf.range(tf.size(tensors, tf.int64))
     ranks -= tf.gather(tf.cumsum(counts, exclusive=True), tensors)
-    places = tf.gather(bases, tensors) + ranks  # the first k of each tensor will do
-    is_free = tf.logical_not(_is_in(taken, places))
-    places = tf.boolean_mask(places, is_free)
+    positions = tf.gather(bases, tensors) + ranks
+    is_free = tf.logical_not(_is_in(taken, positions))
+    positions = tf.boolean_mask(positions, is_free)
     tensors = tf.boolean_mask(tensors, is_free)
-    found = tf.math.bincount(
-        regions.space.tensors_of(taken), minlength=len(regions.space.sizes)
-    )
-    wanted = counts - tf.cast(found, tf.int64)
-    return tf.gather(places, largest_entries(tensors, tf.ones_like(places), wanted))
-
-
-# --- Owning: entries go to the owners of regions, are summed there, and go to all.
-#
-# Natively where the operations are there, else by TensorFlow's (`regions.py`),
-# with the same bits.
-
-
-def read_entries(words: tf.Tensor, regions: Regions) -> FlatEntries:
-    """Return what this worker's words hold.
-
-    Args:
-        words: words of this worker, int32 `[w]`.
-        regions: regions of all workers.
-    """
-    library = native_library.load_library().library
-    if library is None:
-        return regions.space.read(words)
-    form = regions.form
-    positions, values = library.tf_dgc_read_places(
-        words=words,
-        counts=_counts(regions),
-        A=regions.space.dtype,
-        **_attributes(regions),
-    )
-    found = buffer.sent_values(words, *form)
-    whole = [v for t, v in zip(form.layout, found, strict=True) if t.uncompressed]
-    return FlatEntries(positions, values, whole, words[buffer.FLAGS_WORD])
-
-
-def split_by_owner(
-    own: FlatEntries, starts: tf.Tensor, regions: Regions
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return what is for the owner of each region.
-
-    Of a tensor with more entries than there is room for, the largest by magnitude, and
-    of equal ones those that come first.
-
-    Args:
-        own: entries of this worker.
-        starts: place where each region begins, int64 `[N]`.
-        regions: regions of all workers.
-
-    Returns:
-        A message for each, int32 `[N, w]`; and the place of each entry that is in one,
-        int32 `[K]`, -1 where there was no room.
-    """
-    library = native_library.load_library().library
-    if library is None:
-        return split_by_owner_with_tensorflow(own, starts, regions)
-    rows, mine = library.tf_dgc_split_places(
-        places=own.positions, values=own.values, **_arguments(starts, regions)
-    )
-    return tf.ensure_shape(rows, [regions.num_workers, _words(regions)]), mine
-
-
-def sum_owned_entries(
-    rows: tf.Tensor, starts: tf.Tensor, worker: int, regions: Regions
-) -> tuple[tf.Tensor, Remainder]:
-    """Return the sums of what the owner of a region has received.
-
-    Summed in the order of workers; as many of each tensor as there is room for, chosen
-    as in `split`. If a message was damaged, the sums say so to all, and nothing else.
-
-    Args:
-        rows: message from each worker, int32 `[N, w]`.
-        starts: place where each region begins, int64 `[N]`.
-        worker: index of this worker, who owns a region.
-        regions: regions of all workers.
-
-    Returns:
-        Words for all, int32 `[w]`; and all sums.
-    """
-    library = native_library.load_library().library
-    if library is None:
-        return sum_owned_entries_with_tensorflow(rows, starts, worker, regions)
-    block, places, sums = library.tf_dgc_collect_places(
-        rows=rows,
-        worker=worker,
-        A=regions.space.dtype,
-        **_arguments(starts, regions),
-    )
-    return block, Remainder(places, sums)
-
-
-def combine_blocks(
-    blocks: tf.Tensor,
-    starts: tf.Tensor,
-    mine: tf.Tensor,
-    others: FlatEntries,
-    regions: Regions,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the largest of all regions' sums, as many of each tensor as form has.
-
-    Chosen as in `split`. Where there are fewer, zeros stand at the first places that
-    are free.
-
-    Args:
-        blocks: sums of all owners, int32 `[N, w]`.
-        starts: place where each region begins, int64 `[N]`.
-        mine: places, int32 `[m]`, ascending but for some that are -1, as `split`
-            returns them.
-        others: sums of exempt tensors, and whether a gradient was not finite; its
-            positions and values are not used.
-        regions: regions of all workers.
-
-    Returns:
-        Words of the form, int32 `[w]`; and which of `mine` are in it, bool `[m]`.
-
-    Raises:
-        tf.errors.InvalidArgumentError: when run, for words that are refused, or were by
-            an owner; on all workers alike.
-    """
-    library = native_library.load_library().library
-    if library is None:
-        return combine_blocks_with_tensorflow(blocks, starts, mine, others, regions)
-    uncompressed = [t for t in regions.form.layout if t.uncompressed]
-    coded = [
-        value_types.encode_values(total, tensor.value_type)
-        for tensor, total in zip(uncompressed, others.whole, strict=True)
-    ]
-    return library.tf_dgc_unite_places(
-        blocks=blocks,
-        mine=mine,
-        exempt=tf.concat([tf.zeros([0], tf.int32), *coded], axis=0),
-        finite=tf.equal(others.flag, 0),
-        A=regions.space.dtype,
-        **_arguments(starts, regions),
+    num_taken = tf.math.bincount(regions.space.tensors_of(taken), minlength=number)
+    limits = counts - tf.cast(num_taken, tf.int64)
+    return tf.gather(
+        positions, largest_entries(tensors, tf.ones_like(positions), limits)
     )
 
 
 def _counts(regions: Regions) -> tf.Tensor:
-    return tf.stack([tf.cast(k, tf.int32) for k in regions.form.counts])
+    return tf.stack([tf.cast(k, tf.int32) for k in regions.layout.counts])
 
 
-def _attributes(regions: Regions) -> dict[str, Any]:
-    layout = regions.form.layout
+def _layout_attributes(regions: Regions) -> dict[str, Any]:
+    tensors = regions.layout.tensors
     return {
-        "T": [t.dtype for t in layout],
-        "sizes": [t.size for t in layout],
-        "value_types": [t.wire_name for t in layout],
-        "fingerprint": buffer.layout_fingerprint(layout),
+        "T": [t.dtype for t in tensors],
+        "sizes": [t.size for t in tensors],
+        "value_types": [t.wire_name for t in tensors],
+        "fingerprint": buffer.layout_fingerprint(tensors),
     }
 
 
-def _arguments(starts: tf.Tensor, regions: Regions) -> dict[str, Any]:
-    layout = regions.message.layout
+def _region_arguments(starts: tf.Tensor, regions: Regions) -> dict[str, Any]:
+    message = regions.message.tensors
     return {
         "counts": _counts(regions),
         "starts": starts,
         "rooms": regions.rooms,
         "capacity": regions.capacity,
-        "message_size": layout[0].size,
-        "message_fingerprint": buffer.layout_fingerprint(layout),
-        **_attributes(regions),
+        "message_size": message[0].size,
+        "message_fingerprint": buffer.layout_fingerprint(message),
+        **_layout_attributes(regions),
     }
-
-
-def _words(regions: Regions) -> int | None:
-    length = buffer.sparse_words(*regions.message)
-    return length if isinstance(length, int) else None

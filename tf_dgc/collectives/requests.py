@@ -1,4 +1,8 @@
-"""Requests: what a step asks of the communicator, and what it gets."""
+"""Requests for communication, and the replies to them.
+
+A step implementation yields lists of requests and receives as many replies. Values that
+must have the same shape and dtype on all participating workers are called *uniform*.
+"""
 
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -9,17 +13,17 @@ from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.smart_cond import BoolOrTensor
 
 Group: TypeAlias = tuple[int, ...] | None
-"""Indices of the workers that take part, ascending; None for all."""
+"""Indices of the participating workers, ascending; None for all workers."""
 
 
 class AllReduce(NamedTuple):
-    """Ask for the sum over workers of a float or int32 tensor, by all-reduce.
+    """Request the sum of a tensor over workers.
 
-    The reply has the same shape and dtype, and the same bits on all of them.
+    The reply has the same shape and dtype, and the same bits on all workers.
 
     Attributes:
-        values: float or int32 tensor of any shape, equal on all workers.
-        group: workers that take part.
+        values: float or int32 tensor of any shape, uniform.
+        group: participating workers.
     """
 
     values: tf.Tensor
@@ -27,13 +31,13 @@ class AllReduce(NamedTuple):
 
 
 class AllGather(NamedTuple):
-    """Ask for every worker's words.
+    """Request the words of all workers.
 
-    The reply is int32 `[num_workers, w]`, by worker, the same on all of them.
+    The reply is int32 `[num_workers, w]`, a row per worker, the same on all workers.
 
     Attributes:
-        words: bits of anything, int32 `[w]`, w equal on all workers.
-        group: workers that take part.
+        words: any data as 32-bit words, int32 `[w]`, uniform.
+        group: participating workers.
     """
 
     words: tf.Tensor
@@ -41,12 +45,12 @@ class AllGather(NamedTuple):
 
 
 class SendRecv(NamedTuple):
-    """Ask for what one other worker has, which asks for this one's.
+    """Exchange tensors with one other worker, which must request the same.
 
-    The reply has the same shape and dtype, and differs from worker to worker.
+    The reply is the partner's tensor.
 
     Attributes:
-        values: tensor of any shape, equal on both workers, float, int32 or int64.
+        values: float, int32 or int64 tensor of any shape, uniform.
         partner: index of the other worker.
     """
 
@@ -55,15 +59,14 @@ class SendRecv(NamedTuple):
 
 
 class AllToAll(NamedTuple):
-    """Ask for what every worker has for this one (all-to-all).
+    """Send one row to each worker of a group and receive one from each.
 
-    The reply has the same shape and dtype: row i is what the i-th worker of the group
-    had for this one. It differs from worker to worker.
+    The reply has the same shape and dtype: row i comes from the group's i-th worker.
 
     Attributes:
-        rows: a row for each worker of the group, in order, `[members, ...]`; shape and
-            dtype as in `Swap`.
-        group: workers that take part.
+        rows: one row per worker of the group, in order, `[members, ...]`; float, int32
+            or int64, uniform.
+        group: participating workers.
     """
 
     rows: tf.Tensor
@@ -71,15 +74,15 @@ class AllToAll(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Ask for what one worker of a group has.
+    """Request the tensor of one worker of a group.
 
-    The reply has the same shape and dtype, and the same bits on all of them.
+    The reply has the same shape and dtype, and the same bits on all workers.
 
     Attributes:
-        values: tensor of any shape, equal on all workers, dtype as in `Swap`; its
-            entries are read where it comes from.
-        source: index among all of the worker it comes from.
-        group: workers that take part.
+        values: float, int32 or int64 tensor of any shape, uniform; only the source's
+            entries are used.
+        source: index of the source among all workers.
+        group: participating workers.
     """
 
     values: tf.Tensor
@@ -88,31 +91,33 @@ class Broadcast(NamedTuple):
 
 
 class BufferLayout(NamedTuple):
-    """How words are a buffer of entries (`codecs.wire`), for who merges them.
+    """Content of a sparse buffer (`codecs.buffer`).
 
     Attributes:
-        layout: sizes and value types of all tensors.
-        counts: entries of each, ints or scalar int32 tensors.
+        tensors: specs of all tensors.
+        counts: entries of each tensor in the buffer, ints or scalar int32 tensors.
     """
 
-    layout: Sequence[TensorSpec]
+    tensors: Sequence[TensorSpec]
     counts: Sequence[int | tf.Tensor]
 
 
 class DenseOrSparse(NamedTuple):
-    """Ask for one of two, as all workers alike have decided; the reply is `Both`.
+    """Request a sum or a gather; all workers must choose the same.
+
+    The reply is a `DenseOrSparseReply`.
 
     Attributes:
-        dense: whether `vector` is to be summed, else `words` gathered; a bool, or a
-            scalar bool tensor that is decided at run time.
-        vector: values to be summed, float `[n]`.
-        words: words to be gathered, int32 `[w]`, w equal on all workers.
-        entries: length n, where the graph computes the shapes of both; `words` has no
-            more bytes than `vector` then.
-        group: workers that take part.
-        form: form of the words, if their entries may be merged on the way.
-        most_bytes: bytes of `words` at the most, where the graph computes its shape, if
-            that is known.
+        dense: whether to sum `vector`, else to gather `words`: a bool, or a scalar bool
+            tensor if decided at run time.
+        vector: values to sum, float `[n]`.
+        words: words to gather, int32 `[w]`, uniform.
+        entries: n, where the shapes of both are known only at run time. `words` is then
+            at most as many bytes as `vector`.
+        group: participating workers.
+        layout: content of the words, if an algorithm may merge their entries.
+        max_bytes: upper bound of the bytes of `words`, if known, where their shape is
+            known only at run time.
     """
 
     dense: BoolOrTensor
@@ -120,56 +125,61 @@ class DenseOrSparse(NamedTuple):
     words: tf.Tensor
     entries: int | None = None
     group: Group = None
-    form: BufferLayout | None = None
-    most_bytes: int | None = None
+    layout: BufferLayout | None = None
+    max_bytes: int | None = None
 
 
 class Remainder(NamedTuple):
-    """What stays with a worker of the sums that it formed on the way.
+    """Sums that an algorithm dropped and that this worker adds to its residual.
 
     Attributes:
-        places: places of the entries in all tensors that are not exempt, one behind the
-            other: ascending, int32 `[m]`.
-        values: values there, `[m]`.
+        positions: positions in the concatenation of all compressed tensors, ascending,
+            int32 `[m]`.
+        values: sums at these positions, `[m]`.
     """
 
-    places: tf.Tensor
+    positions: tf.Tensor
     values: tf.Tensor
 
 
 class DenseOrSparseReply(NamedTuple):
-    """Reply to `Either`; what was not asked for is empty.
+    """Reply to `DenseOrSparse`. The part that was not requested is empty.
 
     Attributes:
         total: sum of the vectors, `[n]`.
-        buffers: gathered words, int32 `[num_workers, w]`; merged ones, `[1, w]`.
-        delivered: whether each entry that this worker's words hold is still in
-            `buffers`, bool, tensor after tensor; None if all are. Communicators that
-            leave some out on the way say `drops_entries`.
-        left: sums that are not in `buffers`, for this worker's residual; None if there
-            are none.
+        buffers: gathered words, int32 `[num_workers, w]`, or merged words, `[1, w]`.
+        delivered: whether each entry of this worker's words reached `buffers`, bool, by
+            tensor and position; None if all did. Only communicators with
+            `drops_entries` set it.
+        remainder: dropped sums for this worker's residual; None without any.
     """
 
     total: tf.Tensor
     buffers: tf.Tensor
     delivered: tf.Tensor | None = None
-    left: Remainder | None = None
+    remainder: Remainder | None = None
 
 
-Request: TypeAlias = AllReduce | AllGather
-Primitive: TypeAlias = Request | SendRecv | AllToAll | Broadcast
-Message: TypeAlias = Primitive | DenseOrSparse
+TensorRequest: TypeAlias = AllReduce | AllGather
+"""Request of a compressor."""
+
+Primitive: TypeAlias = TensorRequest | SendRecv | AllToAll | Broadcast
+"""Request of a collective algorithm."""
+
+Request: TypeAlias = Primitive | DenseOrSparse
+"""Request of a step implementation."""
+
 Reply: TypeAlias = tf.Tensor | DenseOrSparseReply
 
 
 class SparseEntries(NamedTuple):
-    """A flat tensor that is 0 but at some positions.
+    """A flat tensor that is zero except at some positions.
 
     Attributes:
-        positions: positions of what is not 0, each once, int32 `[m]`; ascending where a
-            method sees tensors together.
-        values: values there, float `[m]`.
-        size: number of entries n of the tensor.
+        positions: positions of the entries, int32 `[m]`, distinct; ascending for
+            methods with `together`.
+        values: values of the entries, float `[m]`.
+        size: number of entries n of the tensor, zeros included.
     """
 
     positions: tf.Tensor
@@ -178,25 +188,24 @@ class SparseEntries(NamedTuple):
 
 
 DenseOrEntries: TypeAlias = tf.Tensor | SparseEntries | list[SparseEntries]
-"""A tensor; its entries that are not 0; or several of these, added up in order."""
+"""A dense tensor, its nonzero entries, or several of these to be added in order."""
 
 
 class Result(NamedTuple):
-    """What an exchange of one tensor comes to.
+    """Result of exchanging one tensor.
 
     Attributes:
-        sum: sum of what all workers contributed, `[n]` or of the tensor's shape, in its
-            dtype; equal on all workers. `Entries`, or a list of them to be added up in
-            order, cost as much as there are.
-        sent: contribution of this worker to it, likewise: a tensor or `Entries`. With
-            error feedback, the optimizer keeps the rest in `residual`.
-        state: new values of the method's state, by name; None if it has none.
-        entries: number of entries that went out, an int or a scalar integer tensor;
-            None if all.
-        chosen: whether each entry went out, bool, `[n]` or of the tensor's shape, also
-            where its value is coded as 0; None if all did, or the positions of `sent`
-            say it. Methods of the kind "sparsification" say so with `entries`, for
-            factor masking.
+        sum: sum of all workers' contributions, `[n]` or of the tensor's shape, in its
+            dtype, the same on all workers. The cost of applying `SparseEntries`, or a
+            list of them to be added in order, grows with their number only.
+        sent: contribution of this worker, a tensor or `SparseEntries`. With error
+            feedback the optimizer keeps the rest in the residual.
+        state: new values of the method's state, by name; None without state.
+        entries: number of entries sent, an int or a scalar integer tensor; None if all.
+        chosen: whether each entry was sent, bool, `[n]` or of the tensor's shape,
+            including entries sent as 0. None if all were sent or the positions of
+            `sent` say which. Methods of kind "sparsification" set it together with
+            `entries`, for factor masking.
     """
 
     sum: DenseOrEntries
@@ -206,65 +215,63 @@ class Result(NamedTuple):
     chosen: tf.Tensor | None = None
 
 
+Aggregation: TypeAlias = Generator[TensorRequest, tf.Tensor, Result]
+"""Exchange of one tensor, as `Compressor.exchange` returns it."""
+
+
 def position_mask(entries: SparseEntries) -> tf.Tensor:
-    """Return whether each entry is at one of the positions, bool `[n]`."""
+    """Return a bool mask `[n]` of the entries' positions."""
     ones = tf.ones_like(entries.positions)
     return tf.scatter_nd(entries.positions[:, tf.newaxis], ones, [entries.size]) > 0
 
 
 def to_dense_tensor(values: DenseOrEntries) -> tf.Tensor:
-    """Return all entries, as a tensor: `[n]`, or of the shape that it has already."""
+    """Return a dense tensor: `[n]`, or `values` itself if it is dense."""
     if isinstance(values, tf.Tensor):
         return values
     first, *others = [values] if isinstance(values, SparseEntries) else values
     total = tf.scatter_nd(first.positions[:, tf.newaxis], first.values, [first.size])
-    for more in others:
-        at = more.positions[:, tf.newaxis]
-        total = tf.tensor_scatter_nd_add(total, at, more.values)
+    for entries in others:
+        indices = entries.positions[:, tf.newaxis]
+        total = tf.tensor_scatter_nd_add(total, indices, entries.values)
     return total
 
 
-Aggregation: TypeAlias = Generator[Request, tf.Tensor, Result]
-
-
-# --- Groups: who takes part in what is asked for, and whether that can be.
-
-
-def group_members(message: Message, worker: int, num_workers: int) -> tuple[int, ...]:
-    """Return the workers that take part in what one of them asks for, ascending.
+def group_members(request: Request, worker: int, num_workers: int) -> tuple[int, ...]:
+    """Return the workers that take part in a request, ascending.
 
     Args:
-        message: request of that worker.
-        worker: its index among all.
+        request: request of `worker`.
+        worker: index of the requesting worker.
         num_workers: number of workers, N.
 
     Raises:
-        ValueError: for groups without it, that are not ascending or name a worker that
-            there is not; for a swap with itself or nobody; for a source outside of the
-            group, and rows that are not one for each worker.
+        ValueError: if the group is not ascending, names a worker that does not exist or
+            lacks this one; if the partner, the source or the number of rows does not
+            fit the group.
     """
-    if isinstance(message, SendRecv):
-        _check_partner(message.partner, worker, num_workers)
-        low, high = sorted([worker, message.partner])
+    if isinstance(request, SendRecv):
+        _check_partner(request.partner, worker, num_workers)
+        low, high = sorted([worker, request.partner])
         return low, high
-    group = message.group
+    group = request.group
     members = tuple(range(num_workers)) if group is None else tuple(group)
-    known = set(range(num_workers)).issuperset(members)
-    if worker not in members or not known or sorted(set(members)) != list(members):
+    exist = set(range(num_workers)).issuperset(members)
+    if worker not in members or not exist or sorted(set(members)) != list(members):
         raise ValueError(
-            "A group must name workers in ascending order, each once, the one that "
-            f"asks among them. Received: group={group} of worker {worker} of "
+            "A group must name workers in ascending order, each once, and include the "
+            f"requesting worker. Received: group={group} from worker {worker} of "
             f"{num_workers}"
         )
-    if isinstance(message, Broadcast) and message.source not in members:
+    if isinstance(request, Broadcast) and request.source not in members:
         raise ValueError(
-            "What is broadcast must come from a worker of the group. Received: "
-            f"source={message.source}, workers {list(members)}"
+            "A broadcast must come from a worker of the group. Received: "
+            f"source={request.source}, group={list(members)}"
         )
-    if isinstance(message, AllToAll) and message.rows.shape[0] != len(members):
+    if isinstance(request, AllToAll) and request.rows.shape[0] != len(members):
         raise ValueError(
-            f"There must be a row for each of {len(members)} workers. Received: rows "
-            f"of shape {message.rows.shape}"
+            f"An all-to-all needs a row for each of {len(members)} workers. Received: "
+            f"rows of shape {request.rows.shape}"
         )
     return members
 
@@ -272,6 +279,6 @@ def group_members(message: Message, worker: int, num_workers: int) -> tuple[int,
 def _check_partner(partner: int, worker: int, num_workers: int) -> None:
     if not 0 <= partner < num_workers or partner == worker:
         raise ValueError(
-            "A swap must be asked for by both workers of a pair. Received: worker "
-            f"{worker} asks for worker {partner} of {num_workers}"
+            "A send-receive must be requested by both workers of a pair. Received: "
+            f"worker {worker} requests one with worker {partner} of {num_workers}"
         )

@@ -9,33 +9,33 @@ from tf_dgc.collectives.requests import AllGather, AllReduce
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Ring(CollectiveAlgorithm):
-    """Sums and gathers as TensorFlow does, around a ring; the default.
+    """Sums and gathers with TensorFlow's own collectives; the default.
 
-    On CPUs its all-reduce is a ring of reduce-scatter and all-gather, and its
-    all-gather a ring too; on GPUs NCCL chooses.
+    On CPUs all-reduce is a ring reduce-scatter and a ring all-gather, and all-gather is
+    a ring, too. On GPUs NCCL chooses.
     """
 
     name = "ring"
     reference = "Patarasuk and Yuan, JPDC 2009; TensorFlow's `RING`"
 
-    def sum(self, values: tf.Tensor, place: Rank) -> AlgorithmSteps:
-        """Ask for one all-reduce."""
+    def sum(self, values: tf.Tensor, rank: Rank) -> AlgorithmSteps:
+        """Request one all-reduce."""
         (total,) = yield [AllReduce(values)]
         return total
 
-    def gather(self, words: tf.Tensor, place: Rank) -> AlgorithmSteps:
-        """Ask for one all-gather."""
-        (everyone,) = yield [AllGather(words)]
-        return everyone
+    def gather(self, words: tf.Tensor, rank: Rank) -> AlgorithmSteps:
+        """Request one all-gather."""
+        (gathered,) = yield [AllGather(words)]
+        return gathered
 
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of 2 (N - 1) rounds of an N-th each."""
+        """Return the cost of 2 (N - 1) rounds of `num_bytes / N` each."""
         rounds = 2 * (num_workers - 1)
-        each = rounds * num_bytes / num_workers
-        return Cost(rounds, each, each, each, launches=1)
+        total = rounds * num_bytes / num_workers
+        return Cost(rounds, total, total, total, launches=1)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of N - 1 rounds of one worker's words each."""
+        """Return the cost of N - 1 rounds of `num_bytes` each."""
         rounds = num_workers - 1
-        each = rounds * num_bytes
-        return Cost(rounds, each, each, each, launches=1)
+        total = rounds * num_bytes
+        return Cost(rounds, total, total, total, launches=1)

@@ -1,4 +1,4 @@
-"""Entries: two workers' buffers as one of the same form, cut to the largest."""
+"""Merges two workers' sparse buffers into one of the same layout."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,211 +12,205 @@ from tf_dgc.codecs.checks import hold_per_worker
 from tf_dgc.collectives.requests import BufferLayout
 from tf_dgc.smart_cond import add_counts
 
-# --- Space: the places of all compressed tensors, one behind the other.
+
+def merge_buffers(
+    mine: tf.Tensor, theirs: tf.Tensor, layout: BufferLayout
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Add two buffers and keep as many entries of each tensor as each had.
+
+    Keeps the largest sums by magnitude, and among equal ones the first: the result does
+    not depend on the order of the arguments. Uncompressed tensors are summed whole.
+
+    An invalid buffer becomes the result, so that all workers that wait for the result
+    reject it. If it is of another model it also gets a wrong checksum, since to other
+    workers it may be valid: this worker's model may be the wrong one.
+
+    Args:
+        mine: words of this worker, int32 `[w]`.
+        theirs: words of another worker, int32 `[w]`.
+        layout: layout of both, with values in the dtype in which they are accumulated.
+
+    Returns:
+        The merged words, int32 `[w]`; and the position of each entry of `mine` in the
+        result, int32 `[num_sparse_entries(layout)]`, by tensor and position, -1 if it
+        was dropped.
+    """
+    library = native_library.load_library().library
+    if library is None:
+        return merge_buffers_with_tensorflow(mine, theirs, layout)
+    words, positions = library.tf_dgc_merge(
+        mine=mine,
+        theirs=theirs,
+        counts=tf.stack([tf.cast(k, tf.int32) for k in layout.counts]),
+        T=[t.dtype for t in layout.tensors],
+        sizes=[t.size for t in layout.tensors],
+        value_types=[t.wire_name for t in layout.tensors],
+        fingerprint=buffer.layout_fingerprint(layout.tensors),
+    )
+    return tf.ensure_shape(words, mine.shape), positions
+
+
+def merge_buffers_with_tensorflow(
+    mine: tf.Tensor, theirs: tf.Tensor, layout: BufferLayout
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute `merge_buffers` with TensorFlow operations."""
+    space = FlatIndexSpace(layout)
+    *_, checks = buffer.parse_buffers(
+        tf.stack([mine, theirs]), layout.tensors, layout.counts
+    )
+    are_valid = hold_per_worker(checks)
+
+    def merged() -> tuple[tf.Tensor, tf.Tensor]:
+        entries = space.read(mine)
+        result = _merge_entries(space, entries, space.read(theirs))
+        slots = tf.searchsorted(result.positions, entries.positions)
+        last = tf.size(result.positions) - 1
+        candidates = tf.gather(result.positions, tf.minimum(slots, last))
+        slots = tf.where(tf.equal(candidates, entries.positions), slots, -1)
+        return tf.ensure_shape(space.write(result), mine.shape), slots
+
+    def rejected() -> tuple[tf.Tensor, tf.Tensor]:
+        fingerprint = buffer.layout_fingerprint(layout.tensors)
+        words = tf.where(are_valid[0], theirs, mine)
+        slots = tf.fill([tf.reduce_sum(space.counts)], -1)
+        return buffer.invalidate_unless(fingerprint, words), slots
+
+    result: tuple[tf.Tensor, tf.Tensor] = tf.cond(
+        tf.reduce_all(are_valid), merged, rejected
+    )
+    return result
 
 
 class FlatEntries(NamedTuple):
-    """What a buffer holds.
+    """Content of a sparse buffer.
 
     Attributes:
-        positions: places of the entries in the space: ascending, int64 `[K]`.
-        values: values there, `[K]`.
-        whole: values of each exempt tensor, `[n]`.
-        flag: scalar int32, 1 if a gradient in it was not finite, else 0.
+        positions: positions in a `FlatIndexSpace`, ascending, int64 `[K]`.
+        values: values at these positions, `[K]`.
+        uncompressed: values of each uncompressed tensor, `[n]`.
+        nonfinite: scalar int32, 1 if a gradient was not finite, else 0.
     """
 
     positions: tf.Tensor
     values: tf.Tensor
-    whole: Sequence[tf.Tensor]
-    flag: tf.Tensor
+    uncompressed: Sequence[tf.Tensor]
+    nonfinite: tf.Tensor
 
 
 class FlatIndexSpace:
-    """All places of a form's tensors that are not exempt, and their entries as words.
-
-    Args:
-        form: form of the words.
+    """Positions in the concatenation of all compressed tensors of a layout.
 
     Attributes:
-        sizes: number of entries of each of these tensors.
-        counts: number of them in a buffer, int64 `[tensors]`.
-        bases: place of the first entry of each, int64 `[tensors]`.
-        dtype: type of values, float64 if one of the tensors has it.
+        sizes: number of entries of each compressed tensor.
+        counts: number of its entries in a buffer, int64 `[tensors]`.
+        bases: flat position of its first entry, int64 `[tensors]`.
+        dtype: dtype of all values, float64 if one of the tensors has it.
     """
 
-    def __init__(self, form: BufferLayout):
-        self._form = form
-        pairs = list(zip(form.layout, form.counts, strict=True))
-        sparse = [(t, k) for t, k in pairs if not t.uncompressed]
-        self.sizes = [t.size for t, _ in sparse]
-        counts = [tf.cast(k, tf.int64) for _, k in sparse]
+    def __init__(self, layout: BufferLayout):
+        self._layout = layout
+        pairs = list(zip(layout.tensors, layout.counts, strict=True))
+        compressed = [(t, k) for t, k in pairs if not t.uncompressed]
+        self.sizes = [t.size for t, _ in compressed]
+        counts = [tf.cast(k, tf.int64) for _, k in compressed]
         self.counts = tf.stack(counts) if counts else tf.zeros([0], tf.int64)
         self.bases = tf.cumsum(tf.constant(self.sizes, tf.int64), exclusive=True)
-        wide = any(t.dtype == tf.float64 for t, _ in sparse)
-        # Sums of two float32 in float64 are rounded to the same.
-        self.dtype = tf.float64 if wide else tf.float32
+        has_float64 = any(t.dtype == tf.float64 for t, _ in compressed)
+        # Sums of two float32 in float64 round to the same float32.
+        self.dtype = tf.float64 if has_float64 else tf.float32
 
     def tensors_of(self, positions: tf.Tensor) -> tf.Tensor:
-        """Return which of the tensors each place is in, int32."""
+        """Return the index of the tensor that each position is in, int32."""
         return tf.searchsorted(self.bases, positions, side="right") - 1
 
     def read(self, words: tf.Tensor) -> FlatEntries:
-        """Return what a worker's words hold; refused if they were damaged.
-
-        Args:
-            words: buffer, int32 `[w]`.
-        """
-        layout, counts = self._form
-        flags, found = buffer.read_buffers(words[tf.newaxis], layout, counts)
+        """Return the content of a worker's words, int32 `[w]`; rejects damaged ones."""
+        flags, tensors = buffer.read_buffers(
+            words[tf.newaxis], self._layout.tensors, self._layout.counts
+        )
         bases = iter(tf.unstack(self.bases, len(self.sizes)))
-        positions = [
-            tf.cast(where[0], tf.int64) + next(bases)
-            for where, _ in found
-            if where is not None
-        ]
-        values = [tf.cast(v[0], self.dtype) for where, v in found if where is not None]
-        whole = [v[0] for where, v in found if where is None]
+        positions, values, uncompressed = [], [], []
+        for tensor_positions, tensor_values in tensors:
+            if tensor_positions is None:
+                uncompressed.append(tensor_values[0])
+            else:
+                positions.append(tf.cast(tensor_positions[0], tf.int64) + next(bases))
+                values.append(tf.cast(tensor_values[0], self.dtype))
         return FlatEntries(
-            tf.concat(positions, axis=0), tf.concat(values, axis=0), whole, flags[0]
+            tf.concat(positions, axis=0),
+            tf.concat(values, axis=0),
+            uncompressed,
+            flags[0],
         )
 
     def write(self, entries: FlatEntries) -> tf.Tensor:
         """Return entries as words, int32 `[w]`."""
-        layout, counts = self._form
-        number = tf.unstack(self.counts, len(self.sizes))
-        places = iter(
-            zip(
-                tf.split(entries.positions, number),
-                tf.split(entries.values, number),
-                tf.unstack(self.bases, len(self.sizes)),
-                strict=True,
-            )
+        tensors, counts = self._layout
+        lengths = tf.unstack(self.counts, len(self.sizes))
+        compressed = zip(
+            tf.split(entries.positions, lengths),
+            tf.split(entries.values, lengths),
+            tf.unstack(self.bases, len(self.sizes)),
+            strict=True,
         )
-        whole = iter(entries.whole)
+        uncompressed = iter(entries.uncompressed)
         selections = []
-        for tensor in layout:
+        for tensor in tensors:
             if tensor.uncompressed:
-                positions, values = None, next(whole)
+                positions, values = None, next(uncompressed)
             else:
-                where, values, base = next(places)
-                positions = tf.cast(where - base, tf.int32)
+                positions, values, base = next(compressed)
+                positions = tf.cast(positions - base, tf.int32)
                 values = tf.cast(values, tensor.dtype)
             coded = value_types.encode_values(values, tensor.value_type)
             selections.append(SelectedEntries(positions, coded))
-        return buffer.encode_sparse(
-            layout, counts, selections, tf.equal(entries.flag, 0)
-        )
+        finite = tf.equal(entries.nonfinite, 0)
+        return buffer.encode_sparse(tensors, counts, selections, finite)
 
 
 def largest_entries(
     groups: tf.Tensor, magnitudes: tf.Tensor, limits: tf.Tensor
 ) -> tf.Tensor:
-    """Return which entries are among the largest of their group, ascending.
+    """Return the indices of the largest entries of each group, ascending.
 
-    Of equal ones, those that come first.
+    Among equal magnitudes the first are taken.
 
     Args:
         groups: group of each entry, an integer `[m]`.
-        magnitudes: magnitude of each, `[m]`.
-        limits: number of entries of each group that are wanted, int `[groups]`.
+        magnitudes: magnitude of each entry, `[m]`.
+        limits: number of entries to take from each group, int `[groups]`.
     """
     descending = tf.argsort(magnitudes, direction="DESCENDING", stable=True)
-    of_each = tf.gather(groups, descending)
-    order = tf.argsort(of_each, stable=True)
-    of_each = tf.gather(of_each, order)
-    ranks = tf.range(tf.size(order)) - tf.searchsorted(of_each, of_each)
-    chosen = tf.less(ranks, tf.cast(tf.gather(limits, of_each), tf.int32))
+    sorted_groups = tf.gather(groups, descending)
+    order = tf.argsort(sorted_groups, stable=True)
+    sorted_groups = tf.gather(sorted_groups, order)
+    ranks = tf.range(tf.size(order)) - tf.searchsorted(sorted_groups, sorted_groups)
+    chosen = tf.less(ranks, tf.cast(tf.gather(limits, sorted_groups), tf.int32))
     return tf.sort(tf.boolean_mask(tf.gather(descending, order), chosen))
 
 
-def num_sparse_entries(form: BufferLayout) -> int | tf.Tensor:
-    """Return the entries of all tensors that are not exempt: an int, or int64."""
-    pairs = zip(form.layout, form.counts, strict=True)
+def num_sparse_entries(layout: BufferLayout) -> int | tf.Tensor:
+    """Return the entries of all compressed tensors in a buffer: an int, or int64."""
+    pairs = zip(layout.tensors, layout.counts, strict=True)
     return add_counts([k for tensor, k in pairs if not tensor.uncompressed])
 
 
-def merge_buffers(
-    mine: tf.Tensor, theirs: tf.Tensor, form: BufferLayout
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Add up what both hold; keep as many entries of each tensor as each has.
-
-    The largest by magnitude, and of equal ones those that come first: the result is the
-    same if both change places. Exempt tensors are summed whole.
-
-    Args:
-        mine: words of this worker, int32 `[w]`.
-        theirs: words of another one, int32 `[w]`.
-        form: form of both, in which no value is narrower than what is accumulated.
-
-    Returns:
-        The words of the result, int32 `[w]`; and where in it each entry of `mine` is,
-        int32 `[num_chosen(form)]`, -1 where it is left out, by tensor and position.
-        Words that are to be refused go on, to be refused by all who wait for the
-        result; if they are of another model, with a checksum that is wrong, as it may
-        be this worker that has another one.
-    """
-    library = native_library.load_library().library
-    if library is None:
-        return merge_buffers_with_tensorflow(mine, theirs, form)
-    words, places = library.tf_dgc_merge(
-        mine=mine,
-        theirs=theirs,
-        counts=tf.stack([tf.cast(k, tf.int32) for k in form.counts]),
-        T=[t.dtype for t in form.layout],
-        sizes=[t.size for t in form.layout],
-        value_types=[t.wire_name for t in form.layout],
-        fingerprint=buffer.layout_fingerprint(form.layout),
-    )
-    return tf.ensure_shape(words, mine.shape), places
-
-
-def merge_buffers_with_tensorflow(
-    mine: tf.Tensor, theirs: tf.Tensor, form: BufferLayout
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Do what `merge` does by TensorFlow's operations."""
-    space = FlatIndexSpace(form)
-
-    def merged() -> tuple[tf.Tensor, tf.Tensor]:
-        own = space.read(mine)
-        both = _merge(space, own, space.read(theirs))
-        place = tf.searchsorted(both.positions, own.positions)
-        last = tf.size(both.positions) - 1
-        found = tf.gather(both.positions, tf.minimum(place, last))
-        places = tf.where(tf.equal(found, own.positions), place, -1)
-        return tf.ensure_shape(space.write(both), mine.shape), places
-
-    *_, checks = buffer.parse_buffers(tf.stack([mine, theirs]), *form)
-    fine = hold_per_worker(checks)
-    agreed = buffer.layout_fingerprint(form.layout)
-    nowhere = tf.fill([tf.reduce_sum(space.counts)], -1)
-    return tf.cond(
-        tf.reduce_all(fine),
-        merged,
-        lambda: (
-            buffer.invalidate_unless(agreed, tf.where(fine[0], theirs, mine)),
-            nowhere,
-        ),
-    )
-
-
-def _merge(space: FlatIndexSpace, one: FlatEntries, other: FlatEntries) -> FlatEntries:
-    """Add up two workers' entries; keep as many of the largest as each has.
-
-    The result is the same if they change places.
-    """
+def _merge_entries(
+    space: FlatIndexSpace, one: FlatEntries, other: FlatEntries
+) -> FlatEntries:
     positions = tf.concat([one.positions, other.positions], axis=0)
     order = tf.argsort(positions, stable=True)
     positions = tf.gather(positions, order)
     values = tf.gather(tf.concat([one.values, other.values], axis=0), order)
-    same = tf.equal(positions[:-1], positions[1:])  # at most two are
-    has_next, is_next = tf.pad(same, [[0, 1]]), tf.pad(same, [[1, 0]])
-    nothing = tf.zeros_like(values)
-    values += tf.where(has_next, tf.roll(values, -1, axis=0), nothing)
-    magnitudes = tf.where(is_next, nothing - 1, tf.abs(values))
+    same = tf.equal(positions[:-1], positions[1:])  # at most two are equal
+    is_first_of_pair, is_second_of_pair = tf.pad(same, [[0, 1]]), tf.pad(same, [[1, 0]])
+    zeros = tf.zeros_like(values)
+    values += tf.where(is_first_of_pair, tf.roll(values, -1, axis=0), zeros)
+    magnitudes = tf.where(is_second_of_pair, zeros - 1, tf.abs(values))
     kept = largest_entries(space.tensors_of(positions), magnitudes, space.counts)
     return FlatEntries(
         tf.gather(positions, kept),
         tf.gather(values, kept),
-        [a + b for a, b in zip(one.whole, other.whole, strict=True)],
-        tf.bitwise.bitwise_or(one.flag, other.flag),
+        [a + b for a, b in zip(one.uncompressed, other.uncompressed, strict=True)],
+        tf.bitwise.bitwise_or(one.nonfinite, other.nonfinite),
     )

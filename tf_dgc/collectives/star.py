@@ -1,6 +1,7 @@
-"""Star: some workers collect what all have, and send back what comes of it."""
+"""Star: some workers collect the values of all and send back the result."""
 
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -13,18 +14,22 @@ from tf_dgc.collectives.algorithm import (
     Rank,
     first_dimension,
     send_to,
+    sum_rows,
 )
-from tf_dgc.collectives.requests import SendRecv
+from tf_dgc.collectives.requests import Primitive, SendRecv
+
+_Shards: TypeAlias = Generator[
+    list[Primitive], list[tf.Tensor], Sequence[tf.Tensor | None]
+]
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Star(CollectiveAlgorithm):
     """Sums and gathers at servers, each with a shard of the values.
 
-    The first workers are the servers: all others send them the shard that is theirs,
-    and get it back summed or gathered, as with a synchronous parameter server. With one
-    the links of that one carry everything; with as many as there are workers it is
-    balanced.
+    The first workers are the servers. All others send each server its shard and
+    receive it summed or gathered, as with a synchronous parameter server. With one
+    server its links carry everything; with one per worker the load is balanced.
 
     Args:
         shards: number of servers, 1 or more; all workers if there are fewer.
@@ -36,104 +41,106 @@ class Star(CollectiveAlgorithm):
     def __init__(self, shards: int = 1):
         self.shards = check_whole("shards", shards, 1, " of workers that collect")
 
-    def sum(self, values: tf.Tensor, place: Rank) -> AlgorithmSteps:
-        """Sum each shard at its server, worker after worker."""
-        shards = self._split(values, place)
-        rows = yield from self._collect(shards, place)
-        mine = None if rows is None else _add(rows)
-        back = yield from self._send_back(mine, shards[0], place)
-        return tf.concat(back, axis=0)[: first_dimension(values)]
+    def sum(self, values: tf.Tensor, rank: Rank) -> AlgorithmSteps:
+        """Sum each shard at its server, in the order of workers."""
+        shards = self._split(values, rank)
+        rows = yield from _collect(shards, rank)
+        result = sum_rows(rows) if rows else None
+        results = yield from _distribute(result, shards[0], len(shards), rank)
+        return tf.concat(results, axis=0)[: first_dimension(values)]
 
-    def gather(self, words: tf.Tensor, place: Rank) -> AlgorithmSteps:
+    def gather(self, words: tf.Tensor, rank: Rank) -> AlgorithmSteps:
         """Gather each shard at its server."""
-        shards = self._split(words, place)
-        rows = yield from self._collect(shards, place)
-        mine = None if rows is None else tf.concat(rows, axis=0)
-        empty = tf.tile(shards[0], [place.num_workers])
-        back = yield from self._send_back(mine, empty, place)
-        columns = [tf.reshape(b, [place.num_workers, -1]) for b in back]
-        everyone = tf.concat(columns, axis=1)[:, : first_dimension(words)]
-        return tf.ensure_shape(everyone, [place.num_workers, words.shape[0]])
+        shards = self._split(words, rank)
+        rows = yield from _collect(shards, rank)
+        result = tf.concat(rows, axis=0) if rows else None
+        placeholder = tf.tile(shards[0], [rank.num_workers])
+        results = yield from _distribute(result, placeholder, len(shards), rank)
+        columns = [tf.reshape(r, [rank.num_workers, -1]) for r in results]
+        gathered = tf.concat(columns, axis=1)[:, : first_dimension(words)]
+        return tf.ensure_shape(gathered, [rank.num_workers, words.shape[0]])
 
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a server, which is a worker as well."""
+        """Return the cost of a server, which is a worker, too."""
         servers = min(self.shards, num_workers)
-        each = (num_workers + servers - 2) * num_bytes / servers
-        meetings = 2 * self._meetings(num_workers)
-        path = meetings * num_bytes / servers
-        return Cost(2 * (num_workers - 1), each, each, path, meetings)
+        total = (num_workers + servers - 2) * num_bytes / servers
+        launches = 2 * self._num_rounds(num_workers)
+        path = launches * num_bytes / servers
+        return Cost(2 * (num_workers - 1), total, total, path, launches)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of a server, which sends what it has of all to all."""
+        """Return the cost of a server, which sends all shards it collected to all."""
         servers = min(self.shards, num_workers)
         shard, others = num_bytes / servers, servers - 1
         sent = (num_workers - 1) * num_workers * shard + others * shard
         received = (num_workers - 1) * shard + others * num_workers * shard
-        if servers < num_workers:  # who is none gets all shards back
+        if servers < num_workers:  # a worker that is no server receives all shards
             received = max(received, num_workers * num_bytes)
-        meetings = self._meetings(num_workers)
-        path = meetings * (1 + num_workers) * shard
-        return Cost(2 * (num_workers - 1), sent, received, path, 2 * meetings)
+        rounds = self._num_rounds(num_workers)
+        path = rounds * (1 + num_workers) * shard
+        return Cost(2 * (num_workers - 1), sent, received, path, 2 * rounds)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"shards": self.shards}
 
-    def _meetings(self, num_workers: int) -> int:
-        """Return the rounds that go by, each way; in one of them a server waits."""
+    def _num_rounds(self, num_workers: int) -> int:
+        """Return the rounds in each direction; a server may sit out one of them."""
         waits = self.shards > 1 and num_workers > 2
         return num_workers if waits else num_workers - 1
 
-    def _servers(self, place: Rank) -> int:
-        return min(self.shards, place.num_workers)
-
-    def _split(self, values: tf.Tensor, place: Rank) -> list[tf.Tensor]:
-        """Return the shard of each server, all of one length."""
-        servers = self._servers(place)
+    def _split(self, values: tf.Tensor, rank: Rank) -> list[tf.Tensor]:
+        """Return the shard of each server, all of the same length."""
+        servers = min(self.shards, rank.num_workers)
         padded = tf.pad(values, [[0, -first_dimension(values) % servers]])
-        return tf.split(padded, servers)
-
-    def _collect(self, shards: list[tf.Tensor], place: Rank) -> Any:
-        """Return the shard of all workers, by worker, if this one is a server."""
-        worker, servers = place.worker, len(shards)
-        rows = {worker: shards[worker]} if worker < servers else {}
-        for other in _partners(place):
-            if other == worker or min(worker, other) >= servers:
-                yield []
-            elif max(worker, other) < servers:
-                (rows[other],) = yield [SendRecv(shards[other], other)]
-            elif worker < servers:
-                (rows[other],) = yield [send_to(shards[worker], other, worker)]
-            else:
-                yield [send_to(shards[other], worker, other)]
-        return [rows[i] for i in range(place.num_workers)] if rows else None
-
-    def _send_back(self, mine: tf.Tensor | None, empty: tf.Tensor, place: Rank) -> Any:
-        """Return what each server has; `empty` has the shape of it."""
-        worker, servers = place.worker, self._servers(place)
-        found = {worker: mine}
-        for other in _partners(place):
-            if other == worker or min(worker, other) >= servers:
-                yield []
-            elif max(worker, other) < servers:
-                (found[other],) = yield [SendRecv(mine, other)]
-            elif worker < servers:
-                yield [send_to(mine, worker, other)]
-            else:
-                (found[other],) = yield [send_to(empty, other, worker)]
-        return [found[i] for i in range(servers)]
+        shards: list[tf.Tensor] = tf.split(padded, servers)
+        return shards
 
 
-def _partners(place: Rank) -> list[int]:
-    """Return whom a worker meets round by round, all once: itself, and it sits out.
+def _collect(shards: Sequence[tf.Tensor], rank: Rank) -> _Shards:
+    """Return this server's shard of all workers, by worker; [] if it is no server."""
+    worker, servers = rank.worker, len(shards)
+    rows = {worker: shards[worker]} if worker < servers else {}
+    for other in _partners(rank):
+        if other == worker or min(worker, other) >= servers:
+            yield []
+        elif max(worker, other) < servers:
+            (rows[other],) = yield [SendRecv(shards[other], other)]
+        elif worker < servers:
+            (rows[other],) = yield [send_to(shards[worker], other, worker)]
+        else:
+            yield [send_to(shards[other], worker, other)]
+    return [rows[i] for i in range(rank.num_workers)] if rows else []
 
-    As in a tournament, in round r those whose indices add up to r modulo N.
+
+def _distribute(
+    result: tf.Tensor | None, placeholder: tf.Tensor, servers: int, rank: Rank
+) -> _Shards:
+    """Return the result of each server.
+
+    Args:
+        result: result of this server; None if it is no server.
+        placeholder: tensor of the shape of a result, which a receiver hands over.
+        servers: number of servers.
+        rank: rank of this worker.
     """
-    return [(r - place.worker) % place.num_workers for r in range(place.num_workers)]
+    worker = rank.worker
+    results = {worker: result}
+    for other in _partners(rank):
+        if other == worker or min(worker, other) >= servers:
+            yield []
+        elif max(worker, other) < servers:
+            (results[other],) = yield [SendRecv(result, other)]
+        elif worker < servers:
+            yield [send_to(result, worker, other)]
+        else:
+            (results[other],) = yield [send_to(placeholder, other, worker)]
+    return [results[i] for i in range(servers)]
 
 
-def _add(rows: list[tf.Tensor]) -> tf.Tensor:
-    total = rows[0]
-    for row in rows[1:]:
-        total += row
-    return total
+def _partners(rank: Rank) -> list[int]:
+    """Return the partner of each round; the worker itself in the one it sits out.
+
+    As in a tournament, partners of round r have indices whose sum is r modulo N.
+    """
+    return [(r - rank.worker) % rank.num_workers for r in range(rank.num_workers)]

@@ -1,4 +1,4 @@
-"""Tree: halves hand over to halves, up to one worker and down again."""
+"""Tree: sums and gathers to worker 0 along a binomial tree, and back."""
 
 import keras
 import tensorflow as tf
@@ -15,74 +15,73 @@ from tf_dgc.collectives.algorithm import (
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Tree(CollectiveAlgorithm):
-    """Sums and gathers up a binomial tree to worker 0, and sends the result down.
+    """Sums and gathers up a binomial tree to worker 0, then sends the result down.
 
-    In round r, worker w with w mod 2^(r+1) = 2^r hands what it has to worker w - 2^r;
-    afterwards the same way back. Few rounds, but worker 0 sends and receives whole
-    results: for short messages over slow links.
+    In round r, worker w with w mod 2^(r+1) = 2^r sends what it has to worker w - 2^r;
+    the result returns the same way. That takes few rounds, but worker 0 sends and
+    receives whole results: for short messages over links of high latency.
     """
 
     name = "tree"
     reference = "Thakur, Rabenseifner and Gropp, IJHPCA 2005, section 4"
 
-    def sum(self, values: tf.Tensor, place: Rank) -> AlgorithmSteps:
+    def sum(self, values: tf.Tensor, rank: Rank) -> AlgorithmSteps:
         """Add up on the way to worker 0."""
         total = values
-        for step in range(_depth(place.num_workers)):
-            pair = _pair(step, place)
+        for step in range(_depth(rank.num_workers)):
+            pair = _child_and_parent(step, rank)
             received = yield [] if pair is None else [send_to(total, *pair)]
-            if pair is not None and pair[1] == place.worker:
+            if pair is not None and pair[1] == rank.worker:
                 total += received[0]
-        for step in reversed(range(_depth(place.num_workers))):
-            pair = _pair(step, place)
+        for step in reversed(range(_depth(rank.num_workers))):
+            pair = _child_and_parent(step, rank)
             replies = yield [] if pair is None else [send_to(total, *pair[::-1])]
             if pair is not None:
                 (total,) = replies
         return total
 
-    def gather(self, words: tf.Tensor, place: Rank) -> AlgorithmSteps:
-        """Collect rows on the way to worker 0: each has those of workers behind it.
-
-        Down go those that are missing there.
-        """
+    def gather(self, words: tf.Tensor, rank: Rank) -> AlgorithmSteps:
+        """Collect rows on the way to worker 0; send down the rows that are missing."""
         rows = words[tf.newaxis]
-        for step in range(_depth(place.num_workers)):
-            pair = _pair(step, place)
+        for step in range(_depth(rank.num_workers)):
+            pair = _child_and_parent(step, rank)
             if pair is None:
                 yield []
                 continue
-            count = _behind(pair[0], step, place)
-            mine = rows if pair[0] == place.worker else zero_rows(rows, count)
-            (received,) = yield [send_to(mine, *pair)]
-            if pair[1] == place.worker:
+            child, parent = pair
+            count = _num_rows(child, step, rank)
+            sent = rows if child == rank.worker else zero_rows(rows, count)
+            (received,) = yield [send_to(sent, child, parent)]
+            if parent == rank.worker:
                 rows = tf.concat([rows, received], axis=0)
-        for step in reversed(range(_depth(place.num_workers))):
-            pair = _pair(step, place)
+        for step in reversed(range(_depth(rank.num_workers))):
+            pair = _child_and_parent(step, rank)
             if pair is None:
                 yield []
                 continue
-            first, count = pair[0], _behind(pair[0], step, place)
-            if place.worker == pair[1]:
-                missing = tf.concat([rows[:first], rows[first + count :]], axis=0)
-                yield [send_to(missing, *pair[::-1])]
+            child, parent = pair
+            count = _num_rows(child, step, rank)
+            if rank.worker == parent:
+                missing = tf.concat([rows[:child], rows[child + count :]], axis=0)
+                yield [send_to(missing, parent, child)]
             else:
-                missing = zero_rows(rows, place.num_workers - count)
-                (others,) = yield [send_to(missing, *pair[::-1])]
-                rows = tf.concat([others[:first], rows, others[first:]], axis=0)
+                missing = zero_rows(rows, rank.num_workers - count)
+                (others,) = yield [send_to(missing, parent, child)]
+                rows = tf.concat([others[:child], rows, others[child:]], axis=0)
         return rows
 
     def cost_of_sum(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of worker 0, which meets log2 N others in either direction."""
+        """Return the cost of worker 0, with log2 N partners in each direction."""
         depth = _depth(num_workers)
-        each = depth * num_bytes
-        return Cost(2 * depth, each, each, 2 * each)
+        total = depth * num_bytes
+        return Cost(2 * depth, total, total, 2 * total)
 
     def cost_of_gather(self, num_bytes: float, num_workers: int) -> Cost:
-        """Return that of worker 0, which sends to each the rows that it lacks."""
+        """Return the cost of worker 0, which sends each partner its missing rows."""
         depth = _depth(num_workers)
-        lacking = depth * num_workers - (num_workers - 1)
+        missing_rows = depth * num_workers - (num_workers - 1)
         received = (num_workers - 1) * num_bytes
-        sent = lacking * num_bytes
+        sent = missing_rows * num_bytes
         return Cost(2 * depth, sent, received, received + sent)
 
 
@@ -90,17 +89,17 @@ def _depth(num_workers: int) -> int:
     return (num_workers - 1).bit_length()
 
 
-def _pair(step: int, place: Rank) -> tuple[int, int] | None:
-    """Return who hands over to whom in a round up, if this worker is one of both."""
-    worker, distance = place.worker, 2**step
-    behind = worker % (2 * distance)
-    if behind == distance:
+def _child_and_parent(step: int, rank: Rank) -> tuple[int, int] | None:
+    """Return this worker's pair in a round, the sender on the way up first."""
+    worker, distance = rank.worker, 2**step
+    offset = worker % (2 * distance)
+    if offset == distance:
         return worker, worker - distance
-    if behind == 0 and worker + distance < place.num_workers:
+    if offset == 0 and worker + distance < rank.num_workers:
         return worker + distance, worker
     return None
 
 
-def _behind(worker: int, step: int, place: Rank) -> int:
-    """Return how many workers' rows one has when it hands them over."""
-    return min(2**step, place.num_workers - worker)
+def _num_rows(child: int, step: int, rank: Rank) -> int:
+    """Return the number of rows that a child has when it sends them to its parent."""
+    return min(2**step, rank.num_workers - child)

@@ -1,7 +1,8 @@
-"""Compressors: the methods, one per file, and how they are found by name.
+"""Compression methods, one per file.
 
-A new method in the package is a file here and a line below. `tf_dgc.compressors.base`
-is the interface; `examples/own_compressor.py` shows a method outside the package.
+To add a method to the package, add a file here and an import below.
+`tf_dgc.compressors.base` is the interface; `examples/own_compressor.py` shows a method
+outside of the package.
 """
 
 from typing import Any
@@ -19,7 +20,6 @@ from tf_dgc.compressors import base
 from tf_dgc.compressors.adacomp import AdaComp as AdaComp
 from tf_dgc.compressors.atomo import ATOMO as ATOMO
 from tf_dgc.compressors.base import Compressor as Compressor
-from tf_dgc.compressors.base import RandomKeys as RandomKeys
 from tf_dgc.compressors.base import StateSpec as StateSpec
 from tf_dgc.compressors.bfloat16 import BFloat16 as BFloat16
 from tf_dgc.compressors.chunkedtopk import ChunkedTopK as ChunkedTopK
@@ -39,6 +39,7 @@ from tf_dgc.compressors.none import NoCompression as NoCompression
 from tf_dgc.compressors.onebit import OneBit as OneBit
 from tf_dgc.compressors.powersgd import PowerSGD as PowerSGD
 from tf_dgc.compressors.qsgd import QSGD as QSGD
+from tf_dgc.compressors.random_keys import RandomKeys as RandomKeys
 from tf_dgc.compressors.randomk import RandomK as RandomK
 from tf_dgc.compressors.rotated import RotatedQuantization as RotatedQuantization
 from tf_dgc.compressors.sampledthreshold import SampledThreshold as SampledThreshold
@@ -56,45 +57,45 @@ from tf_dgc.compressors.twobit import TwoBit as TwoBit
 from tf_dgc.compressors.uniform8bit import Uniform8Bit as Uniform8Bit
 from tf_dgc.compressors.variancebased import VarianceBased as VarianceBased
 
-_METHODS = [
-    value
-    for value in globals().values()
+METHODS: dict[str, type[Compressor]] = {
+    value.name: value
+    for value in list(globals().values())
     if isinstance(value, type)
     and issubclass(value, Compressor)
     and value not in {Compressor, OneRound}
-]
-METHODS: dict[str, type[Compressor]] = {method.name: method for method in _METHODS}
+}
 """The methods of the package, by name."""
 
 
 def __dir__() -> list[str]:
-    """Return what is public, without the files that the methods are in."""
-    ours = [n for n, v in globals().items() if _is_from_here(v) and n[0] != "_"]
-    return ["Aggregation", "METHODS", "base", *ours]
-
-
-def _is_from_here(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).startswith(
-        (__name__, AllReduce.__module__)
-    )
+    """Return the public names, without the methods' modules."""
+    modules = (__name__, AllReduce.__module__)
+    names = [
+        name
+        for name, value in globals().items()
+        if str(getattr(value, "__module__", "")).startswith(modules)
+        and not name.startswith("_")
+    ]
+    return ["Aggregation", "METHODS", "base", *names]
 
 
 def get(identifier: Any) -> Compressor:
     """Return a compressor.
 
     Args:
-        identifier: a `Compressor`; the name of a method, for its defaults; or what
-            `keras.saving.serialize_keras_object` made of a compressor.
+        identifier: a `Compressor`; the name of a method, for its defaults; or the
+            result of `keras.saving.serialize_keras_object` for a compressor.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: if `identifier` is anything else, or if its class lacks one of the
+            required attributes.
     """
     if isinstance(identifier, dict):
         identifier = keras.saving.deserialize_keras_object(identifier)
     if isinstance(identifier, str) and identifier in METHODS:
         return METHODS[identifier]()
     if isinstance(identifier, Compressor):
-        _check_facts(identifier)
+        _check_attributes(identifier)
         return identifier
     raise ValueError(
         "`compressor` must be a `tf_dgc.compressors.Compressor` or the name of a "
@@ -103,22 +104,21 @@ def get(identifier: Any) -> Compressor:
     )
 
 
-def _check_facts(compressor: Compressor) -> None:
-    """Raise `ValueError` unless a method says of itself what it has to."""
-    allowed: dict[str, tuple[str, ...] | None] = {
+def _check_attributes(compressor: Compressor) -> None:
+    choices_by_attribute: dict[str, tuple[str, ...] | None] = {
         "name": None,
         "reference": None,
         "kind": base.KINDS,
         "aggregation": base.AGGREGATIONS,
         "error_feedback": base.FEEDBACK_RULES,
     }
-    for fact, values in allowed.items():
-        value = getattr(compressor, fact, None)
-        named = isinstance(value, str) and (fact != "name" or value.isidentifier())
-        if not named or (values is not None and value not in values):
-            what = f"one of {', '.join(values)}" if values else "a text"
+    for name, choices in choices_by_attribute.items():
+        value = getattr(compressor, name, None)
+        is_text = isinstance(value, str) and (name != "name" or value.isidentifier())
+        if not is_text or (choices is not None and value not in choices):
+            allowed = f"one of {', '.join(choices)}" if choices else "a string"
             raise ValueError(
-                f"The class attribute `{fact}` of a compressor must be {what} (see "
+                f"The class attribute `{name}` of a compressor must be {allowed} (see "
                 "`tf_dgc.compressors.Compressor`). "
-                f"Received: {type(compressor).__name__}.{fact} = {show(value)}"
+                f"Received: {type(compressor).__name__}.{name} = {show(value)}"
             )

@@ -1,4 +1,4 @@
-"""AdaComp: what is large among its neighbours is sent."""
+"""AdaComp: entries that are large within their bin."""
 
 import math
 from typing import Any
@@ -8,36 +8,37 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_whole
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import quantize
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class AdaComp(Compressor):
-    """Sends, in every bin, entries near its maximum, as signs of one magnitude.
+    """Sends the entries near the maximum of their bin, as signs of one magnitude.
 
-    Chen et al., algorithm 2. With `G = residual + gradient` the tensor is cut into bins
-    of `bin_size` entries (L_T in the paper), of which g_max is the largest `|G|`. The
-    entries with `|H| >= g_max` are sent, where `H = residual + scale * gradient`: one
-    that this step's gradient confirms needs to be only near the maximum (soft
-    threshold). So the number of entries follows local activity. Each goes out as
-    `sign(G) * mean`, the mean of all bins' g_max, and the rest stays in the residual.
+    Chen et al., algorithm 2. With `G = residual + gradient`, the tensor is cut into
+    bins of `bin_size` entries (L_T in the paper), and g_max is a bin's largest `|G|`.
+    Entries with `|H| >= g_max` are sent, where `H = residual + scale * gradient`: an
+    entry that this step's gradient confirms need only be near the maximum (soft
+    threshold). So the number of entries follows local activity. Each is sent as
+    `sign(G) * mean`, with the mean of all bins' g_max; the rest stays in the residual.
 
-    The paper packs an entry into 8 bits (16 for bins above 64). Here it takes 1 bit and
-    a position of about `2 + log2(1 + bin_size / per_bin)`, 6.4 in all for convolutions
-    and 9.6 for others, with the defaults; the magnitude is a float32. The payload holds
-    `per_bin` entries per bin, counted over the whole tensor; free places are sent too.
-    If there are more, those that exceed their g_max by the largest factor go. About 5
-    entries per bin is what the paper's rates of compression come to (40 with 8 bits per
-    entry in bins of 50; 200 with 16 bits in bins of 500).
+    The paper packs an entry into 8 bits (16 for bins above 64). Here an entry takes 1
+    bit and a position of about `2 + log2(1 + bin_size / per_bin)` bits, with the
+    defaults 6.4 in all for convolutions and 9.6 for others; the magnitude is a float32.
+    The payload has `per_bin` slots per bin, counted over the whole tensor, and a fixed
+    size. If more entries qualify, those that exceed their g_max by the largest factor
+    are sent. The paper's compression ratios amount to about 5 entries per bin (40 with
+    8 bits per entry in bins of 50; 200 with 16 bits in bins of 500).
 
     Args:
         bin_size: entries of a bin; None for the paper's 50 for convolutions (tensors
             of rank 3 and more) and 500 for others.
-        scale: factor of the gradient in H, 1 or more; the paper fixes it at 2, and 1 is
-            without a soft threshold.
-        per_bin: number of entries per bin that fit into a payload, on average, above 0.
+        scale: factor of the gradient in H, 1 or more; 2 in the paper, and 1 for no soft
+            threshold.
+        per_bin: average number of entries per bin that fit into a payload, above 0.
     """
 
     name = "adacomp"
@@ -52,8 +53,8 @@ class AdaComp(Compressor):
         per_bin: float = 5.0,
     ):
         if bin_size is not None:
-            rest = ", or None for the paper's"
-            bin_size = check_whole("bin_size", bin_size, 1, " of entries", rest)
+            alternative = ", or None for the paper's"
+            bin_size = check_whole("bin_size", bin_size, 1, " of entries", alternative)
         self.bin_size = bin_size
         reason = ": with less, entries that grow would be held back"
         self.scale = check_number("scale", scale, "[1, inf)", reason)
@@ -62,9 +63,9 @@ class AdaComp(Compressor):
         )
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of as many positions and signs as fit, and of a magnitude."""
+        """Return the bytes of a position and a sign per slot, and of a magnitude."""
         del dtype
-        return 4 * places.num_words(math.prod(shape), self._capacity(shape), "sign")
+        return 4 * slots.num_words(math.prod(shape), self._capacity(shape), "sign")
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -77,11 +78,11 @@ class AdaComp(Compressor):
         width = self._width(shape)
         largest = tf.reduce_max(quantize.rows(tf.abs(values), width), axis=1)
         limit = tf.repeat(largest, width)[: values.shape[0]]
-        wanted = (soft >= limit) & (values != 0)
-        factor = tf.where(wanted, soft, 0) / tf.where(wanted, limit, 1)
-        positions = places.choose(factor, wanted, self._capacity(shape), keys)
+        mask = (soft >= limit) & (values != 0)
+        scores = tf.where(mask, soft, 0) / tf.where(mask, limit, 1)
+        positions = slots.select(scores, mask, self._capacity(shape), keys)
         mean = tf.reduce_mean(tf.cast(largest, tf.float64))
-        return (yield from places.exchange_signs(values, positions, mean))
+        return (yield from slots.exchange_signs(values, positions, mean))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
@@ -100,7 +101,7 @@ class AdaComp(Compressor):
         }
 
     def _width(self, shape: tuple[int, ...]) -> int:
-        """Return the entries of a bin, which are at most those of the tensor."""
+        """Return the entries of a bin, at most those of the tensor."""
         width = self.bin_size or (50 if len(shape) > 2 else 500)
         return max(1, min(width, math.prod(shape)))
 

@@ -1,4 +1,4 @@
-"""ATOMO: a few singular components, drawn so that the expectation is the gradient."""
+"""ATOMO: a few random singular components whose expected sum is the gradient."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, RandomKeys
+from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common.low_rank import Sided, as_matrix, leading_subspace
 from tf_dgc.compressors.common.one_round import (
     from_words,
@@ -17,44 +17,43 @@ from tf_dgc.compressors.common.one_round import (
     sum_decoded,
     to_words,
 )
+from tf_dgc.compressors.random_keys import RandomKeys
 
 _OVERSAMPLED = 8  # dimensions of the subspace beyond the budget
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class ATOMO(Compressor):
-    """Sends `budget` components of every gradient matrix, without bias.
+    """Sends `budget` components of every gradient matrix, unbiased.
 
-    Wang et al., spectral ATOMO: the gradient is `sum of lambda_i u_i v_i'`, component i
-    is kept with probability p_i and divided by it (equation 2). Algorithm 1 finds the
-    p_i, whose sum is the budget, with the least variance,
-    `sum of lambda_i^2 (1/p_i - 1)`: those of the largest components are 1, the others
-    are in proportion to lambda_i.
+    Wang et al., spectral ATOMO: the gradient is `sum of lambda_i u_i v_i'`. Component i
+    is sent with probability p_i, divided by p_i (equation 2). Algorithm 1 finds the
+    p_i, whose sum is the budget, of least variance `sum of lambda_i^2 (1/p_i - 1)`:
+    those of the largest components are 1, the others proportional to lambda_i.
 
     The paper decomposes the whole matrix M, which takes
-    `rows * columns * min(rows, columns)` operations. Here a subspace of `budget + 8`
-    dimensions is found that holds its largest components, by products with random
-    vectors (Halko et al., SIAM Review 2011, with one power iteration), and decomposed:
-    these are the first atoms. Of what is orthogonal to it, any orthonormal basis
-    w_1 ... w_d gives atoms too, `w_j w_j' M`, and a basis drawn at random gives all of
-    them the same expected square. So algorithm 1 sees these d with a scale each of the
-    root of what is outside by d. All atoms add up to M and are orthogonal to each
-    other: whatever the subspace, the expectation is M, and only the variance depends on
-    how good it is. It is the paper's where the subspace holds the matrix, as it does if
-    the smaller side is at most `budget + 8`, and never above that of p_i = s/r.
+    `rows * columns * min(rows, columns)` operations. Here products with random vectors
+    find a subspace of `budget + 8` dimensions that contains the largest components
+    (Halko et al., SIAM Review 2011, with one power iteration). Its singular components
+    are the first atoms. Any orthonormal basis w_1 ... w_d of the orthogonal complement
+    gives further atoms `w_j w_j' M`; with a random basis all have the same expected
+    square, so for algorithm 1 their scale is the root of the square of M outside the
+    subspace over d. All atoms are orthogonal and add up to M: whatever the subspace,
+    the expected value is M, and only the variance depends on the subspace. It equals
+    the paper's if the subspace contains the matrix, as it does if the smaller side is
+    at most `budget + 8`, and never exceeds that of p_i = s/r.
 
-    The paper draws every component for itself, so their number varies. Here they are
-    drawn together, by systematic sampling: one uniform number u, and the atoms in
-    which u, u + 1, u + 2, ... fall when intervals of lengths p_i are laid end to end.
-    That keeps every p_i, and with them the expectation and, as the atoms are
-    orthogonal, the variance; but exactly `budget` atoms are drawn, so nothing is
-    ever cut off. Fewer are sent (the rest being zeros) if the rank is smaller.
+    The paper draws components independently, so their number varies. Here systematic
+    sampling draws exactly `budget` atoms: with intervals of lengths p_i laid end to
+    end, it takes those that contain u, u + 1, u + 2, ... for one uniform u. That keeps
+    every p_i, and so the expected value and, as atoms are orthogonal, the variance. If
+    the rank is smaller, the remaining atoms are zeros.
 
-    On the wire are `budget * (rows + columns)` numbers. A tensor is a matrix as in
-    `PowerSGD`; one whose factors are no smaller than itself is sent whole.
+    A payload has `budget * (rows + columns)` numbers. A tensor is a matrix as in
+    `PowerSGD`, and sent whole if its factors are not smaller.
 
     Args:
-        budget: s, the expected number of components in the paper, here their number.
+        budget: number of components s; in the paper their expected number.
     """
 
     name = "atomo"
@@ -67,7 +66,7 @@ class ATOMO(Compressor):
         self.budget = check_whole("budget", budget)
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of the components, or of the tensor if that is less."""
+        """Return the bytes of the components, or of the tensor if it is smaller."""
         rows, columns = as_matrix(shape)
         return dtype.size * min(rows * columns, self.budget * (rows + columns))
 
@@ -91,20 +90,21 @@ class ATOMO(Compressor):
 
     def _draw(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
         """Return factors, `[rows + columns, budget]`."""
-        # Of what is scaled to 1 first: squares of large numbers overflow.
+        # Scaled to 1 first, so that squares do not overflow.
         largest = tf.reduce_max(tf.abs(values))
         matrix = Sided.of(tf.math.divide_no_nan(values, largest))
-        inside, others = self._bases(matrix, keys)
-        inside, scales = _decompose(matrix, inside)
+        subspace, complement = self._bases(matrix, keys)
+        subspace, scales = _decompose(matrix, subspace)
         order = tf.argsort(scales, direction="DESCENDING", stable=True)
-        odds = probabilities(tf.gather(scales, order), self.budget)
+        p = probabilities(tf.gather(scales, order), self.budget)
         start = tf.random.stateless_uniform([], keys.local(), dtype=tf.float64)
         marks = start + tf.range(self.budget, dtype=tf.float64)
-        drawn = tf.searchsorted(tf.cumsum(odds), marks, side="right")
-        # Beyond the last atom, if there are fewer than the budget, is nothing.
-        weights = tf.math.divide_no_nan(tf.ones_like(odds), odds)
+        drawn = tf.searchsorted(tf.cumsum(p), marks, side="right")
+        # Marks beyond the last atom, if there are few atoms, get weight 0.
+        weights = tf.math.divide_no_nan(tf.ones_like(p), p)
         weights = tf.gather(tf.pad(weights, [[0, 1]]), drawn)
-        left = _pick(inside, others, tf.gather(tf.pad(order, [[0, 1]]), drawn))
+        atoms = tf.gather(tf.pad(order, [[0, 1]]), drawn)
+        left = _left_vectors(subspace, complement, atoms)
         left = tf.where(matrix.has_entries()[:, tf.newaxis], left, 0)
         right = matrix.transposed_times(left)
         right *= tf.cast(weights, values.dtype) * largest
@@ -113,16 +113,19 @@ class ATOMO(Compressor):
     def _bases(
         self, matrix: Sided, keys: RandomKeys
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return bases of the subspace, and of as much beside it as may be drawn."""
+        """Return bases of the subspace, and of a part of its complement.
+
+        The part has as many dimensions as may be drawn.
+        """
         size, dtype = matrix.rows, matrix.values.dtype
         dimensions = self.budget + _OVERSAMPLED
         if dimensions >= size:
             return tf.eye(size, dtype=dtype), None
-        inside = leading_subspace(matrix, dimensions, keys.local(1))
+        subspace = leading_subspace(matrix, dimensions, keys.local(1))
         shape = [size, min(self.budget, size - dimensions)]
         random = tf.random.stateless_normal(shape, keys.local(2), dtype=dtype)
-        both = tf.linalg.qr(tf.concat([inside, random], axis=1)).q
-        return inside, both[:, dimensions:]
+        basis = tf.linalg.qr(tf.concat([subspace, random], axis=1)).q
+        return subspace, basis[:, dimensions:]
 
     def _decode(
         self, words: tf.Tensor, rows: int, columns: int, dtype: tf.DType
@@ -130,7 +133,7 @@ class ATOMO(Compressor):
         return _product(from_words(words, dtype, [rows + columns, self.budget]), rows)
 
     def error_bound(self, size: int) -> float:
-        """Return `r/s - 1`, that of p_i = s/r; the rank r is at most the root of n."""
+        """Return `r/s - 1`, the bound for p_i = s/r, with rank r at most `sqrt(n)`."""
         return max(0.0, math.isqrt(size) / self.budget - 1)
 
     def get_config(self) -> dict[str, Any]:
@@ -141,8 +144,8 @@ class ATOMO(Compressor):
 def probabilities(scales: tf.Tensor, budget: int) -> tf.Tensor:
     """Return the p_i of algorithm 1.
 
-    With the k largest kept for sure, the others get `(s - k) lambda_i` over the sum of
-    those left; k is the smallest for which none of them exceeds 1.
+    The k largest have probability 1, the others `(s - k) lambda_i` over the sum of the
+    remaining lambda; k is the smallest for which none of these exceeds 1.
 
     Args:
         scales: singular values lambda, descending, 0 or more, float `[r]`.
@@ -151,51 +154,54 @@ def probabilities(scales: tf.Tensor, budget: int) -> tf.Tensor:
     Returns:
         `[r]`, of sum s unless fewer than s of the scales are above 0.
     """
-    left = tf.cumsum(scales, reverse=True)
-    rest = budget - tf.range(tf.size(scales))
-    fits = scales * tf.cast(rest, scales.dtype) <= left
-    kept = tf.argmax(fits, output_type=tf.int32)
-    share = tf.math.divide_no_nan(scales, left[kept])
-    odds = tf.minimum(share * tf.cast(rest[kept], scales.dtype), 1)
-    return tf.where(tf.range(tf.size(scales)) < kept, tf.ones_like(odds), odds)
+    remaining = tf.cumsum(scales, reverse=True)
+    budgets = budget - tf.range(tf.size(scales))
+    fits = scales * tf.cast(budgets, scales.dtype) <= remaining
+    k = tf.argmax(fits, output_type=tf.int32)
+    share = tf.math.divide_no_nan(scales, remaining[k])
+    p = tf.minimum(share * tf.cast(budgets[k], scales.dtype), 1)
+    return tf.where(tf.range(tf.size(scales)) < k, tf.ones_like(p), p)
 
 
-def _decompose(matrix: Sided, inside: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the left vectors of the atoms of a subspace, and the scales of all atoms.
+def _decompose(matrix: Sided, subspace: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the left vectors of a subspace's atoms, and the scales of all atoms.
 
     Args:
         matrix: matrix of m rows.
-        inside: orthonormal basis of the subspace, `[m, r]`.
+        subspace: orthonormal basis of the subspace, `[m, r]`.
 
     Returns:
-        `[m, r]`, and float64 `[m]`, those of the atoms beside the subspace last.
+        `[m, r]`, and float64 `[m]`, with the scales of the complement's atoms last.
     """
-    dtype, others = inside.dtype, matrix.rows - inside.shape[1]
-    images = tf.cast(matrix.transposed_times(inside), tf.float64)
-    scales, _, turn = tf.linalg.svd(tf.linalg.qr(images).r)
-    whole = 2 * tf.cast(tf.nn.l2_loss(matrix.values), tf.float64)
-    # What is lost in rounding is drawn now and then, too.
-    unit = float(np.finfo(dtype.as_numpy_dtype).eps)
-    scales = tf.maximum(scales, unit * tf.sqrt(whole))
+    dtype, others = subspace.dtype, matrix.rows - subspace.shape[1]
+    images = tf.cast(matrix.transposed_times(subspace), tf.float64)
+    scales, _, rotation = tf.linalg.svd(tf.linalg.qr(images).r)
+    square = 2 * tf.cast(tf.nn.l2_loss(matrix.values), tf.float64)
+    # At least rounding errors, so that these are drawn sometimes, too.
+    eps = float(np.finfo(dtype.as_numpy_dtype).eps)
+    scales = tf.maximum(scales, eps * tf.sqrt(square))
     if others:
-        rest = tf.maximum(whole - tf.reduce_sum(scales**2), 4 * unit * whole)
-        beside = tf.fill([others], tf.sqrt(rest / others))
-        scales = tf.concat([scales, beside], axis=0)
-    return tf.linalg.matmul(inside, tf.cast(turn, dtype)), scales
+        outside = tf.maximum(square - tf.reduce_sum(scales**2), 4 * eps * square)
+        complement_scales = tf.fill([others], tf.sqrt(outside / others))
+        scales = tf.concat([scales, complement_scales], axis=0)
+    return tf.linalg.matmul(subspace, tf.cast(rotation, dtype)), scales
 
 
-def _pick(inside: tf.Tensor, others: tf.Tensor | None, drawn: tf.Tensor) -> tf.Tensor:
-    """Return the left vectors of the atoms that were drawn, `[m, budget]`.
+def _left_vectors(
+    subspace: tf.Tensor, complement: tf.Tensor | None, atoms: tf.Tensor
+) -> tf.Tensor:
+    """Return the left vectors of some atoms, `[m, budget]`.
 
-    Those beside the subspace are all alike, so they are taken one after the other.
+    Atoms of the complement are interchangeable, so they are taken in order.
     """
-    if others is None:
-        return tf.gather(inside, tf.minimum(drawn, inside.shape[1] - 1), axis=1)
-    first, is_other = inside.shape[1], drawn >= inside.shape[1]
-    number = tf.cumsum(tf.cast(is_other, drawn.dtype)) - 1
-    number = tf.clip_by_value(number, 0, others.shape[1] - 1)
-    columns = tf.where(is_other, first + number, drawn)
-    return tf.gather(tf.concat([inside, others], axis=1), columns, axis=1)
+    size = subspace.shape[1]
+    if complement is None:
+        return tf.gather(subspace, tf.minimum(atoms, size - 1), axis=1)
+    is_outside = atoms >= size
+    number = tf.cumsum(tf.cast(is_outside, atoms.dtype)) - 1
+    number = tf.clip_by_value(number, 0, complement.shape[1] - 1)
+    columns = tf.where(is_outside, size + number, atoms)
+    return tf.gather(tf.concat([subspace, complement], axis=1), columns, axis=1)
 
 
 def _product(factors: tf.Tensor, rows: int) -> tf.Tensor:

@@ -1,13 +1,13 @@
 """The interface of a compression method.
 
-A method sees one tensor of one worker: `Compressor.exchange` is a generator that asks
-for collectives (`yield Sum(values)`, `yield Gather(words)`) and returns a `Result`. It
-knows nothing of ranks, of strategies or of Keras variables. Whoever runs it packs the
-requests of all tensors of a round into one collective (`collectives/packing.py`), and
-owns the state.
+A method sees one tensor of one worker. `Compressor.exchange` is a generator that yields
+requests for collectives (`yield AllReduce(values)`, `yield AllGather(words)`) and
+returns a `Result`. It does not depend on ranks, strategies or Keras variables: its
+caller owns the state, and packs the requests of all tensors of a round into one
+collective (`collectives/packing.py`).
 
-A method of one round, whose payloads are gathered and summed, is a `OneRound`
-(`one_round.py`), which asks for less.
+`OneRound` (`common/one_round.py`) is a simpler interface for methods whose payloads are
+gathered once and summed.
 """
 
 import abc
@@ -25,51 +25,53 @@ from tf_dgc.compressors.random_keys import RandomKeys
 
 
 class StateSpec(NamedTuple):
-    """One named state that a method needs for a tensor.
+    """A named state of a method for one tensor.
 
     Attributes:
         shape: shape of the state, on one worker.
-        per_worker: whether it differs between workers, as `residual` does. Such state
-            is zero at first. Other state must be computed alike on all workers, from
-            what they have in common.
-        initial: function of a NumPy generator of fixed seed that returns the first
-            value; None for zeros.
-        elastic: rule for what another number of workers, that goes on from a
-            checkpoint, gets of state that differs between workers: "sum", the total in
-            equal shares; "mean"; "largest", entry by entry; or "zero". Gradients are
-            divided by the number of workers, so what is of their size is "sum".
+        per_worker: whether it differs between workers, as the residual does. Such state
+            starts at zero. Other state must be computed from values that all workers
+            have, so that it stays the same on all of them.
+        initial: function from a NumPy generator of fixed seed to the initial value;
+            None for zeros.
+        elastic: how state that differs between workers is divided when training
+            resumes from a checkpoint with another number of workers: "sum", the total
+            in equal shares; "mean"; "largest", entry by entry; or "zero". Gradients are
+            divided by the number of workers, so state in units of gradients is "sum".
     """
 
     shape: tuple[int, ...]
     per_worker: bool = True
-    initial: Callable[[np.random.Generator], np.ndarray] | None = None
+    initial: Callable[[np.random.Generator], "np.ndarray[Any, Any]"] | None = None
     elastic: str = "sum"
 
 
 class NativeMethod(NamedTuple):
-    """What the native engine is to do of a tensor (`custom_ops/methods/`).
+    """The native engine's implementation of a method (`custom_ops/methods/`).
 
     Attributes:
         name: name of the native method.
-        parameters: numbers that it takes, in its order; they become float32.
-        states: names of the states of the tensor's size that it updates, in its order.
-        summed_as: dtype in which its values are summed on the way; None if words are
-            gathered.
-        num_summed: number of those that are summed; None for all entries.
-        shared: names of the states that all workers have alike, of the tensor's size,
+        parameters: its parameters, in its order; they become float32.
+        states: names of the states, of the tensor's size, that it updates when it
+            encodes, in its order.
+        summed_as: dtype in which its values are summed by an all-reduce; None if words
+            are gathered.
+        num_summed: number of values to sum; None for all entries.
+        shared: names of the states, of the tensor's size and the same on all workers,
             that it updates when it decodes, in its order.
-        first: name of the native method of a round before that one, with the same
-            parameters, whose words are gathered; None if there is one round.
-        first_summed: number of those that are summed in that round instead, of which
-            the method is told the sum.
-        num_words: number of words that it sends in that round.
-        num_notes: number of those that it leaves for the same worker's second round;
-            where rounds are sums, that the second one leaves for its decoder.
-        all_workers_native: whether all workers must have it, as its sums have other
-            bits than those of `exchange`.
-        bounded: whether it takes, as one more parameter, what may be sent of an entry.
-        needs_term_bound: whether it takes, as one more parameter, what each worker may
-            send of an entry that is summed as `summed_as` (`value_types.largest_term`).
+        first: name of the native method of a preceding round, with the same parameters,
+            whose words are gathered; None for methods of one round.
+        first_summed: number of values that the preceding round sums instead; the second
+            round takes the sum as parameters.
+        num_words: number of words that the preceding round sends.
+        num_notes: number of values that the preceding round leaves for this worker's
+            second round; if rounds are sums, that the second leaves for its decoder.
+        all_workers_native: whether all workers must use the native method, as its sums
+            have other bits than those of `exchange`.
+        bounded: whether it takes the upper bound of the magnitudes to send as one more
+            parameter.
+        needs_term_bound: whether it takes the bound of each worker's values that are
+            summed as `summed_as` (`value_types.largest_term`) as one more parameter.
     """
 
     name: str
@@ -88,7 +90,7 @@ class NativeMethod(NamedTuple):
 
     @staticmethod
     def in_halves(number: int) -> list[float]:
-        """Return a number of entries as two parameters, which are exact as float32."""
+        """Return an integer as two parameters that are exact as float32."""
         return [number >> 16, number & 0xFFFF]
 
 
@@ -107,46 +109,46 @@ FEEDBACK_RULES = ("required", "default", "optional", "forbidden")
 class Compressor(abc.ABC):
     """A compression method.
 
-    A subclass states the facts below, implements `bytes`, `exchange` and `get_config`,
-    and is made loadable with `keras.saving.register_keras_serializable`.
+    A subclass sets the attributes below, implements `bytes`, `exchange` and
+    `get_config`, and is registered with `keras.saving.register_keras_serializable`.
 
     Attributes:
-        name: name by which `tf_dgc.compressors.get` finds it; letters, digits and "_".
+        name: name for `tf_dgc.compressors.get`; letters, digits and "_".
         kind: kind of method, one of `KINDS`.
         reference: paper of the method: authors, venue and year.
-        aggregation: way in which payloads of the first round meet: "gather" (and
-            decoded and summed by everyone), "sum" (by an all-reduce on the way) or
-            "vote" (gathered, and the majority counts).
-        unbiased: whether the expectation of what is sent, over the draw, is the input.
-        error_feedback: whether what is not sent is kept in `residual`: "required",
-            "default" (unless switched off), "optional" (if switched on) or "forbidden".
-        feedback_decay: share of what was kept back that is added to the next gradient,
-            in (0, 1]; below 1 it forgets, and does not conserve.
-        needs_others: whether what a worker sends depends on what others do in the same
-            step, so that it cannot be decoded by itself.
-        is_momentum: whether what is kept back is itself the momentum, so that the
-            optimizer that applies the sum must have none.
-        has_units: whether it compares with a number in units of gradients, or returns
-            something that is none, so that gradients must not have the learning rate in
-            them.
-        sends_signs: whether what arrives is of 1 and -1, whatever magnitudes were.
-        additive: whether `Result.sum` is the sum of what the workers sent; not so for
-            votes, and where only the sum can be decoded.
-        conserves: whether, with error feedback, what has arrived and what is kept back
-            add up to all there was; not so where decoding loses what no one can know.
-        lossless: whether everything is sent exactly.
-        rounding: unit roundoff of sums that are formed in a narrow type on the way; 0
-            if they are formed in the type of the values.
-        reads_residual: whether `exchange` finds, as `state["residual"]`, what had been
-            kept back before this step (zeros without error feedback), so that the
-            gradient alone is `values - state["residual"]`.
-        respects_largest: whether `exchange` itself sends no more than `draw.largest` of
-            an entry. To others, no more is given.
-        together: whether `exchange` and `bytes` are about all tensors of a step at once
-            that are not exempt, of one dtype, end to end as one of shape `[n]`, whose
-            sizes `draw.sizes` has; else about each by itself. `state` is about each,
-            and `exchange` gets and returns all of it end to end, and `common_state` as
-            it is.
+        aggregation: how payloads of the first round are combined: "gather" (then each
+            worker decodes and sums them), "sum" (by an all-reduce) or "vote" (gathered;
+            the majority decides).
+        unbiased: whether the expected value of a payload is the input.
+        error_feedback: whether entries or parts of them that are not sent stay in the
+            residual: "required", "default" (unless turned off), "optional" (if turned
+            on) or "forbidden".
+        feedback_decay: factor of the residual before it is added to the next gradient,
+            in (0, 1]; below 1 the method loses part of it.
+        needs_others: whether a worker's payload depends on other workers in the same
+            step, so that it cannot be decoded alone.
+        is_momentum: whether the residual is the momentum, so that the inner optimizer
+            must have none.
+        has_units: whether the method compares with a number in units of gradients, or
+            returns values that are not in these units, so that its input must not
+            contain the learning rate.
+        sends_signs: whether the result consists of 1 and -1, whatever the magnitudes.
+        additive: whether `Result.sum` is the sum of the workers' `Result.sent`; not so
+            for votes, and if only the sum can be decoded.
+        conserves: whether, with error feedback, delivered values and residual add up to
+            all gradients; not so if decoding has an error that no worker knows.
+        lossless: whether all values are sent exactly.
+        rounding: unit roundoff of sums formed in a narrow type by the all-reduce; 0 if
+            they are formed in the type of the values.
+        reads_residual: whether `exchange` reads `state["residual"]`, the residual
+            before this step (zeros without error feedback). The gradient alone is
+            `values - state["residual"]`.
+        respects_largest: whether `exchange` limits magnitudes to `keys.largest` itself.
+            Other methods receive limited input.
+        together: whether `exchange` and `bytes` take all compressed tensors of a step
+            at once, of one dtype, concatenated to shape `[n]`, with `keys.sizes`; else
+            each by itself. `state` is per tensor, and `exchange` receives and returns
+            it concatenated; `common_state` is passed as it is.
     """
 
     name: ClassVar[str]
@@ -169,30 +171,30 @@ class Compressor(abc.ABC):
     feedback_decay: float = 1.0
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
-        """Return what is to be remembered between steps of a tensor of this shape."""
+        """Return the states that the method keeps for a tensor, by name."""
         del shape
         return {}
 
     def common_state(self) -> dict[str, StateSpec]:
-        """Return what `together` methods are to remember of all tensors at once."""
+        """Return the states that a method with `together` keeps for all tensors."""
         return {}
 
     @property
     def wait(self) -> float:
-        """Steps that an entry waits for on average until it is sent.
+        """Average number of steps before an entry is sent.
 
-        Of a schedule, by what it comes to; 0 for what sends something of all entries.
+        With a schedule, for its final sparsity; 0 if a part of every entry is sent.
         """
         sparsity = schedules.final_sparsity(getattr(self, "sparsity", 0.0))
         return sparsity / (1.0 - sparsity)
 
     @abc.abstractmethod
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
-        """Return what one worker hands to the collectives per step, in all rounds.
+        """Return the bytes that one worker sends per step, in all rounds.
 
         Args:
             shape: shape of the tensor.
-            dtype: type of the accumulators, float32 or float64.
+            dtype: dtype of the accumulators, float32 or float64.
 
         Returns:
             A number of bytes; None if it is known only at run time.
@@ -202,28 +204,29 @@ class Compressor(abc.ABC):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Send what goes out of one tensor, and return what all workers sent.
+        """Send a part of one tensor, and return the sum over workers.
 
         Args:
-            values: gradient, finite, of the tensor's shape, float32 or float64; with
-                error feedback times the learning rate, behind an SGD unless the method
-                `has_units`, and with what was kept back before.
-            state: tensors by name, as `state` and `common_state` say.
+            values: gradient, finite, of the tensor's shape, float32 or float64. With
+                error feedback it includes the residual. If the inner optimizer is an
+                SGD it is multiplied by the learning rate, unless the method
+                `has_units`.
+            state: tensors by name, as in `state` and `common_state`.
             keys: seeds for this tensor in this step.
 
         Yields:
-            `Sum` or `Gather`; the same kinds and sizes on all workers.
+            `AllReduce` or `AllGather`, of the same type and size on all workers.
 
         Returns:
             A `Result`.
         """
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
-        """Return how the native engine does the same; None if it cannot.
+        """Return the native implementation; None if there is none.
 
-        Bit for bit, unless it is `Native.by_all`.
-
-        Classes that derive from a native method are asked only if they define it too.
+        It produces the same bits as `exchange` unless it is `all_workers_native`. A
+        subclass of a method with a native implementation must define it again to use
+        it.
 
         Args:
             shape: shape of the tensor, of float32.
@@ -246,13 +249,13 @@ class Compressor(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Compressor":
-        """Build a compressor from `get_config`'s dictionary."""
+        """Create a compressor from `get_config`'s dictionary."""
         return cls(**config)
 
     def __repr__(self) -> str:
         try:
             values = self.get_config()
-        except Exception:  # of a schedule that has no config, which Keras trains with
+        except Exception:  # a schedule without a config, which training allows
             names = inspect.signature(type(self)).parameters
             values = {n: getattr(self, n) for n in names if hasattr(self, n)}
         settings = ", ".join(f"{k}={show(v)}" for k, v in values.items())

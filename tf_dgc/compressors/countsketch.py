@@ -1,4 +1,4 @@
-"""Count Sketch: a table that can be summed on the way, and shows what is large."""
+"""Count Sketch: a table that an all-reduce sums, and that shows the large entries."""
 
 import math
 from typing import Any
@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, check_sparsity, check_whole, show
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import send_whole
 from tf_dgc.compressors.common.sketch import Sketch
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
@@ -20,30 +21,31 @@ from tf_dgc.compressors.topk import num_sent, tie_offset
 class CountSketch(Compressor):
     """Finds the k largest entries of the sum in a sketch that an all-reduce sums.
 
-    A Count Sketch has `rows` rows of `columns * n` cells. In each row every entry is
-    added, with a sign of +-1, to one cell; both are drawn by chance, alike on all
-    workers. Sketches are linear: the sum of the workers' is the sketch of the sum,
-    however many there are. The median over rows of an entry's cells, with its signs, is
-    an estimate of it, good for those that are large among all.
+    A Count Sketch has `rows` rows of `columns * n` cells. Each row adds every entry,
+    with a sign of +-1, to one cell; cells and signs are random and the same on all
+    workers. Sketches are linear: the sum of the workers' sketches is the sketch of the
+    sum. The median over rows of an entry's cells, with its signs, is an estimate of the
+    entry, which is good for the largest entries.
 
     With the default `second_round=True` this is sketched SGD (Ivkin et al., NeurIPS
-    2019, algorithm 1): the k positions of largest estimate are everyone's, and a second
-    all-reduce sums the exact entries there. The rest stays in each worker's residual.
-    Cells and signs are drawn anew in each step, so none shadows another for long. The
-    paper fetches a multiple of k and applies the best k; here all that is fetched is.
+    2019, algorithm 1): all workers find the same k positions of largest estimate, and a
+    second all-reduce sums the exact entries at these. The rest stays in each worker's
+    residual. Cells and signs are drawn anew in each step, so that no entry hides
+    another for long. The paper fetches a multiple of k entries and applies the best k;
+    here all fetched entries are applied.
 
     `second_round=False` is FetchSGD (Rothchild et al., algorithm 1): the k estimates
-    themselves are the update, and as they are noisy, what a worker should keep back is
-    unknown. So momentum and error live in the sketch, alike on all workers:
-    `S_u = rho S_u + S`, `S_e += S_u`, `update = top-k of S_e's estimates`. The cells
-    that the update touches become 0 in S_e and, by momentum factor masking, in S_u.
-    That is how the authors do it; line 14 of their algorithm, `S_e -= sketch(update)`,
-    diverges unless cells are far more than k. The learning rate is applied to the
-    update, not within S_e, and every tensor has a sketch of its own. Take columns for
-    about 10 times k, as the paper does. Estimates are of other entries in part: rows
-    without a gradient move now and then.
+    are the update. As they are noisy, a worker does not know its residual; instead,
+    momentum and error are sketches, the same on all workers: `S_u = rho S_u + S`,
+    `S_e += S_u`, `update = top-k of S_e's estimates`. The cells of the update's entries
+    become 0 in S_e and, by momentum factor masking, in S_u. The authors' code does the
+    same; line 14 of their algorithm, `S_e -= sketch(update)`, diverges unless there are
+    far more cells than k. The learning rate is applied to the update, not within S_e,
+    and every tensor has its own sketch. As in the paper, choose about 10 times as many
+    columns as k. Estimates contain parts of other entries: weights without a gradient
+    may change.
 
-    A tensor whose sketch is no smaller than itself is sent whole.
+    A tensor is sent whole if its sketch is not smaller.
 
     Args:
         sparsity: share of entries not sent, in [0, 1).
@@ -82,14 +84,14 @@ class CountSketch(Compressor):
                 f"second_round={show(second_round)}"
             )
         self.sparsity = check_sparsity(sparsity)
-        self.columns = places.check_share("columns", columns)
+        self.columns = slots.check_share("columns", columns)
         self.second_round = bool(second_round)
         self.momentum = float(momentum)
         self.additive = self.second_round
         self.error_feedback = "default" if self.second_round else "forbidden"
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
-        """Return the sketches S_e and S_u, if they are needed."""
+        """Return the sketches S_e and S_u of FetchSGD."""
         size = math.prod(shape)
         if self.second_round or self._sends_whole(size):
             return {}
@@ -98,7 +100,7 @@ class CountSketch(Compressor):
         return dict.fromkeys(names, table)
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of the sketch and of k entries, or of the tensor if fewer."""
+        """Return the bytes of the sketch and of k entries, or of the whole tensor."""
         size = math.prod(shape)
         return dtype.size * (size if self._sends_whole(size) else self._numbers(size))
 
@@ -111,24 +113,22 @@ class CountSketch(Compressor):
             return (yield from send_whole(values, self.aggregation))
         values = tf.reshape(values, [-1])
         seed = keys.shared if self.second_round else keys.fixed
-        sketch = Sketch(
-            size, self._cells(size), [seed(i + 1) for i in range(self.rows)]
-        )
-        total = yield AllReduce(sketch.of(values))
-        if self.second_round:  # cells that overflowed show nothing
-            total = tf.where(tf.math.is_finite(total), total, 0)
+        seeds = [seed(i + 1) for i in range(self.rows)]
+        sketch = Sketch(size, self._cells(size), seeds)
+        table = yield AllReduce(sketch.of(values))
         k = num_sent(size, self.sparsity)
         offset = tie_offset(size, keys)
         if not self.second_round:
-            return self._fetch(sketch, total, state, values, k, offset)
-        positions, _ = top_k(sketch.estimates(total), k, offset)
+            return self._fetch(sketch, table, state, values, k, offset)
+        table = tf.where(tf.math.is_finite(table), table, 0)  # ignores overflowed cells
+        positions, _ = top_k(sketch.estimates(table), k, offset)
         mine = tf.gather(values, positions)
-        exact = yield AllReduce(mine)
-        total, sent = (
-            SparseEntries(positions, exact, size),
+        total = yield AllReduce(mine)
+        return Result(
+            SparseEntries(positions, total, size),
             SparseEntries(positions, mine, size),
+            entries=k,
         )
-        return Result(total, sent, entries=k)
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native method; None without a second round."""
@@ -149,7 +149,7 @@ class CountSketch(Compressor):
         )
 
     def error_bound(self, size: int) -> float | None:
-        """Return 1 with a second round: what is sent is sent exactly."""
+        """Return 1 with a second round, which sends exact entries."""
         del size
         return 1.0 if self.second_round else None
 
@@ -166,26 +166,27 @@ class CountSketch(Compressor):
     def _fetch(
         self,
         sketch: Sketch,
-        total: tf.Tensor,
+        table: tf.Tensor,
         state: dict[str, tf.Tensor],
         values: tf.Tensor,
         k: int,
         offset: tf.Tensor,
     ) -> Result:
-        """Accumulate in the sketch, and take the k largest out of it."""
-        after = {}
+        """Accumulate in the sketch, and remove the k largest estimates from it."""
+        new_state = {}
         if self.momentum:
-            total = after["momentum"] = self.momentum * state["momentum"] + total
-        error = state["error"] + total
-        positions, found = top_k(sketch.estimates(error), k, offset)
-        update = tf.scatter_nd(positions[:, tf.newaxis], found, values.shape)
-        after["error"] = error
-        kept = tf.cast(~sketch.touched(update), values.dtype)
-        after = {name: table * kept for name, table in after.items()}
-        return Result(update, values, after, k)
+            table = self.momentum * state["momentum"] + table
+            new_state["momentum"] = table
+        new_state["error"] = state["error"] + table
+        estimates = sketch.estimates(new_state["error"])
+        positions, largest = top_k(estimates, k, offset)
+        update = tf.scatter_nd(positions[:, tf.newaxis], largest, values.shape)
+        mask = tf.cast(~sketch.touched(update), values.dtype)
+        new_state = {name: table * mask for name, table in new_state.items()}
+        return Result(update, values, new_state, k)
 
     def _cells(self, size: int) -> int:
-        return places.capacity_of(size, self.columns)
+        return slots.num_slots(size, self.columns)
 
     def _numbers(self, size: int) -> int:
         k = num_sent(size, self.sparsity) if self.second_round else 0

@@ -1,4 +1,4 @@
-"""DeMo: what changes fast in a momentum is sent, by its largest cosine components."""
+"""DeMo: the largest cosine components of the momentum."""
 
 import functools
 import math
@@ -11,9 +11,10 @@ import tensorflow as tf
 from tf_dgc import arguments
 from tf_dgc.codecs import golomb, value_types
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.one_round import sum_decoded
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import tie_offset
 
 _LARGEST = float(np.finfo(np.float32).max) / 2
@@ -21,28 +22,32 @@ _LARGEST = float(np.finfo(np.float32).max) / 2
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class DeMo(Compressor):
-    """Sends the largest components of each tile's cosine transform, in every step.
+    """Sends the largest components of each tile's cosine transform.
 
-    Peng et al., "Decoupled momentum optimization", 2024, algorithm 1: the residual is
-    the momentum, `m = decay * m + g`. Each tile of it is transformed (DCT-II, of both
-    dimensions, orthonormal), the k components of largest magnitude are sent, and what
-    they are the transform of leaves the momentum. Every worker turns the sum back and,
-    as in the paper's experiments, takes its sign (`sign`).
+    Peng et al., "Decoupled momentum optimization", 2024, algorithm 1. The residual is
+    the momentum:
 
-    A component of a tile is in all of its entries: rows without a gradient move with
-    the others of their tile.
+    1. `m = decay * m + g`.
+    2. Transform each tile of m (orthonormal DCT-II in both dimensions).
+    3. Send the k components of largest magnitude, and subtract their inverse transform
+       from m.
+    4. Transform the sum over workers back and, as in the paper's experiments, take its
+       sign (`sign`).
 
-    A tensor is seen as a matrix: all dimensions but the last, and the last. Tiles are
-    `tile` wide and high, or as large as the matrix if that is smaller; at its ends they
-    are filled up with zeros, where the authors' code takes the largest divisors of its
-    dimensions. The optimizer around it must have no momentum, as SGD has none.
+    A component contributes to all entries of its tile: weights without a gradient
+    change with the others of their tile.
+
+    A tensor is a matrix whose columns are its last axis. Tiles are `tile` wide and
+    high, or as large as a smaller matrix, and padded with zeros at its ends; the
+    authors' code uses the largest divisors of its dimensions instead. The inner
+    optimizer must have no momentum.
 
     Args:
         tile: number of rows and of columns of a tile, 1 or more.
         per_tile: number of components of a tile that are sent, or all if it has fewer.
-        decay: share of the momentum that is kept, in (0, 1].
+        decay: factor of the momentum per step, in (0, 1].
         sign: whether the update is the sign of the sum, which needs a learning rate of
-            its own; else it is the sum.
+            its own; otherwise it is the sum.
         value_dtype: type of the components on the wire: None for that of the residual,
             or one of `tf_dgc.codecs.value_types.CHOICES`.
     """
@@ -72,17 +77,18 @@ class DeMo(Compressor):
         self.conserves = self.decay == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of positions and components.
+        """Return the bytes of positions and components.
 
         Raises:
-            ValueError: if places of components, of whole tiles, do not fit into int32.
+            ValueError: if the positions of components do not fit into int32.
         """
         size, k = self._sizes(shape)
         if size > tf.int32.max:
             raise ValueError(
-                "Of whole tiles there are more components than int32 counts. Choose a "
-                "smaller `tile`, or exclude the tensor from compression. Received: "
-                f"shape={tuple(shape)}, tile={self.tile}, {size} components"
+                "Tiles must have at most 2**31 - 1 components together, as positions "
+                "are int32. Choose a smaller `tile`, or exclude the tensor from "
+                f"compression. Received: shape={tuple(shape)}, tile={self.tile}, "
+                f"{size} components"
             )
         streams = value_types.value_bits(self.value_dtype or dtype.name, k)
         values = sum(-(-bits // 32) for bits in streams)
@@ -91,41 +97,42 @@ class DeMo(Compressor):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Transform, choose, gather, and turn back."""
+        """Transform, select, gather and transform back."""
         del state
         shape, dtype = values.shape, values.dtype
         size, k = self._sizes(tuple(shape))
-        kind, offset = self.value_dtype or dtype.name, tie_offset(size, keys)
+        value_dtype, offset = self.value_dtype or dtype.name, tie_offset(size, keys)
         bounded = value_types.bound(values, _LARGEST / self.tile**2)
-        components = _turn(_to_tiles(bounded, self._tile(shape)))
-        turned = golomb.turn(self._choose(components), size, offset)
-        where, _ = golomb.encode(turned, size)
-        at = golomb.turn_back(turned, size, offset)
-        chosen = tf.gather(tf.reshape(components, [-1]), at)
-        words = tf.concat([where, value_types.encode_values(chosen, kind)], axis=0)
+        components = _transform(_to_tiles(bounded, self._tile(shape)))
+        rotated = golomb.rotate(self._select(components), size, offset)
+        position_words, _ = golomb.encode(rotated, size)
+        positions = golomb.unrotate(rotated, size, offset)
+        selected = tf.gather(tf.reshape(components, [-1]), positions)
+        value_words = value_types.encode_values(selected, value_dtype)
+        words = tf.concat([position_words, value_words], axis=0)
         gathered = yield AllGather(words)
         split = golomb.num_words(size, k)
 
         def decode(words: tf.Tensor) -> tf.Tensor:
-            turned, _ = golomb.decode(words[:split], size, k)
-            at = golomb.turn_back(turned, size, offset)[:, tf.newaxis]
-            found = value_types.decode_values(
-                words[tf.newaxis, split:], kind, k, dtype
-            )[0]
-            there = tf.where(turned < size, found, tf.zeros_like(found))
-            return tf.scatter_nd(at, there, [size])
+            rotated, _ = golomb.decode(words[:split], size, k)
+            indices = golomb.unrotate(rotated, size, offset)[:, tf.newaxis]
+            value_words = words[tf.newaxis, split:]
+            values = value_types.decode_values(value_words, value_dtype, k, dtype)[0]
+            values = tf.where(rotated < size, values, tf.zeros_like(values))
+            return tf.scatter_nd(indices, values, [size])
 
-        def back(flat: tf.Tensor) -> tf.Tensor:
-            tiles = _turn_back(tf.reshape(flat, components.shape))
+        def transform_back(flat: tf.Tensor) -> tf.Tensor:
+            tiles = _inverse_transform(tf.reshape(flat, components.shape))
             return _from_tiles(tiles, shape)
 
-        total = back(sum_decoded(gathered, decode, [size], dtype))
-        return Result(tf.sign(total) if self.sign else total, back(decode(words)))
+        total = transform_back(sum_decoded(gathered, decode, [size], dtype))
+        update = tf.sign(total) if self.sign else total
+        return Result(update, transform_back(decode(words)))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
-        """Return the native method, whose sums are rounded otherwise."""
+        """Return the native method, whose sums are rounded differently."""
         size, k = self._sizes(shape)
-        *_, value_type = sparse.native_places(k, self.value_dtype)
+        *_, value_type = sparse.native_parameters(k, self.value_dtype)
         parameters = [
             *NativeMethod.in_halves(self.tile),
             *NativeMethod.in_halves(self.per_tile),
@@ -137,7 +144,7 @@ class DeMo(Compressor):
         ]
         return NativeMethod(self.name, parameters, all_workers_native=True)
 
-    def _choose(self, components: tf.Tensor) -> tf.Tensor:
+    def _select(self, components: tf.Tensor) -> tf.Tensor:
         """Return the positions of the largest of each tile, int32 `[k]`."""
         tiles = tf.reshape(components, [-1, math.prod(components.shape[1:])])
         number, width = tiles.shape
@@ -150,7 +157,7 @@ class DeMo(Compressor):
         return min(self.tile, rows), min(self.tile, columns)
 
     def _sizes(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return how many components there are, and how many are sent."""
+        """Return the number of components, and of those sent."""
         pairs = zip(_matrix(shape), self._tile(shape), strict=True)
         number = math.prod(-(-length // side) for length, side in pairs)
         width = math.prod(self._tile(shape))
@@ -168,13 +175,13 @@ class DeMo(Compressor):
 
 
 def _matrix(shape: Any) -> tuple[int, int]:
-    """Return rows and columns of a tensor of this shape, seen as a matrix."""
+    """Return the rows and columns of a tensor as a matrix."""
     columns = shape[-1] if len(shape) else 1
     return math.prod(shape) // columns, columns
 
 
 def _to_tiles(values: tf.Tensor, tile: tuple[int, int]) -> tf.Tensor:
-    """Return `[tiles, height, width]`, filled up with zeros."""
+    """Return `[tiles, height, width]`, padded with zeros."""
     (rows, columns), (height, width) = _matrix(values.shape), tile
     matrix = tf.reshape(values, [rows, columns])
     matrix = tf.pad(matrix, [[0, -rows % height], [0, -columns % width]])
@@ -184,7 +191,7 @@ def _to_tiles(values: tf.Tensor, tile: tuple[int, int]) -> tf.Tensor:
 
 
 def _from_tiles(tiles: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Return what `_to_tiles` was given."""
+    """Return the tensor of some tiles, the inverse of `_to_tiles`."""
     (rows, columns), (height, width) = _matrix(shape), tiles.shape[1:]
     split = [-(-rows // height), -(-columns // width), height, width]
     matrix = tf.transpose(tf.reshape(tiles, split), [0, 2, 1, 3])
@@ -192,14 +199,14 @@ def _from_tiles(tiles: tf.Tensor, shape: Any) -> tf.Tensor:
     return tf.reshape(matrix[:rows, :columns], shape)
 
 
-def _turn(tiles: tf.Tensor) -> tf.Tensor:
+def _transform(tiles: tf.Tensor) -> tf.Tensor:
     """Return the cosine transform of each tile."""
     height, width = (_cosines(n, tiles.dtype) for n in tiles.shape[1:])
     return tf.matmul(tf.matmul(height, tiles), width, transpose_b=True)
 
 
-def _turn_back(components: tf.Tensor) -> tf.Tensor:
-    """Return the tiles that have these components."""
+def _inverse_transform(components: tf.Tensor) -> tf.Tensor:
+    """Return the tiles with these cosine transforms."""
     height, width = (_cosines(n, components.dtype) for n in components.shape[1:])
     return tf.matmul(tf.matmul(height, components, transpose_a=True), width)
 
@@ -209,7 +216,7 @@ def _cosines(length: int, dtype: tf.DType) -> tf.Tensor:
 
 
 @functools.cache
-def _orthonormal(length: int) -> np.ndarray:
+def _orthonormal(length: int) -> "np.ndarray[Any, Any]":
     """Return the matrix of the orthonormal DCT-II, `[length, length]`."""
     k, i = np.mgrid[:length, :length]
     cosines = np.cos(np.pi * (2 * i + 1) * k / (2 * length))

@@ -1,4 +1,4 @@
-"""ECQ-SGD: quantization, with a share of the accumulated error made good."""
+"""ECQ-SGD: quantization that compensates for a share of the accumulated error."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number
 from tf_dgc.collectives.requests import Aggregation, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
 from tf_dgc.compressors.qsgd import QSGD
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -18,21 +19,20 @@ class ECQ(Compressor):
     Wu et al., algorithm 1, on every worker: `q = Q(g + alpha h)` is sent,
     and `h = beta h + (g - q)` accumulates the error. Q is `QSGD`. With alpha 1 and
     beta 1 this is plain error feedback, for which the noise of an unbiased Q is too
-    large; with alpha 0 it is QSGD, which never makes an error good.
+    large; with alpha 0 it is QSGD, which never compensates for errors.
 
     The accumulated error is this method's state, with its own two coefficients, so
-    error feedback beside it is refused. From one step to the next the expected square
-    of h grows by at most `(beta - alpha)^2 + omega alpha^2`, where omega bounds the
-    variance of Q; coefficients that make it more than 1 are refused, as the error could
-    grow without bound.
+    error feedback is not allowed in addition. From one step to the next the expected
+    square of h grows by a factor of at most `(beta - alpha)^2 + omega alpha^2`, where
+    omega bounds the variance of Q. Coefficients with a factor above 1 are rejected, as
+    the error could grow without bound.
 
     Args:
         levels: number of levels, as in `QSGD`.
         bucket: number of entries that share a norm, as in `QSGD`.
-        alpha: coefficient of the compensation, in [0, 1]; it and beta are tuned by
-            task.
-        beta: decay of old errors, in [0, 1]; with 1 nothing is ever lost.
-        coding: code of the levels, as in `QSGD`.
+        alpha: coefficient of the compensation, in [0, 1]; tune it and beta by task.
+        beta: decay of old errors, in [0, 1]; with 1 nothing is lost.
+        coding: coding of the levels, as in `QSGD`.
     """
 
     name = "ecq"
@@ -66,7 +66,7 @@ class ECQ(Compressor):
         return {"error": StateSpec(shape)}
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of `QSGD`."""
+        """Return the bytes of `QSGD`."""
         return self.quantizer.bytes(shape, dtype)
 
     def exchange(
@@ -75,19 +75,19 @@ class ECQ(Compressor):
         """Compensate, quantize, and accumulate the error."""
         error = state["error"]
         compensated = values + self.alpha * error
-        sent = yield from self.quantizer.exchange(compensated, {}, keys)
-        mine = tf.reshape(sent.sent, values.shape)
-        after = self.beta * error + (values - mine)
-        bounded = tf.clip_by_value(after, after.dtype.min, after.dtype.max)
-        return Result(sent.sum, mine, {"error": bounded})
+        result = yield from self.quantizer.exchange(compensated, {}, keys)
+        sent = tf.reshape(result.sent, values.shape)
+        error = self.beta * error + (values - sent)
+        error = tf.clip_by_value(error, error.dtype.min, error.dtype.max)
+        return Result(result.sum, sent, {"error": error})
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method of the quantizer's coding."""
-        coded = self.quantizer.native(shape)
-        name = coded.name.replace(self.quantizer.name, self.name)
-        return NativeMethod(name, [*coded.parameters, self.alpha, self.beta], ["error"])
+        quantizer = self.quantizer.native(shape)
+        name = quantizer.name.replace(self.quantizer.name, self.name)
+        parameters = [*quantizer.parameters, self.alpha, self.beta]
+        return NativeMethod(name, parameters, ["error"])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        coefficients = {"alpha": self.alpha, "beta": self.beta}
-        return {**self.quantizer.get_config(), **coefficients}
+        return {**self.quantizer.get_config(), "alpha": self.alpha, "beta": self.beta}

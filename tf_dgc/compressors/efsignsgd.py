@@ -4,8 +4,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.codecs import bits, value_types
-from tf_dgc.compressors.base import NativeMethod, RandomKeys
+from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common.one_round import OneRound
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -13,11 +14,12 @@ class EFSignSGD(OneRound):
     """Sends signs, and the mean magnitude of the tensor: 1 bit per entry.
 
     Karimireddy et al., algorithm 1: `delta = (|p|_1 / d) sign(p)`, where p is the
-    gradient, times the learning rate, with what was kept back, and `e = p - delta` is
-    kept. Without error feedback it need not converge (section 3).
+    gradient times the learning rate plus the residual, and `e = p - delta` is the new
+    residual. Without error feedback it need not converge (section 3).
 
-    One bit cannot say 0: an entry that is 0 is sent as the magnitude, and the residual
-    takes it back. So rows without a gradient move about where they are.
+    One bit cannot represent 0: a zero is sent as the magnitude, and the residual
+    compensates for it in later steps. So weights without a gradient fluctuate around
+    their values.
     """
 
     name = "ef_sign_sgd"
@@ -26,17 +28,17 @@ class EFSignSGD(OneRound):
     error_feedback = "required"
 
     def words(self, size: int, dtype: tf.DType) -> int:
-        """Return those of a magnitude in float32, and of the signs."""
+        """Return the words of a float32 magnitude and of the signs."""
         del dtype
         return 1 + bits.num_stream_words(size)
 
     def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-        """Return the mean magnitude, and bits that are 1 for negative."""
+        """Return the mean magnitude, and a bit per entry, 1 for negative."""
         del keys
         return value_types.encode_values(values, "sign")
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
-        """Return the magnitude with the signs."""
+        """Return the magnitude with the entries' signs."""
         return value_types.decode_values(words[tf.newaxis], "sign", size, dtype)[0]
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:

@@ -1,4 +1,4 @@
-"""Half precision: IEEE float16 on the wire, summed on the way."""
+"""IEEE float16 on the wire, summed in float16."""
 
 import math
 from typing import Any
@@ -8,18 +8,19 @@ import tensorflow as tf
 
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Float16(Compressor):
-    """Rounds to float16 and lets the all-reduce add in float16: 2 bytes per entry.
+    """Rounds to float16 and sums in float16: 2 bytes per entry.
 
     Micikevicius et al., section 3.2, recommend float16 for values, and a loss scale so
-    that small gradients do not vanish: below 6e-8 there is nothing. Magnitudes above
-    2047 become 2047, so that the sum of 32 workers stays finite; of more workers half
-    of that for every doubling, 1023.5 of 33 to 64. With error feedback both losses of
-    the sender stay in its residual; rounding while summing does not.
+    that small gradients do not underflow: there is no number below 6e-8. Magnitudes are
+    clipped to 2047, so that the sum of 32 workers is finite; every doubling of the
+    workers halves that limit (1023.5 for 33 to 64). With error feedback both losses
+    stay in the sender's residual; rounding errors of the sum do not.
     """
 
     name = "float16"
@@ -31,14 +32,14 @@ class Float16(Compressor):
     wire_dtype: Any = tf.float16
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return two bytes per entry."""
+        """Return 2 bytes per entry."""
         del dtype
         return self.wire_dtype.size * math.prod(shape)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Round, sum, and widen."""
+        """Clip, round and sum."""
         del state
         limit = value_types.largest_term(self.wire_dtype, keys.num_workers)
         limited = value_types.bound(values, limit)

@@ -1,4 +1,4 @@
-"""Compress: choose the k entries of largest magnitude of the whole model."""
+"""Global top-k: the k entries of largest magnitude of the whole model."""
 
 import keras
 
@@ -7,13 +7,12 @@ from tf_dgc.compressors.topk import TopK
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class GlobalTopK(TopK):
-    """Sends the k entries of largest magnitude among those of all tensors together.
+    """Sends the k entries of largest magnitude of all tensors together.
 
-    `TopK` takes the same share of every tensor; here one tensor may send many entries
-    and another none, until its residual has grown. n, of which k is `TopK`'s share, is
-    the number of entries of all that are not exempt, 2**31 - 1 at most. Compared in
-    theory and practice by Dutta et al. ("entire-model" against "layer-wise"
-    compression).
+    `TopK` sends the same share of every tensor; here one tensor may send many entries
+    and another none until its residual has grown. k is computed as for `TopK`, from the
+    number of entries of all compressed tensors, at most 2**31 - 1. Dutta et al. compare
+    the two in theory and practice ("entire-model" and "layer-wise" compression).
 
     Args:
         sparsity: share of entries not sent, in [0, 1); or a schedule of the iteration.

@@ -1,4 +1,4 @@
-"""LGC: values that an autoencoder has compressed, learned from earlier gradients."""
+"""LGC: values compressed by an autoencoder that learns from earlier gradients."""
 
 import itertools
 from collections.abc import Generator, Sequence
@@ -20,37 +20,36 @@ from tf_dgc.collectives.requests import (
     Aggregation,
     AllGather,
     AllReduce,
-    Request,
     Result,
     SparseEntries,
+    TensorRequest,
 )
-from tf_dgc.compressors.base import Compressor, RandomKeys, StateSpec
+from tf_dgc.compressors.base import Compressor, StateSpec
 from tf_dgc.compressors.common.largest import top_k
 from tf_dgc.compressors.common.one_round import from_words, to_words
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
-# --- An autoencoder of vectors: five convolutions each way, trained by Adam.
-#
-# Everything is a function of tensors, and all weights are one vector, so that they are
-# one state. Convolutions are matrix products, whose sums have the same order in every
-# run.
+# An autoencoder of vectors with five convolutions each way, trained by Adam. All
+# weights are one vector, so that they are one state. Convolutions are matrix products,
+# whose sums have the same order in every run.
 
 STRIDE = 16
-"""Entries of a vector for which there are `CODE` numbers in its code."""
+"""Entries of a vector that `CODE` numbers of its code represent."""
 
 CODE = 4
 """Channels of the code."""
 
-_SLOPE = 0.01  # of leaky ReLU
+_SLOPE = 0.01  # of the leaky ReLU
 
 
 class AutoencoderLayer(NamedTuple):
     """One convolution.
 
     Attributes:
-        width: number of entries that the kernel covers.
-        inputs: number of channels that go in.
-        outputs: number of channels that come out.
+        width: width of the kernel.
+        inputs: number of input channels.
+        outputs: number of output channels.
     """
 
     width: int
@@ -87,8 +86,10 @@ def num_weights(channels: int) -> int:
     return sum(layer.size for layer in layers(channels))
 
 
-def initial_weights(channels: int, rng: np.random.Generator) -> np.ndarray:
-    """Return weights of He's variance for the slope, and biases of 0."""
+def initial_weights(
+    channels: int, rng: np.random.Generator
+) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Return random kernels of He's variance, and biases of 0."""
     parts = []
     for layer in layers(channels):
         fan = layer.width * layer.inputs
@@ -98,7 +99,7 @@ def initial_weights(channels: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def code_length(size: int) -> int:
-    """Return how many numbers the code of a vector has."""
+    """Return the length of the code of a vector of `size` entries."""
     return CODE * -(-size // STRIDE)
 
 
@@ -127,7 +128,7 @@ def decode_vectors(
 def mean_through_code(
     weights: tf.Tensor, channels: int, vectors: tf.Tensor
 ) -> tf.Tensor:
-    """Return what the mean of the codes of vectors, `[N, k]`, decodes to, `[k]`."""
+    """Return the decoded mean, `[k]`, of the codes of vectors, `[N, k]`."""
     code = tf.reduce_mean(
         encode_vectors(weights, channels, vectors), axis=0, keepdims=True
     )
@@ -135,12 +136,12 @@ def mean_through_code(
 
 
 class AutoencoderAdam(NamedTuple):
-    """What is learned, and Adam's moments.
+    """Weights of the autoencoder and Adam's moments.
 
     Attributes:
-        weights: weights of the autoencoder, float `[num_weights]`.
-        first: moment of the gradient, likewise.
-        second: moment of the squared gradient, likewise.
+        weights: weights, float `[num_weights]`.
+        first: first moment, float `[num_weights]`.
+        second: second moment, float `[num_weights]`.
     """
 
     weights: tf.Tensor
@@ -155,20 +156,20 @@ def train_autoencoder(
     rate: float,
     steps: tf.Tensor,
 ) -> AutoencoderAdam:
-    """Return the state after one step to bring `mean_through_code` to the mean.
+    """Train `mean_through_code` to return the mean, for one step.
 
     Args:
         state: weights and moments before the step.
         channels: number of channels of the first layer, as in `layers`.
         vectors: values of all workers, float `[N, k]`.
         rate: learning rate, above 0.
-        steps: number of steps done before, a scalar integer tensor.
+        steps: number of previous steps, a scalar integer tensor.
     """
     target = tf.reduce_mean(vectors, axis=0)
     with tf.GradientTape() as tape:
         tape.watch(state.weights)
-        found = mean_through_code(state.weights, channels, vectors)
-        loss = tf.reduce_mean(tf.square(found - target))
+        output = mean_through_code(state.weights, channels, vectors)
+        loss = tf.reduce_mean(tf.square(output - target))
     gradient = tape.gradient(loss, state.weights)
     count = tf.cast(steps + 1, gradient.dtype)
     first = 0.9 * state.first + 0.1 * gradient
@@ -183,10 +184,9 @@ def _split(
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Return kernel, `[width * inputs, outputs]`, and bias of every layer."""
     split = []
-    for part, layer in zip(
-        tf.split(weights, [layer.size for layer in parts]), parts, strict=True
-    ):
-        matrix = tf.reshape(part, [-1, layer.outputs])
+    layer_weights = tf.split(weights, [layer.size for layer in parts])
+    for layer, vector in zip(parts, layer_weights, strict=True):
+        matrix = tf.reshape(vector, [-1, layer.outputs])
         split.append((matrix[:-1], matrix[-1]))
     return split
 
@@ -194,7 +194,7 @@ def _split(
 def _convolve(
     x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, stride: int
 ) -> tf.Tensor:
-    """Return `[N, length / stride, outputs]` of `[N, length, inputs]`, zeros around."""
+    """Return `[N, length / stride, outputs]` of `[N, length, inputs]`, zero-padded."""
     count, length, inputs = x.shape
     width = kernel.shape[0] // inputs
     padded = tf.pad(x, [[0, 0], [width // 2, width // 2], [0, 0]])
@@ -220,59 +220,60 @@ def _leaky(x: tf.Tensor) -> tf.Tensor:
     return tf.maximum(x, _SLOPE * x)
 
 
-_DENSE, _LEARNING = 0, 1  # and 2, in which all is coded
-_WIDEST = 8.0  # times the leader's largest entry
+_DENSE, _LEARNING = 0, 1  # phases; 2 is the coded phase
+_CLIP = 8.0  # limit of values, in units of the leader's largest entry
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class LGC(Compressor):
     """Learned gradient compression, the variant for all-reduce.
 
-    Abrahamyan et al., section on ring-allreduce (LGC_RAR). In every step one worker,
-    drawn anew, is the leader, and everyone sends values at the positions of the
-    leader's k largest entries. Three phases, by the number of the step:
+    Abrahamyan et al., section on ring-allreduce (LGC_RAR). In every step a random
+    worker leads, and all workers send their values at the positions of the leader's k
+    largest entries. There are three phases:
 
     1. *Dense*, for `dense_steps`: all entries are summed.
-    2. *Learning*, for `learning_steps`: the k values are exchanged as they are. Every
-       worker has those of all, and takes the same step of Adam to bring
-       `D(mean of E(x_m))` nearer to the mean of the x_m.
-    3. *Coded*: codes `E(x_m)` are summed by all-reduce; `N D(sum / N)` arrives.
+    2. *Learning*, for `learning_steps`: the k values of all workers are gathered, and
+       every worker takes the same step of Adam to bring `D(mean of E(x_m))` closer to
+       the mean of the x_m.
+    3. *Coded*: an all-reduce sums the codes `E(x_m)`; the result is `N D(sum / N)`.
 
-    E has five convolutions of widths 3, 3, 3, 3, 1, strides 2, 2, 2, 2, 1 and channels
-    c, 2c, 4c, c, 4; D mirrors it (c/2, c, 2c, c/2 and 1 channels, strides of 1/2).
-    16 values make a code of 4 numbers. Between layers is leaky ReLU. With c = 64, as
-    in the paper, there are 216,677 weights, and as many of each of Adam's two moments;
-    with c = 8 there are 3,569, which learn less.
+    The encoder E has five convolutions of widths 3, 3, 3, 3, 1, strides 2, 2, 2, 2, 1
+    and channels c, 2c, 4c, c, 4; the decoder D mirrors it (c/2, c, 2c, c/2 and 1
+    channels, strides of 1/2). Activations are leaky ReLU. The code of 16 values has 4
+    numbers. With c = 64, as in the paper, there are 216,677 weights and twice as many
+    moments; with c = 8 there are 3,569 weights, which learn less.
 
-    On the wire: k positions by Elias-Fano, about `2 + log2(n / k)` bits each, and the
-    scale, in every step but dense ones; then all entries, or k values, or
-    `4 ceil(k / 16)` numbers: 2.5 bytes per entry sent at 99.9 % in the coded phase.
-    Three rounds, some of them empty.
+    A payload has k positions by Elias-Fano, about `2 + log2(n / k)` bits each, and the
+    scale, except in dense steps; then all entries, or k values, or `4 ceil(k / 16)`
+    numbers. In the coded phase that is 2.5 bytes per sent entry at 99.9 %. There are
+    three rounds, some of them empty.
 
-    Where this is not the paper:
+    Differences from the paper:
 
-    - The k entries are the largest of all tensors together, as for `GlobalTopK`, not
-      so many of each. If they are fewer than `min_values`, their autoencoder is never
-      used: the second phase has no end.
+    - The k entries are the largest of all tensors together, as for `GlobalTopK`, not of
+      each. With fewer than `min_values` entries the autoencoder is not used: the second
+      phase has no end.
     - All workers train the autoencoder, on the same values, so its weights are never
       sent.
-    - Values are divided by the leader's largest, which is sent along, and cut off at 8
-      times that, so that a code means the same from all workers, whatever the scale.
-    - There is no broadcast: everyone hands over positions, and the leader's are used.
-    - Only the sum can be decoded, so no worker knows exactly what of its own arrived.
-      With `keep_loss`, it assumes `D(E(x_m))` did, and the rest stays in its residual
-      (or nothing, if that is further from x_m than 0 is). Without, what was coded is
-      cleared from the residual, and what the autoencoder loses is lost for good. In
-      our trials the loss fell as in dense training with it, and stayed behind without.
+    - Values are divided by the leader's largest value, which is sent along, and clipped
+      to 8 times that, so that codes do not depend on the scale.
+    - There is no broadcast: all workers send positions, and the leader's are used.
+    - Only the sum can be decoded, so a worker does not know exactly which of its values
+      arrived. With `keep_loss` it assumes `D(E(x_m))`, and keeps the rest in its
+      residual (or nothing, if that is further from x_m than 0). Otherwise coded values
+      are removed from the residual, and the autoencoder's error is lost. In our trials
+      the loss fell as in dense training with `keep_loss`, and more slowly without.
 
-    If fewer than k entries are not 0, zeros are coded too, and D makes small numbers of
-    them: rows without a gradient may move.
+    If fewer than k entries are nonzero, zeros are coded, too, and decoded as small
+    numbers: weights without a gradient may change.
 
-    The variant for parameter servers (LGC_PS) is not here. It codes the values of one
-    worker, and of the others only an innovation (their largest few), from which a
-    decoder of each worker's own restores its values. A method here knows nothing of the
-    number of workers when its state is made, so it cannot have N decoders; and it saves
-    on the way to a server, which decodes once, while here everyone would, N times.
+    The variant for parameter servers (LGC_PS) is not implemented. It codes all values
+    of one worker, and of the others only an innovation (their few largest values), from
+    which a decoder per worker restores the values. The state of a method here cannot
+    depend on the number of workers, so there cannot be N decoders; and the variant
+    saves time at a server, which decodes once, whereas here every worker would decode N
+    times.
 
     Args:
         sparsity: share of entries not sent after the dense phase, in [0, 1).
@@ -280,9 +281,8 @@ class LGC(Compressor):
         learning_steps: number of steps of phase 2.
         channels: number of channels c of the autoencoder's first layer.
         learning_rate: learning rate of Adam, above 0.
-        min_values: number of entries that must be sent for them to be coded.
-        keep_loss: whether to keep in the residual what coding loses, as far as is
-            known.
+        min_values: least number of sent entries for which the autoencoder is used.
+        keep_loss: whether the residual keeps the estimated error of coding.
     """
 
     name = "lgc"
@@ -311,7 +311,7 @@ class LGC(Compressor):
         self.keep_loss = bool(keep_loss)
 
     def common_state(self) -> dict[str, StateSpec]:
-        """Return the autoencoder's weights and Adam's moments, alike on all workers."""
+        """Return the autoencoder's weights and Adam's moments."""
         size = (num_weights(self.channels),)
         return {
             "weights": StateSpec(
@@ -322,57 +322,56 @@ class LGC(Compressor):
         }
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> None:
-        """Return None: it depends on the phase."""
+        """Return None, as it depends on the phase."""
         del shape, dtype
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Agree on positions, and send by phase."""
+        """Find the leader's positions, then send according to the phase."""
         values = tf.reshape(values, [-1])
         size = values.shape[0]
         k = num_sent(size, self.sparsity)
         phase = self._phase(keys.step, k)
-        where, scale = yield from self._lead(values, k, phase, keys)
-        x = tf.gather(values, where)
-        unit = _divided(x, scale)
-        everyone = yield from _share(x, phase)
-        model = (
-            AutoencoderAdam(*(state[n] for n in AutoencoderAdam._fields))
-            if self._codes(k)
-            else None
-        )
-        handed_over = tf.switch_case(
+        leader_positions, scale = yield from _leader_positions(values, k, phase, keys)
+        x = tf.gather(values, leader_positions)
+        unit = _normalized(x, scale)
+        x_by_worker = yield from _gather_in_learning(x, phase)
+        model = None
+        if self._uses_autoencoder(k):
+            model = AutoencoderAdam(*(state[n] for n in AutoencoderAdam._fields))
+        summand = tf.switch_case(
             phase,
             [lambda: values, lambda: x[:0], lambda: self._encode(model, unit)],
         )
-        total = yield AllReduce(handed_over)
-        number = everyone.shape[0]
+        total = yield AllReduce(summand)
+        num_workers = x_by_worker.shape[0]
 
-        def coded() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            # Cut, or TensorFlow takes their length for known in the other phases too.
+        def dense_entries() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            return tf.range(size), total, values
+
+        def learning_entries() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            return leader_positions, tf.reduce_sum(x_by_worker, axis=0), x
+
+        def coded_entries() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            # Sliced, or TensorFlow infers this length for the other phases, too.
             length = code_length(k) if model else k
-            codes = tf.stack([total[:length] / number, handed_over[:length]])
+            codes = tf.stack([total[:length] / num_workers, summand[:length]])
             mean, mine = tf.unstack(self._decode(model, codes, k))
-            mine = self._arrived(unit, mine)
-            return where, number * (mean * scale), mine * scale
+            sent = self._estimate_sent(unit, mine)
+            return leader_positions, num_workers * (mean * scale), sent * scale
 
-        positions, found, sent = tf.switch_case(
-            phase,
-            [
-                lambda: (tf.range(size), total, values),
-                lambda: (where, tf.reduce_sum(everyone, axis=0), x),
-                coded,
-            ],
+        positions, sums, sent = tf.switch_case(
+            phase, [dense_entries, learning_entries, coded_entries]
         )
         result = Result(
-            SparseEntries(positions, found, size),
+            SparseEntries(positions, sums, size),
             SparseEntries(positions, sent, size),
             entries=tf.size(positions),
         )
         if model is None:
             return result
-        units = _divided(everyone, scale)
+        units = _normalized(x_by_worker, scale)
         steps = keys.step - self.dense_steps
         model = tf.cond(
             tf.equal(phase, _LEARNING),
@@ -384,36 +383,15 @@ class LGC(Compressor):
         return result._replace(state=model._asdict())
 
     def _phase(self, step: tf.Tensor, k: int) -> tf.Tensor:
-        """Return the phase, a scalar int32; what is too short to code never is."""
+        """Return the phase, a scalar int32."""
         step = tf.cast(step, tf.int64)
         learning = tf.cast(step >= self.dense_steps, tf.int32)
+        if not self._uses_autoencoder(k):
+            return learning
         coded = step >= self.dense_steps + self.learning_steps
-        return learning + tf.cast(coded, tf.int32) if self._codes(k) else learning
+        return learning + tf.cast(coded, tf.int32)
 
-    def _lead(
-        self, values: tf.Tensor, k: int, phase: tf.Tensor, keys: RandomKeys
-    ) -> Generator[Request, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
-        """Return the leader's positions, int32 `[k]`, and largest magnitude."""
-        size = values.shape[0]
-        offset = tie_offset(size, keys)
-        positions, chosen = top_k(values, k, offset)
-        scale = to_words(tf.reduce_max(tf.abs(chosen))[tf.newaxis])
-        mine = tf.concat([scale, elias_fano.encode(positions, size, k)], axis=0)
-        length = mine.shape[0]
-        dense = tf.equal(phase, _DENSE)
-        gathered = yield AllGather(mine[: tf.where(dense, 0, length)])
-        leader = tf.random.stateless_uniform(
-            [], keys.shared(1), maxval=gathered.shape[0], dtype=tf.int32
-        )
-        missing = length - tf.shape(gathered)[1]
-        # In the dense phase, when nothing is gathered, its own will do.
-        row = tf.where(dense, mine, tf.pad(gathered, [[0, 0], [0, missing]])[leader])
-        split = scale.shape[0]
-        where, checks = elias_fano.decode(row[tf.newaxis, split:], size, k)
-        where = require(checks, where)
-        return where[0], from_words(row[:split], values.dtype, [])
-
-    def _codes(self, k: int) -> bool:
+    def _uses_autoencoder(self, k: int) -> bool:
         return k >= self.min_values and code_length(k) < k
 
     def _encode(self, model: AutoencoderAdam | None, unit: tf.Tensor) -> tf.Tensor:
@@ -429,12 +407,12 @@ class LGC(Compressor):
         codes = tf.ensure_shape(codes, [None, code_length(k)])
         return decode_vectors(model.weights, self.channels, codes, k)
 
-    def _arrived(self, unit: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
-        """Return what of its values a worker sent, given what their code stands for."""
+    def _estimate_sent(self, unit: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
+        """Return the values that a worker assumes to have sent."""
         if not self.keep_loss:
             return unit
-        worse = tf.norm(unit - found) >= tf.norm(unit)
-        return tf.where(worse, unit, found)
+        is_worse_than_zero = tf.norm(unit - decoded) >= tf.norm(unit)
+        return tf.where(is_worse_than_zero, unit, decoded)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -449,19 +427,45 @@ class LGC(Compressor):
         }
 
 
-def _share(x: tf.Tensor, phase: tf.Tensor) -> Generator[Request, tf.Tensor, tf.Tensor]:
-    """Return the values of all workers, `[N, k]`, in the learning phase; else zeros."""
+def _leader_positions(
+    values: tf.Tensor, k: int, phase: tf.Tensor, keys: RandomKeys
+) -> Generator[TensorRequest, tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+    """Return the leader's positions, int32 `[k]`, and its largest magnitude."""
+    size = values.shape[0]
+    positions, largest = top_k(values, k, tie_offset(size, keys))
+    scale = to_words(tf.reduce_max(tf.abs(largest))[tf.newaxis])
+    mine = tf.concat([scale, elias_fano.encode(positions, size, k)], axis=0)
+    length = mine.shape[0]
+    is_dense = tf.equal(phase, _DENSE)
+    gathered = yield AllGather(mine[: tf.where(is_dense, 0, length)])
+    leader = tf.random.stateless_uniform(
+        [], keys.shared(1), maxval=gathered.shape[0], dtype=tf.int32
+    )
+    missing = length - tf.shape(gathered)[1]
+    padded = tf.pad(gathered, [[0, 0], [0, missing]])
+    # The dense phase gathers nothing, and does not use the positions: any will do.
+    words = tf.where(is_dense, mine, padded[leader])
+    split = scale.shape[0]
+    positions, checks = elias_fano.decode(words[tf.newaxis, split:], size, k)
+    positions = require(checks, positions)
+    return positions[0], from_words(words[:split], values.dtype, [])
+
+
+def _gather_in_learning(
+    x: tf.Tensor, phase: tf.Tensor
+) -> Generator[TensorRequest, tf.Tensor, tf.Tensor]:
+    """Return all workers' values, `[N, k]`, in the learning phase; else zeros."""
     words = to_words(x)
     length = words.shape[0]
-    gathered = yield AllGather(words[: tf.where(tf.equal(phase, _LEARNING), length, 0)])
-    missing = length - tf.shape(gathered)[1]
+    is_learning = tf.equal(phase, _LEARNING)
+    gathered = yield AllGather(words[: tf.where(is_learning, length, 0)])
     num_workers = gathered.shape[0]
-    full = tf.ensure_shape(
-        tf.pad(gathered, [[0, 0], [0, missing]]), [num_workers, length]
-    )
-    return from_words(tf.reshape(full, [-1]), x.dtype, [num_workers, x.shape[0]])
+    missing = length - tf.shape(gathered)[1]
+    padded = tf.pad(gathered, [[0, 0], [0, missing]])
+    padded = tf.ensure_shape(padded, [num_workers, length])
+    return from_words(tf.reshape(padded, [-1]), x.dtype, [num_workers, x.shape[0]])
 
 
-def _divided(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Return values in units of the scale; zeros if that is 0."""
-    return tf.clip_by_value(tf.math.divide_no_nan(x, scale), -_WIDEST, _WIDEST)
+def _normalized(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Return clipped values in units of the scale; zeros if it is 0."""
+    return tf.clip_by_value(tf.math.divide_no_nan(x, scale), -_CLIP, _CLIP)

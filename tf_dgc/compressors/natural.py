@@ -3,9 +3,10 @@
 import keras
 import tensorflow as tf
 
-from tf_dgc.compressors.base import NativeMethod, RandomKeys
+from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
+from tf_dgc.compressors.random_keys import RandomKeys
 
 _MANTISSA_BITS = {tf.float32: 23, tf.float64: 52}
 _EXPONENT_BITS = {tf.float32: 8, tf.float64: 11}
@@ -13,16 +14,16 @@ _EXPONENT_BITS = {tf.float32: 8, tf.float64: 11}
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Natural(OneRound):
-    """Rounds up or down to a power of two, by chance, without bias: 9 bits.
+    """Rounds stochastically to a neighboring power of two, unbiased: 9 bits.
 
     Horvath et al.'s C_nat: for `2^a <= |t| <= 2^(a+1)` it is `sign(t) 2^a` with
     probability `(2^(a+1) - |t|) / 2^a`, else `sign(t) 2^(a+1)`. In binary floating
-    point that is: drop the mantissa, and with a probability of what was dropped go one
-    exponent up. `E|C(t) - t|^2 <= t^2 / 8`, whatever the tensor's size, so error
-    feedback may be added.
+    point: drop the mantissa, and increment the exponent with the probability that the
+    mantissa states. `E|C(t) - t|^2 <= t^2 / 8` for any size of tensor, so error
+    feedback is possible.
 
-    A sign and an exponent travel: 9 bits for float32, 12 for float64. Magnitudes above
-    the largest power of two become that power, as there is nothing to round up to.
+    A payload has a sign and an exponent per entry: 9 bits for float32, 12 for float64.
+    Magnitudes above the largest power of two become that power.
     """
 
     name = "natural"
@@ -32,16 +33,16 @@ class Natural(OneRound):
     error_feedback = "optional"
 
     def words(self, size: int, dtype: tf.DType) -> int:
-        """Return those of a sign and an exponent each."""
+        """Return the words of a sign and an exponent per entry."""
         return quantize.num_words(size, 1 + _EXPONENT_BITS[dtype])
 
     def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-        """Return exponents as the format has them, behind the sign."""
+        """Return a sign and a biased exponent per entry."""
         width, dropped = _EXPONENT_BITS[values.dtype], _MANTISSA_BITS[values.dtype]
         integer = tf.int64 if values.dtype == tf.float64 else tf.int32
         magnitudes = tf.bitcast(tf.abs(values), integer)
-        # Added to the mantissa, it carries into the exponent as often as it should:
-        # exactly, and below the normal range, down to 0, as well.
+        # Added to the mantissa, it carries into the exponent with exactly the right
+        # probability, also for denormal numbers and 0.
         chance = tf.random.stateless_uniform(
             values.shape, keys.local(), maxval=2**dropped, dtype=integer
         )

@@ -1,4 +1,4 @@
-"""No compression: the control that every method is compared with."""
+"""No compression: the baseline of every method."""
 
 import math
 
@@ -6,8 +6,9 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import send_whole
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
@@ -23,7 +24,7 @@ class NoCompression(Compressor):
     lossless = True
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return all entries' bytes."""
+        """Return the bytes of all entries."""
         return dtype.size * math.prod(shape)
 
     def exchange(

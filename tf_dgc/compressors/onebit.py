@@ -9,29 +9,31 @@ import tensorflow as tf
 from tf_dgc.codecs import value_types
 from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class OneBit(Compressor):
-    """Sends a bit per entry, and the mean of what it stands for in every column.
+    """Sends one bit per entry, and for each column the means of both bits' entries.
 
-    Seide et al.: an entry becomes a bit, by whether it is below 0, and the receiver
-    puts the mean of the column's entries of the same bit in its place, which is the
-    value of least squared error. What that loses is added to the next gradient, which
-    they found essential: error feedback is required. 1 bit per entry and two float32
-    per column travel.
+    Seide et al.: an entry becomes a bit that says whether it is below 0. The receiver
+    replaces it by the mean of the column's entries with the same bit, the value of
+    least squared error. The error is added to the next gradient, which the authors
+    found essential: error feedback is required. A payload has 1 bit per entry and two
+    float32 per column.
 
-    An entry that is 0 becomes the mean of those that are not below 0, and the residual
-    takes it back. So rows without a gradient move about where they are.
+    A zero becomes the mean of the entries that are not below 0, and the residual
+    compensates for it in later steps: weights without a gradient fluctuate around their
+    values.
 
-    A column is what feeds one unit: Keras kernels hold it along all axes but the last,
-    whose entries are the units. Tensors of rank below 2 are one column.
+    A column is the input of one unit: in Keras kernels the last axis indexes units.
+    Tensors of rank below 2 are one column.
 
     Args:
-        per_column: whether each column has its two means, as in the paper; False for
-            two means of the whole tensor, which are cheaper where columns are short.
+        per_column: whether each column has its own two means, as in the paper; else the
+            tensor has two means, which is smaller if columns are short.
     """
 
     name = "one_bit"
@@ -43,7 +45,7 @@ class OneBit(Compressor):
         self.per_column = bool(per_column)
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of two float32 per column, and of the bits."""
+        """Return the bytes of two float32 per column and of the bits."""
         del dtype
         return 4 * (2 * self._columns(shape) + num_stream_words(math.prod(shape)))
 
@@ -52,11 +54,8 @@ class OneBit(Compressor):
     ) -> Aggregation:
         """Encode, gather, decode and sum."""
         del state, keys
-        size, columns, dtype = (
-            values.shape.num_elements(),
-            self._columns(tuple(values.shape)),
-            values.dtype,
-        )
+        size, dtype = values.shape.num_elements(), values.dtype
+        columns = self._columns(tuple(values.shape))
 
         def decode(words: tf.Tensor) -> tf.Tensor:
             return _decode(words, size, columns, dtype)
@@ -71,7 +70,7 @@ class OneBit(Compressor):
         return NativeMethod(self.name, [self.per_column])
 
     def error_bound(self, size: int) -> float:
-        """Return `1 - 1/n`: the worst is one entry, and zeros of the same bit."""
+        """Return `1 - 1/n`, reached by one entry and zeros with the same bit."""
         return 1 - 1 / size
 
     def get_config(self) -> dict[str, Any]:
@@ -83,18 +82,13 @@ class OneBit(Compressor):
 
 
 def _encode(rows: tf.Tensor) -> tf.Tensor:
-    """Return means of bit 0 and bit 1, then bits that are 1 for negative.
-
-    Args:
-        rows: gradient by rows and columns, float `[r, columns]`.
-    """
+    """Return the means of bits 0 and 1, then the bits, of float `[r, columns]`."""
     negative = rows < 0
-    wide = tf.cast(rows, tf.float64)
+    wide = tf.cast(rows, tf.float64)  # where the order of a sum does not matter
     means = []
-    for side in (~negative, negative):
-        # In float64, where the order of float32 numbers does not matter.
-        total = tf.reduce_sum(tf.where(side, wide, 0), axis=0)
-        count = tf.math.count_nonzero(side, axis=0, dtype=tf.int32)
+    for mask in (~negative, negative):
+        total = tf.reduce_sum(tf.where(mask, wide, 0), axis=0)
+        count = tf.math.count_nonzero(mask, axis=0, dtype=tf.int32)
         means.append(tf.math.divide_no_nan(total, tf.cast(count, tf.float64)))
     coded = to_words(value_types.round_to(tf.concat(means, axis=0), tf.float32))
     bits = tf.reshape(tf.cast(negative, tf.int32), [-1])
@@ -102,7 +96,6 @@ def _encode(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _decode(words: tf.Tensor, size: int, columns: int, dtype: tf.DType) -> tf.Tensor:
-    """Return float `[size]`."""
     split = 2 * columns
     means = tf.cast(from_words(words[:split], tf.float32, [2, columns]), dtype)
     bits = unpack_bits(words[tf.newaxis, split:])[0, :size]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result
-from tf_dgc.compressors.base import NativeMethod, RandomKeys, StateSpec
+from tf_dgc.compressors.base import NativeMethod, StateSpec
 from tf_dgc.compressors.common.low_rank import as_matrix
 from tf_dgc.compressors.common.one_round import (
     MethodStates,
@@ -16,30 +16,33 @@ from tf_dgc.compressors.common.one_round import (
     TwoRounds,
     send_whole,
 )
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class PowerSGD(TwoRounds):
     """Sends two thin factors of every gradient matrix.
 
-    Vogels et al., algorithm 1: `P = M Q`, summed over workers and orthogonalized;
-    `Q = M' P`, summed; the sum is approximated by `P Q'`. Q is the start of the next
-    step (warm start). Everything is linear in M, so factors are summed by all-reduce
-    and the cost does not grow with the number of workers. What this worker contributed
-    is `P (M' P)'`, a projection of its own matrix.
+    Vogels et al., algorithm 1:
 
-    A row without a gradient on any worker does not move: where P has no entries, its
-    basis gets none.
+    1. `P = M Q`, summed over workers and orthogonalized.
+    2. `Q = M' P`, summed over workers.
+    3. The sum of all M is approximated by `P Q'`, of which `P (M' P)'`, a projection of
+       its own matrix, is this worker's contribution.
 
-    A tensor is a matrix whose columns are its last axis: the output features of Keras's
-    dense and convolutional kernels. One whose factors are no smaller than itself is
-    sent whole.
+    The next step starts from Q (warm start). All of this is linear in M, so factors are
+    summed by all-reduce and the cost does not grow with the number of workers.
+
+    A row without a gradient on any worker does not change: where P has no entries, its
+    basis has none.
+
+    A tensor is a matrix whose columns are its last axis, the output features of Keras's
+    dense and convolutional kernels. It is sent whole if its factors are not smaller.
 
     Args:
         rank: number of columns of the factors; 1 to 4 in the paper.
-        warm_start: whether to start from the Q of the last step; else from one drawn at
-            random, the same on all workers, which takes no state and approximates less
-            well.
+        warm_start: whether to start from the Q of the last step; else from a random Q,
+            the same on all workers, which needs no state and approximates less well.
     """
 
     name = "power_sgd"
@@ -52,7 +55,7 @@ class PowerSGD(TwoRounds):
         self.warm_start = bool(warm_start)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
-        """Return Q, `[columns, rank]`, normal at first, unless it is not needed."""
+        """Return Q, `[columns, rank]`, initially normal, if it is needed."""
         rows, columns = as_matrix(shape)
         if self._sends_whole(rows, columns) or not self.warm_start:
             return {}
@@ -60,19 +63,24 @@ class PowerSGD(TwoRounds):
         return {"q": StateSpec(factor, False, lambda rng: rng.normal(size=factor))}
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of both factors, or of the tensor if that is less."""
+        """Return the bytes of both factors, or of the tensor if it is smaller."""
         rows, columns = as_matrix(shape)
         return dtype.size * min(rows * columns, self.rank * (rows + columns))
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Do one step of the power iteration."""
+        """Compute and sum both factors."""
         rows, columns = as_matrix(tuple(values.shape))
         if self._sends_whole(rows, columns):
             return (yield from send_whole(values, self.aggregation))
         matrix = tf.reshape(values, [rows, columns])
-        start = state["q"] if self.warm_start else self._drawn(columns, values, keys)
+        if self.warm_start:
+            start = state["q"]
+        else:
+            start = tf.random.stateless_normal(
+                [columns, self.rank], keys.shared(), dtype=values.dtype
+            )
         p_sum = yield AllReduce(tf.linalg.matmul(matrix, start))
         basis = _orthonormal(p_sum)
         q = tf.linalg.matmul(matrix, basis, transpose_a=True)
@@ -101,21 +109,21 @@ class PowerSGD(TwoRounds):
             all_workers_native=True,
         )
 
-    def told_first(self, states: MethodStates) -> list[tf.Tensor]:
-        """Return the start of each tensor's iteration."""
+    def first_parameters(self, states: MethodStates) -> list[tf.Tensor]:
+        """Return the Q with which each tensor starts."""
         return [state["q"].local() for state in states]
 
-    def settle(
-        self, ended: RoundsResult, states: MethodStates
+    def updated_states(
+        self, rounds: RoundsResult, states: MethodStates
     ) -> list[dict[str, tf.Tensor]]:
-        """Return the start of the next one."""
+        """Return the Q with which each tensor's next step starts."""
         return [
             {"q": _scaled(tf.reshape(q, state["q"].shape))}
-            for q, state in zip(ended.sums, states, strict=True)
+            for q, state in zip(rounds.sums, states, strict=True)
         ]
 
     def error_bound(self, size: int) -> float:
-        """Return 1: a projection never adds."""
+        """Return 1, as a projection never increases the norm."""
         del size
         return 1.0
 
@@ -123,21 +131,18 @@ class PowerSGD(TwoRounds):
         """Return the constructor's arguments."""
         return {"rank": self.rank, "warm_start": self.warm_start}
 
-    def _drawn(self, columns: int, like: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-        shape = [columns, self.rank]
-        return tf.random.stateless_normal(shape, keys.shared(), dtype=like.dtype)
-
     def _sends_whole(self, rows: int, columns: int) -> bool:
         return self.rank * (rows + columns) >= rows * columns
 
 
 def _orthonormal(p: tf.Tensor) -> tf.Tensor:
-    """Return a basis whose first columns are orthonormal, and span those of `p`.
+    """Return a basis whose first columns are orthonormal and span those of `p`.
 
-    Householder's: a column that depends on the others, or is zero, is replaced by
-    one that does not, so Q can leave zero again. Such a column may have entries in rows
-    where p has none, which would move rows without a gradient: there it becomes 0. If
-    all of p is zero, the basis is that of the first coordinates, which moves none.
+    The QR decomposition replaces columns that depend on others, or are zero, by
+    independent ones, so that Q can leave zero again. These may have entries in rows
+    where `p` has none; they are set to 0, so that rows without a gradient do not
+    change. If all of `p` is zero, the basis is that of the first coordinates, which
+    changes only rows with a gradient.
     """
     has_entries = tf.reduce_any(p != 0, axis=1, keepdims=True)
     keeps = has_entries | ~tf.reduce_any(has_entries)
@@ -146,5 +151,5 @@ def _orthonormal(p: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(factor: tf.Tensor) -> tf.Tensor:
-    """Return the factor with largest entry 1: only its direction counts."""
+    """Scale a factor, of which only the direction matters, to largest entry 1."""
     return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))

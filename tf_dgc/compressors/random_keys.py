@@ -1,4 +1,4 @@
-"""Random numbers of a method: by seed, step, tensor and worker, and by nothing else."""
+"""Random numbers of a method, derived from seed, step, tensor and worker only."""
 
 import copy
 import math
@@ -7,24 +7,25 @@ import tensorflow as tf
 
 
 class RandomKeys:
-    """Randomness of one tensor in one step, from seeds alone.
+    """Seeds for the random numbers of one tensor in one step.
 
     Args:
         seed: seed of the optimizer, an int.
         step: iteration, a scalar integer tensor.
         tensor: index of the tensor among all of the optimizer, from 0.
         worker: index of the worker, from 0; an int or a scalar integer tensor.
-        ties: result of `draw_ties`, if it has been called; None else.
-        largest: bound of what may be sent of an entry, a power of two, or infinity.
+        ties: result of `tie_break_key`, if it is available.
+        largest: upper bound of the magnitudes to send, a power of two, or infinity.
         num_workers: number of workers, N.
 
     Attributes:
         step: iteration, for schedules.
-        worker: index of the worker, for who takes turns.
+        worker: index of the worker.
         num_workers: number of workers, N.
-        largest: bound of what may be sent of an entry; see `Tensor`. The
-            optimizer sees to it, unless the method says `respects_largest`.
-        sizes: numbers of entries of the tensors that are seen together.
+        largest: upper bound of the magnitudes to send; see `TensorSpec`. The optimizer
+            enforces it unless the method `respects_largest`.
+        sizes: numbers of entries of the tensors that a method with `together` sees at
+            once.
     """
 
     def __init__(
@@ -38,60 +39,59 @@ class RandomKeys:
         num_workers: int = 1,
     ):
         self.step = step
-        self.largest = largest
-        self.sizes: list[int] = []
-        self._key = (seed, tensor)
         self.worker = worker
         self.num_workers = num_workers
+        self.largest = largest
+        self.sizes: list[int] = []
+        self._seed = seed
+        self._tensor = tensor
         self._ties = ties
 
     def of_sizes(self, sizes: list[int]) -> "RandomKeys":
-        """Return this one, for several tensors together."""
+        """Return a copy with these `sizes`."""
         keys = copy.copy(self)
         keys.sizes = sizes
         return keys
 
     def tie(self) -> tf.Tensor:
-        """Return a float64 in [0, 1), the same on all workers, to break ties by."""
-        seed, tensor = self._key
+        """Return a float64 in [0, 1) to break ties by, the same on all workers."""
         ties = self._ties
         if ties is None:
-            ties = tie_break_key(seed, self.step, tensor + 1)
-        return ties[tensor]
+            ties = tie_break_key(self._seed, self.step, self._tensor + 1)
+        return ties[self._tensor]
 
     def shared(self, salt: int = 0) -> tf.Tensor:
-        """Return a seed, int32 `[2]`, that is the same on all workers.
+        """Return a seed, int32 `[2]`, the same on all workers.
 
         Args:
-            salt: number, of which another gives another, independent seed.
+            salt: number that selects one of several independent seeds.
         """
-        seed, tensor = self._key
-        seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(self.step, tf.int64)])
-        return _fold(_fold(seeds, tensor), salt)
+        step = tf.cast(self.step, tf.int64)
+        seeds = tf.stack([tf.constant(self._seed, tf.int64), step])
+        return _fold_in(_fold_in(seeds, self._tensor), salt)
 
     def fixed(self, salt: int = 0) -> tf.Tensor:
-        """Return a seed, int32 `[2]`, that is the same on all workers in all steps."""
-        seed, tensor = self._key
-        seeds = tf.constant([seed, -1], tf.int64)  # no iteration is -1
-        return _fold(_fold(seeds, tensor), salt)
+        """Return a seed, int32 `[2]`, the same on all workers in all steps."""
+        seeds = tf.constant([self._seed, -1], tf.int64)  # no iteration is -1
+        return _fold_in(_fold_in(seeds, self._tensor), salt)
 
     def local(self, salt: int = 0) -> tf.Tensor:
-        """Return a seed, int32 `[2]`, that is independent on every worker."""
-        return _fold(self.shared(salt), tf.cast(self.worker, tf.int32) + 1)
+        """Return a seed, int32 `[2]`, independent on every worker."""
+        return _fold_in(self.shared(salt), tf.cast(self.worker, tf.int32) + 1)
 
 
 def tie_break_key(seed: int, step: tf.Tensor, num_tensors: int) -> tf.Tensor:
-    """Return `Draw.tie` of all tensors, float64 `[num_tensors]`, by one operation.
+    """Return `RandomKeys.tie` of all tensors, float64 `[num_tensors]`.
 
     Args:
-        seed: seed of the optimizer; TensorFlow's global seed is not touched.
+        seed: seed of the optimizer; TensorFlow's global seed is not used.
         step: iteration, a scalar integer tensor.
-        num_tensors: number of tensors of the model, whether or not they have a gradient
-            in this step.
+        num_tensors: number of tensors of the model, with or without a gradient in this
+            step.
     """
     return tf.random.stateless_uniform([num_tensors], [seed, step], dtype=tf.float64)
 
 
-def _fold(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+def _fold_in(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     data = tf.cast(number, tf.int32)
     return tf.random.experimental.stateless_fold_in(seed, data)

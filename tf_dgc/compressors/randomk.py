@@ -1,4 +1,4 @@
-"""Random-k: the same random entries on all workers, summed on the way."""
+"""Random-k: the same random entries on all workers, summed by an all-reduce."""
 
 import math
 from typing import Any
@@ -8,25 +8,26 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation, AllReduce, Result, SparseEntries
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class RandomK(Compressor):
-    """Sends k entries chosen at random, the same on all workers.
+    """Sends k random entries, the same on all workers.
 
     Stich et al., definition 2.1 (`rand_k`). All workers draw the same positions from
-    the shared seed, so none are sent, and k values are summed by one all-reduce: the
-    cost does not grow with the number of workers. With `unbiased=True` values are
-    multiplied by `n / k`, so the expectation is the input (Wangni et al., NeurIPS 2018,
-    with equal probabilities); the variance is then `n/k - 1` times the square of the
-    input, and error feedback, which it would make diverge, is refused.
+    the shared seed, so positions are not sent, and k values are summed by one
+    all-reduce: the cost does not grow with the number of workers. With `unbiased=True`
+    values are multiplied by `n / k`, so that the expected value is the input (Wangni et
+    al., NeurIPS 2018, with equal probabilities). The variance is then `n/k - 1` times
+    the square of the input; error feedback would diverge and is not allowed.
 
-    The paper draws any k of n. Here the tensor, from a random place on and around its
-    end, is cut into k stretches of equal length, and one entry of each is drawn, which
-    takes k random numbers instead of n. An entry is still sent with probability `k/n`,
-    of which alone expectation and variance are made; but k neighbours are never drawn
+    The paper draws any k of n entries. Here the tensor is cut cyclically, from a random
+    offset, into k stretches of equal length, and one entry of each is drawn: that takes
+    k random numbers instead of n. An entry is still sent with probability `k/n`, which
+    alone determines expected value and variance; but k adjacent entries are never drawn
     together.
 
     Args:
@@ -45,13 +46,13 @@ class RandomK(Compressor):
         self.error_feedback = "forbidden" if self.unbiased else "default"
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of k values."""
+        """Return the bytes of k values."""
         return dtype.size * num_sent(math.prod(shape), self.sparsity)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Draw positions, and sum what is there."""
+        """Draw positions, and sum the values at these."""
         del state
         values = tf.reshape(values, [-1])
         size = values.shape[0]
@@ -68,7 +69,7 @@ class RandomK(Compressor):
         )
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
-        """Return the native method, which takes k and the factor of values."""
+        """Return the native method, with k and the factor of values."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
         factor = size / k if self.unbiased else 1.0
@@ -86,10 +87,10 @@ class RandomK(Compressor):
 
 
 def _draw(size: int, k: int, keys: RandomKeys) -> tf.Tensor:
-    """Return positions, int32 `[k]`, one of each stretch; ascending from a place on."""
+    """Return a position in each stretch, int32 `[k]`, cyclically ascending."""
     bounds = tf.range(k + 1, dtype=tf.int64) * size // k
     lengths = bounds[1:] - bounds[:-1]
     words = tf.random.stateless_uniform([k], keys.shared(), None, None, tf.uint32)
-    places = bounds[:-1] + tf.math.floormod(tf.cast(words, tf.int64), lengths)
+    positions = bounds[:-1] + tf.math.floormod(tf.cast(words, tf.int64), lengths)
     offset = tf.cast(tie_offset(size, keys), tf.int64)
-    return tf.cast(tf.math.floormod(places + offset, size), tf.int32)
+    return tf.cast(tf.math.floormod(positions + offset, size), tf.int32)

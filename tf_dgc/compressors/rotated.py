@@ -9,36 +9,39 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import from_words, sum_decoded, to_words
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class RotatedQuantization(Compressor):
-    """Rotates at random, and rounds to k even levels by chance, without bias: 4 bits.
+    """Rotates at random, then rounds stochastically to k even levels, unbiased: 4 bits.
 
-    Suresh et al., section 3: `Z = H D x / sqrt(d)`, with H the Walsh-Hadamard matrix
-    and D a diagonal of random signs that all workers share; section 2.2: each entry of
-    Z becomes one of the two levels next to it, of k between the smallest and the
-    largest, with probabilities that make the expectation right; the sum of what arrives
-    is rotated back, once. A rotated vector has no outliers, so its range is small:
+    1. Rotate: `Z = H D x / sqrt(d)` (Suresh et al., section 3), with H the
+       Walsh-Hadamard matrix and D a diagonal of random signs that all workers share.
+    2. Round (section 2.2): each entry of Z becomes one of its two neighbors among k
+       even levels from the smallest to the largest entry, with probabilities such that
+       the expected value is right.
+    3. Gather, and rotate the sum back.
+
+    A rotated vector has no outliers, so its range is small:
     `E|error|^2 <= (2 ln d + 2) / (k - 1)^2 |x|^2` (the paper's bound for one worker;
-    for the range it has also `sqrt(2) |x|`, which is larger, and not used here).
+    its bound for the range, `sqrt(2) |x|`, is larger and not used here).
 
-    The paper fills x up to a power of two. Here it is cut into blocks of d entries, and
-    the rest into ever smaller powers of two: nothing is sent that was not there, and
-    each block has a range of its own. `ceil(log2 k)` bits per entry and two floats per
-    block travel. The transform is additions only, in an order of its own, so that all
-    kinds of processors rotate alike.
+    The paper pads x to a power of two. Here x is cut into blocks of d entries, and the
+    rest into ever smaller powers of two, each with its own range: no padding is sent. A
+    payload has `ceil(log2 k)` bits per entry and two floats per block. The transform
+    consists of additions in a fixed order, so that all processors rotate alike.
 
-    What rounding adds is in all entries of a block after it is rotated back: rows
-    without a gradient move by chance, without bias.
+    Rounding errors spread to all entries of a block: weights without a gradient change
+    at random, without bias.
 
-    Error feedback is allowed where the bound is below 1; else it could diverge.
+    Error feedback is allowed if the bound is below 1; otherwise it could diverge.
 
     Args:
-        levels: number of levels k, 2 or more; powers of two fill their bits.
+        levels: number of levels k, 2 or more; powers of two use all codes.
         block: number of entries d that are rotated together, a power of two.
     """
 
@@ -52,8 +55,8 @@ class RotatedQuantization(Compressor):
         self.block = check_whole("block", block)
         if self.levels > 2**16:
             raise ValueError(
-                "`levels` must be at most 2**16, what float32 can tell apart after a "
-                f"rotation. Received: levels={levels}"
+                "`levels` must be at most 2**16, the levels that float32 distinguishes "
+                f"after a rotation. Received: levels={levels}"
             )
         if self.block & (self.block - 1):
             raise ValueError(
@@ -64,7 +67,7 @@ class RotatedQuantization(Compressor):
         self.error_feedback = "optional" if contracts else "forbidden"
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of two floats per block, and of the codes."""
+        """Return the bytes of two floats per block and of the codes."""
         size = math.prod(shape)
         blocks = sum(rows for rows, _ in self._blocks(size))
         return 2 * dtype.size * blocks + 4 * quantize.num_words(size, self._width)
@@ -90,7 +93,7 @@ class RotatedQuantization(Compressor):
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
-        # Longer blocks than fit into the tensor leave it cut into the same ones.
+        # Blocks longer than the tensor would cut it into the same ones as `longest`.
         longest = 1 << max(0, math.prod(shape).bit_length() - 1)
         block = NativeMethod.in_halves(min(self.block, longest))
         return NativeMethod(self.name, [self.levels, *block])
@@ -109,7 +112,7 @@ class RotatedQuantization(Compressor):
         return (self.levels - 1).bit_length()
 
     def _blocks(self, size: int) -> list[tuple[int, int]]:
-        """Return (number, length) of blocks that a tensor is cut into, long first."""
+        """Return the (number, length) of a tensor's blocks, longest first."""
         rest = size % self.block
         whole = [(size // self.block, self.block)] if size >= self.block else []
         powers = (1 << bit for bit in reversed(range(rest.bit_length())))
@@ -122,11 +125,11 @@ class RotatedQuantization(Compressor):
         return [tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True)]
 
     def _transform(self, values: tf.Tensor) -> tf.Tensor:
-        """Multiply blocks by Hadamard's matrix over `sqrt(d)`, its own inverse."""
+        """Multiply blocks by the Hadamard matrix over `sqrt(d)`, its own inverse."""
         return _join([_hadamard(rows) for rows in self._split(values)])
 
     def _encode(self, rotated: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-        """Return least and greatest of the blocks, then codes 0 to k - 1."""
+        """Return the ranges of the blocks, then codes 0 to k - 1."""
         codes, ranges = [], []
         for i, rows in enumerate(self._split(rotated)):
             low = tf.reduce_min(rows, axis=1, keepdims=True)
@@ -145,7 +148,7 @@ class RotatedQuantization(Compressor):
         split = 2 * blocks * dtype.size // 4
         ranges = from_words(words[:split], dtype, [blocks, 2])
         codes = tf.cast(quantize.unpack(words[split:], self._width, size), dtype)
-        # Multiplied, as a division by a constant is what graphs make that of.
+        # Graphs rewrite a division by a constant to this, so eager code does the same.
         shares = self._split(codes * (1 / (self.levels - 1)))
         bounds = tf.split(ranges, [rows for rows, _ in self._blocks(size)])
         return _join(
@@ -161,7 +164,7 @@ def _join(parts: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _signs(size: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return -1 or 1 by chance, `[size]`."""
+    """Return random signs, -1 or 1, `[size]`."""
     bits = tf.random.stateless_uniform([size], seed, maxval=2, dtype=tf.int32)
     return tf.cast(2 * bits - 1, dtype)
 

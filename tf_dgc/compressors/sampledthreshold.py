@@ -8,33 +8,34 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent
 
-# Of the k largest entries, about so many are in a sample, or it would say little: the
-# number that exceeds the threshold has a standard deviation of a quarter of k.
+# Expected number of the k largest entries in a sample. The number of entries above the
+# threshold then has a standard deviation of k / 4.
 _EXPECTED = 16
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class SampledThreshold(Compressor):
-    """Sends at most k entries above a threshold that a random sample suggests.
+    """Sends at most k entries above a threshold that a random sample determines.
 
     Lin et al., section 5 (sampling and hierarchical selection): the threshold is the
     magnitude that the share `k / n` of a sample reaches. If more than k entries of the
-    tensor reach it, a second selection among these keeps the k largest, and k is
-    exact. If fewer do, fewer are sent, in a payload of the same size. Every worker
-    draws a sample of its own, anew in each step and with replacement.
+    tensor reach it, a second selection among these keeps exactly the k largest. If
+    fewer do, fewer are sent, in a payload of the same size. Every worker draws its own
+    sample in each step, with replacement.
 
     The paper samples 0.1 to 1 % of the gradient. Small tensors need more: a sample is
-    never so small that fewer than 16 of its entries are to be expected above the
-    threshold, and when that takes all of the tensor, the k largest are chosen exactly.
+    so large that at least 16 of its entries are expected above the threshold. If that
+    takes the whole tensor, the k largest entries are selected exactly.
 
     Args:
         sparsity: share of entries not sent, in [0, 1).
-        sample: share of the entries that is looked at, in (0, 1].
+        sample: share of entries in the sample, in (0, 1].
         value_dtype: type of the values on the wire: None for the type of the residual,
             "float32", "bfloat16" or "float16".
     """
@@ -49,16 +50,16 @@ class SampledThreshold(Compressor):
         sample: float = 0.01,
         value_dtype: str | None = None,
     ):
-        places.check_value_dtype(value_dtype)
+        slots.check_value_dtype(value_dtype)
         self.sparsity = arguments.check_sparsity(sparsity)
-        self.sample = places.check_share("sample", sample)
+        self.sample = slots.check_share("sample", sample)
         self.value_dtype = value_dtype
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of k positions and values."""
+        """Return the bytes of k positions and values."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
-        return 4 * places.num_words(size, k, self.value_dtype or dtype.name)
+        return 4 * slots.num_words(size, k, self.value_dtype or dtype.name)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -69,20 +70,22 @@ class SampledThreshold(Compressor):
         magnitudes = tf.abs(values)
         k = num_sent(values.shape[0], self.sparsity)
         threshold = self._threshold(magnitudes, k, keys)
-        wanted = (magnitudes >= threshold) & (values != 0)
-        positions = places.choose(magnitudes, wanted, k, keys)
+        mask = (magnitudes >= threshold) & (values != 0)
+        positions = slots.select(magnitudes, mask, k, keys)
         value_dtype = self.value_dtype or values.dtype.name
-        return (yield from places.exchange(values, positions, value_dtype))
+        return (yield from slots.exchange(values, positions, value_dtype))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
         count, rank = self._sample(size, k)
-        sampled = [*NativeMethod.in_halves(count), *NativeMethod.in_halves(rank)]
-        return NativeMethod(
-            self.name, [*sparse.native_places(k, self.value_dtype), *sampled]
-        )
+        parameters = [
+            *sparse.native_parameters(k, self.value_dtype),
+            *NativeMethod.in_halves(count),
+            *NativeMethod.in_halves(rank),
+        ]
+        return NativeMethod(self.name, parameters)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -93,7 +96,7 @@ class SampledThreshold(Compressor):
         }
 
     def _sample(self, size: int, k: int) -> tuple[int, int]:
-        """Return the entries of the sample, 0 for all of the tensor, and the rank."""
+        """Return the sample's entries, 0 for the whole tensor, and the k-th's rank."""
         count = max(math.ceil(self.sample * size), math.ceil(_EXPECTED * size / k))
         return (0, k) if count >= size else (count, max(1, round(count * k / size)))
 
@@ -102,7 +105,7 @@ class SampledThreshold(Compressor):
         count, rank = self._sample(size, k)
         if count == 0:
             return tf.math.top_k(magnitudes, k, sorted=True).values[-1]
-        chosen = tf.random.stateless_uniform(
+        positions = tf.random.stateless_uniform(
             [count], keys.local(), maxval=size, dtype=tf.int32
         )
-        return tf.math.top_k(tf.gather(magnitudes, chosen), rank).values[-1]
+        return tf.math.top_k(tf.gather(magnitudes, positions), rank).values[-1]

@@ -1,4 +1,4 @@
-"""ScaleCom: one worker's choice of entries, of which all sum their values."""
+"""ScaleCom: the largest entries of one worker, whose values all workers sum."""
 
 import math
 from typing import Any
@@ -17,30 +17,31 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import Compressor, RandomKeys
+from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class ScaleCom(Compressor):
-    """Sends what all workers have where one of them, in turn, has its k largest.
+    """Sums all workers' values at the positions of one worker's k largest entries.
 
     Chen et al., section 2 (CLT-k, "cyclic local top-k"): in step t worker `t mod N`
-    leads. Everyone sends its values at the positions of the leader's k entries of
-    largest magnitude, and they are summed on the way: what a worker sends and receives
-    does not grow with the number of workers. It works as well as workers' residuals
-    are alike; that they are, more and more, is what the paper shows.
+    leads. All workers send their values at the positions of the leader's k entries of
+    largest magnitude. These are summed by an all-reduce, so the cost does not grow with
+    the number of workers. The method works well if residuals are similar on all
+    workers; the paper shows that they become so.
 
-    On the wire: a sum of the positions (Elias-Fano), to which only the leader
-    contributes, and a sum of k values. Two rounds.
+    It has two rounds: a sum of the positions (Elias-Fano), to which only the leader
+    contributes, and a sum of k values.
 
     Args:
         sparsity: share of entries not sent, in [0, 1).
         low_pass: share of a step's error that enters the residual, the paper's beta, in
             (0, 1]. Below 1 (0.1 in the paper, for large batches and learning rates) the
-            residual follows slowly, and what does not enter it is lost.
+            residual follows slowly, and the rest is lost.
     """
 
     name = "scale_com"
@@ -56,7 +57,7 @@ class ScaleCom(Compressor):
         self.additive = self.conserves = self.low_pass == 1
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of k positions and k values."""
+        """Return the bytes of k positions and k values."""
         size = math.prod(shape)
         k = num_sent(size, self.sparsity)
         return 4 * sparse.position_words(size, k) + dtype.size * k
@@ -64,38 +65,39 @@ class ScaleCom(Compressor):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Hear from the leader which entries; sum them."""
+        """Receive the leader's positions, and sum the values at these."""
         values = tf.reshape(values, [-1])
         size = values.shape[0]
         k = num_sent(size, self.sparsity)
-        words = yield AllReduce(_lead(values, k, keys))
+        words = yield AllReduce(_leader_words(values, k, keys))
         decoded, checks = elias_fano.decode(words[tf.newaxis], size, k)
         positions = require(checks, decoded)[0]
         mine = tf.gather(values, positions)
-        total = SparseEntries(positions, (yield AllReduce(mine)), size)
-        sent = SparseEntries(positions, mine, size)
+        total = yield AllReduce(mine)
+        total_entries = SparseEntries(positions, total, size)
+        entries = SparseEntries(positions, mine, size)
         if self.low_pass == 1:
-            return Result(total, sent, entries=k)
+            return Result(total_entries, entries, entries=k)
         gradient = values - tf.reshape(state["residual"], [-1])
-        sent, chosen = to_dense_tensor(sent), position_mask(sent)
+        sent = to_dense_tensor(entries)
         sent += (1 - self.low_pass) * (gradient - sent)
-        return Result(total, sent, entries=k, chosen=chosen)
+        return Result(total_entries, sent, entries=k, chosen=position_mask(entries))
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return {"sparsity": self.sparsity, "low_pass": self.low_pass}
 
 
-def _lead(values: tf.Tensor, k: int, keys: RandomKeys) -> tf.Tensor:
-    """Return the words of the leader's positions, int32; zeros of all others."""
+def _leader_words(values: tf.Tensor, k: int, keys: RandomKeys) -> tf.Tensor:
+    """Return the words of this worker's positions, int32; zeros unless it leads."""
     size = values.shape[0]
     leader = tf.math.floormod(tf.cast(keys.step, tf.int64), keys.num_workers)
 
-    def mine() -> tf.Tensor:
+    def encode() -> tf.Tensor:
         positions, _ = top_k(values, k, tie_offset(size, keys))
         return elias_fano.encode(positions, size, k)
 
     length = sparse.position_words(size, k)
-    leads = tf.equal(leader, tf.cast(keys.worker, tf.int64))
-    words = tf.cond(leads, mine, lambda: tf.zeros([length], tf.int32))
+    is_leader = tf.equal(leader, tf.cast(keys.worker, tf.int64))
+    words = tf.cond(is_leader, encode, lambda: tf.zeros([length], tf.int32))
     return tf.ensure_shape(words, [length])

@@ -1,4 +1,4 @@
-"""signSGD: one bit per entry, and the majority decides."""
+"""signSGD: one bit per entry, decided by majority."""
 
 import math
 
@@ -7,27 +7,27 @@ import tensorflow as tf
 
 from tf_dgc.codecs.bits import num_stream_words, pack_bits, unpack_bits
 from tf_dgc.collectives.requests import Aggregation, AllGather, Result
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import sum_decoded
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class SignSGD(Compressor):
-    """Every worker votes for a sign of every entry: 1 bit per entry.
+    """Takes a majority vote on the sign of every entry: 1 bit per entry.
 
     Bernstein et al., algorithm 3: workers send `sign(g)`, and the update is
-    `sign(sum of signs)`. What the inner optimizer gets is -1, 0 (a draw) or 1, whatever
-    the gradient's magnitude and the number of workers: choose its learning rate as for
+    `sign(sum of signs)`. The inner optimizer receives -1, 0 (a tie) or 1, whatever the
+    gradient's magnitude and the number of workers: choose its learning rate as for
     signSGD.
 
-    The sign of 0 is 0, which one bit cannot say. So a worker abstains from rows of
-    which its gradient is all zeros, such as those of an embedding that its batch did
-    not look up, and says in one more bit per row whether it votes: a row without a
-    gradient on any worker does not move. A row is what belongs to one index of all axes
-    but the last; tensors of rank below 2 are one. In a row that has a gradient, entries
-    that are 0 vote by chance.
+    One bit cannot represent the sign of 0. So a worker abstains for rows whose gradient
+    is all zeros, such as those of an embedding that its batch did not look up: one more
+    bit per row says whether the worker votes. A row without a gradient on any worker
+    does not change. In other rows, zeros vote at random. A row has one index for all
+    axes but the last; tensors of rank below 2 are one row.
 
-    There is nothing that a residual could mean; for error feedback see `EFSignSGD`.
+    The method has no error feedback; see `EFSignSGD`.
     """
 
     name = "sign_sgd"
@@ -39,7 +39,7 @@ class SignSGD(Compressor):
     error_feedback = "forbidden"
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of a bit per row, and of one per entry."""
+        """Return the bytes of a bit per row and of a bit per entry."""
         del dtype
         rows, columns = _rows(shape)
         return 4 * (num_stream_words(rows) + num_stream_words(rows * columns))
@@ -47,7 +47,7 @@ class SignSGD(Compressor):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Vote, and count the votes."""
+        """Gather and count the votes."""
         del state
         shape = _rows(tuple(values.shape))
 
@@ -65,14 +65,14 @@ class SignSGD(Compressor):
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many rows a tensor has, and how many entries a row has."""
+    """Return the number of rows and of entries per row."""
     if len(shape) < 2:
         return 1, math.prod(shape)
     return math.prod(shape[:-1]), shape[-1]
 
 
 def _encode(rows: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-    """Return bits of rows, 1 for those that vote, then of entries, 1 for negative."""
+    """Return a bit per row, 1 to vote, then a bit per entry, 1 for negative."""
     votes = tf.reduce_any(rows != 0, axis=1)
     values = tf.reshape(rows, [-1])
     coins = tf.random.stateless_uniform(values.shape, keys.local()) < 0.5
@@ -82,7 +82,7 @@ def _encode(rows: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
 
 
 def _decode(words: tf.Tensor, rows: int, columns: int, dtype: tf.DType) -> tf.Tensor:
-    """Return one worker's votes, `[rows, columns]`: -1 or 1, or 0 in other rows."""
+    """Return one worker's votes, `[rows, columns]`: -1 or 1, 0 if it abstains."""
     split = num_stream_words(rows)
     votes = unpack_bits(words[tf.newaxis, :split])[0, :rows]
     negative = unpack_bits(words[tf.newaxis, split:])[0, : rows * columns]

@@ -1,4 +1,4 @@
-"""Signum: signs of a momentum, and the majority decides."""
+"""Signum: signs of the momentum, decided by majority."""
 
 from typing import Any
 
@@ -6,20 +6,21 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.collectives.requests import Aggregation, Result
-from tf_dgc.compressors.base import NativeMethod, RandomKeys, StateSpec
+from tf_dgc.collectives.requests import Aggregation
+from tf_dgc.compressors.base import NativeMethod, StateSpec
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.signsgd import SignSGD
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Signum(SignSGD):
-    """Every worker votes with the sign of its momentum: 1 bit per entry.
+    """Takes a majority vote on the sign of the momentum: 1 bit per entry.
 
     Bernstein et al., algorithm 2 with the vote of algorithm 3:
     `m = beta m + (1 - beta) g` on every worker, and the update is
-    `sign(sum of sign(m))`. The momentum is this method's state, one per worker, so give
-    the inner optimizer none. What else `SignSGD` says holds here: a row that never had
-    a gradient does not move. One that had goes on by its momentum.
+    `sign(sum of sign(m))`. The momentum is this method's state, per worker; the inner
+    optimizer should have none. As with `SignSGD`, a row that never had a gradient does
+    not change; one that had a gradient continues with its momentum.
 
     Args:
         momentum: coefficient beta, in [0, 1). The default is that of the paper's
@@ -40,11 +41,11 @@ class Signum(SignSGD):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Move the momentum, and vote with its sign."""
+        """Update the momentum, and vote with its sign."""
         beta = self.momentum
         momentum = beta * state["momentum"] + (1 - beta) * values
-        voted = yield from super().exchange(momentum, {}, keys)
-        return Result(voted.sum, voted.sent, {"momentum": momentum})
+        result = yield from super().exchange(momentum, {}, keys)
+        return result._replace(state={"momentum": momentum})
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""

@@ -1,4 +1,4 @@
-"""Sparse ternary compression: the k largest by magnitude, as signs of one value."""
+"""Sparse ternary compression: the k largest entries, as signs of one magnitude."""
 
 import math
 from typing import Any
@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tf_dgc import arguments
 from tf_dgc.collectives.requests import Aggregation, to_dense_tensor
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys, StateSpec
+from tf_dgc.compressors.base import Compressor, NativeMethod, StateSpec
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
@@ -19,21 +20,22 @@ class STC(Compressor):
     """Sends the k entries of largest magnitude as `mu` or `-mu`, their mean magnitude.
 
     Sattler et al., algorithm 1: `k = max(n p, 1)`, `mu` is the mean magnitude of the
-    k, and the tensor becomes `mu * sign` there and 0 elsewhere. The rest is kept in the
-    residual (algorithm 2). On the wire are one magnitude in float32, 1 bit per sign,
-    and positions, about `2 + log2(n / k)` bits each by Elias-Fano: 10.6 at the default
-    sparsity. The paper's Golomb code takes 10.1 in expectation, by the formula that
-    `SBC` quotes. It is `TopK` with `value_dtype="sign"`, and as such a method of its
-    own only with the paper's defaults and `downstream`.
+    k, and the tensor becomes `mu * sign` there and 0 elsewhere. The rest stays in the
+    residual (algorithm 2). A payload has one float32 magnitude, 1 bit per sign, and
+    positions of about `2 + log2(n / k)` bits each by Elias-Fano: 10.6 at the default
+    sparsity. The paper's Golomb code takes 10.1 on average, by the formula in `SBC`.
+    The method is `TopK` with `value_dtype="sign"`, with the paper's defaults and
+    `downstream`.
 
-    If fewer than k entries are not 0, zeros are sent as `mu` too, and the residual
-    takes that back: rows without a gradient move about where they are.
+    If fewer than k entries are nonzero, zeros are sent as `mu`, too, and the residual
+    compensates for it in later steps: weights without a gradient fluctuate around their
+    values.
 
-    The paper also compresses what the server sends back: the sum with the server's own
-    residual goes through algorithm 1 again. There is no server here, and every worker
-    has all payloads, so nothing is saved by it. `downstream=True` does it all the same,
-    alike on all workers, to take the steps that the paper takes: the update is ternary,
-    and what is left of it stays in the shared state `server_residual`.
+    The paper also compresses the server's reply: the sum plus the server's own residual
+    goes through algorithm 1 again. Here every worker has all payloads, so that saves
+    nothing. `downstream=True` reproduces the paper's steps, in the same way on all
+    workers: the update is ternary, and its error stays in the shared state
+    `server_residual`.
 
     Args:
         sparsity: share of entries not sent, in [0, 1); the paper's experiments use
@@ -51,13 +53,13 @@ class STC(Compressor):
         self.additive = not self.downstream
 
     def state(self, shape: tuple[int, ...]) -> dict[str, StateSpec]:
-        """Return what a server would keep back."""
+        """Return the server's residual with `downstream`."""
         if not self.downstream:
             return {}
         return {"server_residual": StateSpec(shape, per_worker=False)}
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of k positions and signs, and of a magnitude in float32."""
+        """Return the bytes of k positions and signs, and of a float32 magnitude."""
         del dtype
         size = math.prod(shape)
         return 4 * sparse.num_words(size, num_sent(size, self.sparsity), "sign")
@@ -65,24 +67,25 @@ class STC(Compressor):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Choose and gather; then, if asked for, compress the sum."""
+        """Select and gather; with `downstream` compress the sum."""
         flat = tf.reshape(values, [-1])
         k = num_sent(flat.shape[0], self.sparsity)
         positions = _largest(flat, k, keys)
         result = yield from sparse.exchange(flat, positions, k, "sign")
         if not self.downstream:
             return result
-        kept = tf.reshape(state["server_residual"], [-1]) + to_dense_tensor(result.sum)
-        update = _ternary(kept, _largest(kept, k, keys))
-        left = tf.reshape(kept - update, values.shape)
-        return result._replace(sum=update, state={"server_residual": left})
+        residual = tf.reshape(state["server_residual"], [-1])
+        total = residual + to_dense_tensor(result.sum)
+        update = _ternary(total, _largest(total, k, keys))
+        residual = tf.reshape(total - update, values.shape)
+        return result._replace(sum=update, state={"server_residual": residual})
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
         """Return the native method; None with `downstream`."""
         if self.downstream:
             return None
         k = num_sent(math.prod(shape), self.sparsity)
-        return NativeMethod("top_k", sparse.native_places(k, "sign"))
+        return NativeMethod("top_k", sparse.native_parameters(k, "sign"))
 
     def error_bound(self, size: int) -> float:
         """Return `1 - 1/n`: the squared error is `|v|_2^2 - |v_k|_1^2 / k`."""
@@ -99,8 +102,9 @@ def _largest(values: tf.Tensor, k: int, keys: RandomKeys) -> tf.Tensor:
 
 
 def _ternary(values: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Return the mean magnitude with signs at some positions, 0 elsewhere."""
-    chosen = tf.gather(values, positions)
-    mean = tf.cast(tf.reduce_mean(tf.cast(tf.abs(chosen), tf.float64)), values.dtype)
-    signs = tf.where(chosen < 0, -mean, mean)
-    return tf.scatter_nd(positions[:, tf.newaxis], signs, values.shape)
+    """Return the mean magnitude with the entries' signs at positions, 0 elsewhere."""
+    selected = tf.gather(values, positions)
+    mean = tf.reduce_mean(tf.cast(tf.abs(selected), tf.float64))
+    mean = tf.cast(mean, values.dtype)
+    signed = tf.where(selected < 0, -mean, mean)
+    return tf.scatter_nd(positions[:, tf.newaxis], signed, values.shape)

@@ -1,4 +1,4 @@
-"""Fixed threshold: what is large enough is sent."""
+"""Fixed threshold: the entries that reach a magnitude."""
 
 import math
 from typing import Any
@@ -8,32 +8,32 @@ import tensorflow as tf
 
 from tf_dgc.arguments import check_number, show
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
-from tf_dgc.compressors.common import capacity as places
+from tf_dgc.compressors.base import Compressor, NativeMethod
+from tf_dgc.compressors.common import capacity as slots
 from tf_dgc.compressors.common import sparse
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 @keras.saving.register_keras_serializable(package="tf_dgc")
 class Threshold(Compressor):
     """Sends entries whose magnitude is at least a fixed threshold.
 
-    Strom, section 3: an entry goes out when what has accumulated of it reaches tau, and
-    the rest stays in the residual. Strom then sends `tau` or `-tau`, whatever the
-    entry, which `binary=True` does: 1 bit per entry. The default sends the entry
-    itself (as Dryden et al., MLHPC 2016, describe the fixed threshold they start
-    from), so that nothing of it stays behind.
+    Strom, section 3: an entry is sent when its accumulated value reaches tau, and the
+    rest stays in the residual. Strom sends `tau` or `-tau`, 1 bit per entry, as does
+    `binary=True`. The default sends the whole entry (as Dryden et al., MLHPC 2016,
+    describe the fixed threshold from which they start), so that none of it remains.
 
-    How many entries are large enough is not known beforehand. The payload holds
-    `capacity * n` of them, the largest if there are more; free places are sent too.
-    Positions take about `2 + log2(1 + 1 / capacity)` bits each, where Strom spends 31.
+    The number of entries varies. The payload has `capacity * n` slots and a fixed size;
+    if more entries qualify, the largest are sent. Positions take about
+    `2 + log2(1 + 1 / capacity)` bits each, in Strom's paper 31.
 
     Args:
         threshold: magnitude tau, above 0. It is compared with local gradients, which
             Keras has divided by the number of workers.
         capacity: share of the entries that fit into a payload, in (0, 1].
-        binary: whether to send `tau` and `-tau`.
-        value_dtype: type of entries that are sent as they are: None for the type of the
-            residual, "float32", "bfloat16" or "float16".
+        binary: whether to send `tau` and `-tau` instead of the entries.
+        value_dtype: type of the entries on the wire: None for the type of the residual,
+            "float32", "bfloat16" or "float16".
     """
 
     name = "threshold"
@@ -49,23 +49,22 @@ class Threshold(Compressor):
         value_dtype: str | None = None,
     ):
         self.threshold = check_number("threshold", threshold, "(0, inf)")
-        places.check_value_dtype(value_dtype)
+        slots.check_value_dtype(value_dtype)
         if binary and value_dtype is not None:
             raise ValueError(
                 "With `binary=True` signs are sent; `value_dtype` must be None. "
                 f"Received: value_dtype={show(value_dtype)}"
             )
-        self.capacity = places.check_share("capacity", capacity)
+        self.capacity = slots.check_share("capacity", capacity)
         self.binary = bool(binary)
         self.value_dtype = value_dtype
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
-        """Return those of as many positions and values as fit."""
+        """Return the bytes of a position and a value per slot."""
         size = math.prod(shape)
-        sent_as = "sign" if self.binary else self.value_dtype or dtype.name
-        return 4 * places.num_words(
-            size, places.capacity_of(size, self.capacity), sent_as
-        )
+        capacity = slots.num_slots(size, self.capacity)
+        value_dtype = "sign" if self.binary else self.value_dtype or dtype.name
+        return 4 * slots.num_words(size, capacity, value_dtype)
 
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
@@ -74,21 +73,21 @@ class Threshold(Compressor):
         del state
         values = tf.reshape(values, [-1])
         magnitudes = tf.abs(values)
-        capacity = places.capacity_of(values.shape[0], self.capacity)
-        wanted = magnitudes >= self.threshold
-        positions = places.choose(magnitudes, wanted, capacity, keys)
+        capacity = slots.num_slots(values.shape[0], self.capacity)
+        mask = magnitudes >= self.threshold
+        positions = slots.select(magnitudes, mask, capacity, keys)
         if self.binary:
             tau = tf.constant(self.threshold, values.dtype)
-            return (yield from places.exchange_signs(values, positions, tau))
+            return (yield from slots.exchange_signs(values, positions, tau))
         value_dtype = self.value_dtype or values.dtype.name
-        return (yield from places.exchange(values, positions, value_dtype))
+        return (yield from slots.exchange(values, positions, value_dtype))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""
-        capacity = places.capacity_of(math.prod(shape), self.capacity)
+        capacity = slots.num_slots(math.prod(shape), self.capacity)
         name = f"{self.name}, binary" if self.binary else self.name
-        sent_as = "sign" if self.binary else self.value_dtype
-        parameters = sparse.native_places(capacity, sent_as)
+        value_dtype = "sign" if self.binary else self.value_dtype
+        parameters = sparse.native_parameters(capacity, value_dtype)
         return NativeMethod(name, [*parameters, self.threshold])
 
     def get_config(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compress: choose the k entries of largest magnitude, exactly k, always.
+"""Top-k: the k entries of largest magnitude, always exactly k.
 
 Lin et al., ICLR 2018, section 3.1 (gradient sparsification).
 """
@@ -15,12 +15,12 @@ from tf_dgc._internals import tracing
 from tf_dgc.arguments import show
 from tf_dgc.codecs import value_types
 from tf_dgc.collectives.requests import Aggregation
-from tf_dgc.compressors.base import Compressor, NativeMethod, RandomKeys
+from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k, top_k_of
-from tf_dgc.compressors.random_keys import tie_break_key
+from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 
-# `1 - 0.999` is a little more than 0.001; without this, 1000 entries would send 2.
+# `1 - 0.999` is slightly above 0.001; without this, 2 of 1000 entries would be sent.
 _ROUNDING = 1e-6
 
 
@@ -29,9 +29,11 @@ class TopK(Compressor):
     """Sends the k entries of largest magnitude, `k = max(1, ceil((1 - sparsity) * n))`.
 
     Lin et al., section 3.1; Stich et al., definition 2.1 (`top_k`). Positions take
-    about `2 + log2(n / k)` bits each, values what `value_dtype` says. With "sign", and
-    fewer than k entries that are not 0, zeros are sent as the magnitude too, and the
-    residual takes that back: rows without a gradient then move about where they are.
+    about `2 + log2(n / k)` bits each; `value_dtype` determines the bits of values.
+
+    With "sign", if fewer than k entries are nonzero, zeros are sent as the magnitude,
+    too, and the residual compensates for it in later steps: weights without a gradient
+    fluctuate around their values.
 
     Args:
         sparsity: share of entries not sent, in [0, 1); or a schedule of the iteration.
@@ -45,14 +47,16 @@ class TopK(Compressor):
     respects_largest = True
 
     def __init__(
-        self, sparsity: float | Callable = 0.999, value_dtype: str | None = None
+        self,
+        sparsity: float | Callable[..., Any] = 0.999,
+        value_dtype: str | None = None,
     ):
         self.sparsity = schedules.get_sparsity(sparsity)
         value_types.check_choice(value_dtype)
         self.value_dtype = value_dtype
 
     def bytes(self, shape: tuple[int, ...], dtype: tf.DType) -> int | None:
-        """Return those of k positions and values; None if the sparsity is scheduled."""
+        """Return the bytes of k positions and values; None with a schedule."""
         if callable(self.sparsity):
             return None
         size = math.prod(shape)
@@ -62,7 +66,7 @@ class TopK(Compressor):
     def exchange(
         self, values: tf.Tensor, state: dict[str, tf.Tensor], keys: RandomKeys
     ) -> Aggregation:
-        """Choose, and gather."""
+        """Select and gather."""
         del state
         values = tf.reshape(values, [-1])
         size = values.shape[0]
@@ -70,49 +74,47 @@ class TopK(Compressor):
         offset = tie_offset(size, keys)
         value_dtype = self.value_dtype or values.dtype.name
         if tf.is_tensor(k) and tracing.in_xla_context():
-            return (yield from self._in_fixed_shapes(values, k, keys, value_dtype))
+            return (yield from self._exchange_in_xla(values, k, keys, value_dtype))
         positions, _ = top_k(values, k, offset)
         return (
             yield from sparse.exchange(values, positions, k, value_dtype, keys.largest)
         )
 
-    def _in_fixed_shapes(
+    def _exchange_in_xla(
         self, values: tf.Tensor, k: tf.Tensor, keys: RandomKeys, value_dtype: str
     ) -> Aggregation:
-        """Exchange in shapes that are known while tracing, for XLA.
+        """Exchange a scheduled k in static shapes.
 
-        There is room for the most that the schedule ever sends; room that is not used
-        is sent as 0.
+        The payload has room for the schedule's largest k; unused room is sent as 0.
         """
-        size = values.shape[0]
+        size, dtype = values.shape[0], values.dtype
         capacity = num_sent(size, schedules.smallest_sparsity(self.sparsity))
-        _check_capacity(value_dtype)
-        positions, taken = top_k_of(values, capacity, k, tie_offset(size, keys))
-        at = positions[:, tf.newaxis]
-        kept = tf.where(taken, tf.gather(values, positions), 0)
-        kept = value_types.bound(kept, keys.largest)
+        _check_xla_value_dtype(value_dtype)
+        positions, is_sent = top_k_of(values, capacity, k, tie_offset(size, keys))
+        indices = positions[:, tf.newaxis]
+        sent = tf.where(is_sent, tf.gather(values, positions), 0)
+        sent = value_types.bound(sent, keys.largest)
         if capacity == size:
-            # Where everything is sent, it is sent exactly: so must all steps be.
-            coded = value_types.encode_values(kept, value_dtype)[tf.newaxis]
-            rounded = value_types.decode_values(
-                coded, value_dtype, capacity, values.dtype
-            )[0]
-            kept = tf.where(tf.equal(k, size), kept, rounded)
-            value_dtype = values.dtype.name
-        values = tf.scatter_nd(at, kept, [size])
+            # A step with k = n sends exact values, so the payload must be able to.
+            coded = value_types.encode_values(sent, value_dtype)[tf.newaxis]
+            rounded = value_types.decode_values(coded, value_dtype, capacity, dtype)[0]
+            sent = tf.where(tf.equal(k, size), sent, rounded)
+            value_dtype = dtype.name
+        values = tf.scatter_nd(indices, sent, [size])
         result = yield from sparse.exchange(values, positions, capacity, value_dtype)
-        chosen = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), at, taken)
+        mask = tf.zeros([size], tf.bool)
+        chosen = tf.tensor_scatter_nd_update(mask, indices, is_sent)
         return result._replace(entries=k, chosen=chosen)
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod | None:
-        """Return the native method; None if the sparsity is scheduled."""
+        """Return the native method; None with a schedule."""
         if callable(self.sparsity):
             return None
         k = num_sent(math.prod(shape), self.sparsity)
-        return NativeMethod(self.name, sparse.native_places(k, self.value_dtype))
+        return NativeMethod(self.name, sparse.native_parameters(k, self.value_dtype))
 
     def error_bound(self, size: int) -> float | None:
-        """Return `1 - k/n` (Stich et al., lemma A.1), if values are sent exactly."""
+        """Return `1 - k/n` (Stich et al., lemma A.1); None if values are rounded."""
         if callable(self.sparsity) or self.value_dtype is not None:
             return None
         return 1 - num_sent(size, self.sparsity) / size
@@ -139,8 +141,8 @@ def num_sent(size: int, sparsity: float | tf.Tensor) -> int | tf.Tensor:
     return tf.maximum(1, tf.cast(k, tf.int32))
 
 
-def _check_capacity(value_dtype: str) -> None:
-    """Raise `ValueError` if room that is not used cannot be told from what is."""
+def _check_xla_value_dtype(value_dtype: str) -> None:
+    """Raise `ValueError` if unused room would change the other values' codes."""
     if value_types.is_shared(value_dtype):
         raise ValueError(
             "XLA compiles only shapes that are known while tracing, and with a "
@@ -152,14 +154,17 @@ def _check_capacity(value_dtype: str) -> None:
 
 
 def tie_offset(size: int, keys: RandomKeys) -> tf.Tensor:
-    """Return one tensor's offset, scalar int32 in [0, size), alike on all workers."""
+    """Return the position from which a tensor's ties are broken.
+
+    Scalar int32, uniform in [0, size), the same on all workers.
+    """
     return tf.cast(keys.tie() * size, tf.int32)
 
 
 def tie_offsets(
     sizes: Sequence[int], seed: int, iteration: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Return `tie_offset` of every tensor.
+    """Return the position from which ties are broken, for each tensor of a model.
 
     Args:
         sizes: number of entries of each tensor of the model.
@@ -170,4 +175,6 @@ def tie_offsets(
         Scalar int32 tensors, uniform in [0, size).
     """
     ties = tie_break_key(seed, iteration, len(sizes))
-    return tf.unstack(tf.cast(ties * tf.constant(sizes, tf.float64), tf.int32))
+    offsets = tf.cast(ties * tf.constant(sizes, tf.float64), tf.int32)
+    unstacked: list[tf.Tensor] = tf.unstack(offsets)
+    return unstacked

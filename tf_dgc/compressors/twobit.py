@@ -1,4 +1,4 @@
-"""Two bits per entry: what has grown beyond a threshold, MXNet's rule."""
+"""Two bits per entry: signs of the entries that reach a threshold, as in MXNet."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_number
-from tf_dgc.compressors.base import NativeMethod, RandomKeys
+from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound
+from tf_dgc.compressors.random_keys import RandomKeys
 
 _ABOVE, _BELOW = 1, 2
 
@@ -17,15 +18,14 @@ _ABOVE, _BELOW = 1, 2
 class TwoBit(OneRound):
     """Sends `+t` for an entry that is t or more, `-t` for -t or less, else 0: 2 bits.
 
-    The gradient compression of Apache MXNet's parameter server, after Strom's rule,
-    who sends the positions of such entries. What is not sent stays in the residual r,
-    `r += g; q = t sign(r) [|r| >= t]; r -= q`, so an entry much above t goes out over
-    many steps, and error feedback is required. Nothing but the codes travels: every
-    worker knows t. (Three values would fit 1.6 bits, as `TernGrad` sends them; the
-    method is called, and was made, for 2.)
+    The gradient compression of Apache MXNet's parameter server, after Strom, who sends
+    the positions of such entries. The rest stays in the residual r,
+    `r += g; q = t sign(r) [|r| >= t]; r -= q`: an entry much above t is sent over many
+    steps, and error feedback is required. A payload has only codes, as every worker
+    knows t. (Three values would fit into 1.6 bits, as with `TernGrad`; MXNet uses 2.)
 
-    Choose t by what gradients are on one worker here: already divided by the number of
-    workers, and before the learning rate.
+    Choose t in units of one worker's gradients: divided by the number of workers, not
+    multiplied by the learning rate.
 
     Args:
         threshold: magnitude t, above 0. The default is MXNet's.
@@ -38,16 +38,16 @@ class TwoBit(OneRound):
     has_units = True
 
     def __init__(self, threshold: float = 0.5):
-        means = ", of the size that entries are to have when they are sent"
-        self.threshold = check_number("threshold", threshold, "(0, inf)", means)
+        meaning = ", the magnitude at which entries are sent"
+        self.threshold = check_number("threshold", threshold, "(0, inf)", meaning)
 
     def words(self, size: int, dtype: tf.DType) -> int:
-        """Return those of codes of 2 bits."""
+        """Return the words of codes of 2 bits."""
         del dtype
         return quantize.num_words(size, 2)
 
     def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-        """Return 1 for t or more, 2 for -t or less, 0 for what is between."""
+        """Return codes: 1 for t or more, 2 for -t or less, else 0."""
         del keys
         above = tf.cast(values >= self.threshold, tf.int32)
         below = tf.cast(values <= -self.threshold, tf.int32)
@@ -55,8 +55,8 @@ class TwoBit(OneRound):
 
     def decode(self, words: tf.Tensor, size: int, dtype: tf.DType) -> tf.Tensor:
         """Return t, -t or 0."""
-        meaning = tf.constant([0.0, self.threshold, -self.threshold, 0.0], dtype)
-        return tf.gather(meaning, quantize.unpack(words, 2, size))
+        levels = tf.constant([0.0, self.threshold, -self.threshold, 0.0], dtype)
+        return tf.gather(levels, quantize.unpack(words, 2, size))
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
         """Return the native method."""

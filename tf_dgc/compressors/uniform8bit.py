@@ -1,4 +1,4 @@
-"""Eight bits per entry, linear between the largest magnitudes."""
+"""Eight bits per entry, linear up to the largest magnitude."""
 
 import math
 from typing import Any
@@ -7,9 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_dgc.arguments import check_whole
-from tf_dgc.compressors.base import NativeMethod, RandomKeys
+from tf_dgc.compressors.base import NativeMethod
 from tf_dgc.compressors.common import quantize
 from tf_dgc.compressors.common.one_round import OneRound, from_words, to_words
+from tf_dgc.compressors.random_keys import RandomKeys
 
 _LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe
 
@@ -18,19 +19,17 @@ _LEVELS = 127  # of each sign; -128 is never sent, so negating a code is safe
 class Uniform8Bit(OneRound):
     """Rounds each entry to one of 255 evenly spaced levels: 8 bits.
 
-    The linear quantization that Dettmers compares with: codes are the whole numbers c
-    from -127 to 127, and stand for `c max|v| / 127`. The maximum is that of the tensor,
-    or of each bucket of it, and travels with the codes. It is sent exactly, and 0 is.
-    (Dettmers prefers his dynamic tree type; this is its simpler rival, and what most
-    libraries mean by 8 bits.)
+    The linear quantization with which Dettmers compares: codes are integers c from -127
+    to 127, and represent `c max|v| / 127`. The maximum of the tensor, or of each bucket
+    of it, is part of the payload. The maximum and 0 are exact. (Dettmers prefers his
+    dynamic tree type; this is what most libraries mean by 8 bits.)
 
     Args:
         bucket: entries that share a maximum; None for the whole tensor. One large entry
-            takes the precision from all others of its bucket.
-        stochastic: whether to round up or down by chance, without bias, instead of to
-            the nearest level. Error feedback, on by default else, is then allowed only
-            for buckets whose error is smaller than they are: of fewer than 64,516
-            entries.
+            reduces the precision of all others in its bucket.
+        stochastic: whether to round stochastically, unbiased, instead of to the nearest
+            level. Error feedback, otherwise on by default, is then allowed only for
+            buckets whose error bound is below 1: of fewer than 64,516 entries.
     """
 
     name = "uniform_8bit"
@@ -48,11 +47,11 @@ class Uniform8Bit(OneRound):
             self.error_feedback = "optional" if contracts else "forbidden"
 
     def words(self, size: int, dtype: tf.DType) -> int:
-        """Return those of one maximum per bucket, and of the codes, 4 in a word."""
+        """Return the words of a maximum per bucket and of the codes, 4 per word."""
         return self._buckets(size) * dtype.size // 4 + math.ceil(size / 4)
 
     def encode(self, values: tf.Tensor, keys: RandomKeys) -> tf.Tensor:
-        """Return maxima, then codes."""
+        """Return the words of maxima, then of codes."""
         size = values.shape[0]
         rows = quantize.rows(values, self.bucket or size)
         largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
@@ -73,7 +72,7 @@ class Uniform8Bit(OneRound):
         largest = from_words(words[:split], dtype, [buckets, 1])
         codes = tf.reshape(tf.bitcast(words[split:], tf.int8), [-1])[:size]
         levels = quantize.rows(tf.cast(codes, dtype), self.bucket or size)
-        # Multiplied, as a division by a constant is what graphs make that of.
+        # Graphs rewrite a division by a constant to this, so eager code does the same.
         return tf.reshape(levels * (largest * (1 / _LEVELS)), [-1])[:size]
 
     def native(self, shape: tuple[int, ...]) -> NativeMethod:
@@ -85,11 +84,11 @@ class Uniform8Bit(OneRound):
         )
 
     def error_bound(self, size: int) -> float:
-        """Return what follows from errors of at most half a step, or of the entry.
+        """Return the bound for buckets of d entries.
 
-        For buckets of d entries: nearest, the smaller of `d / (4 127^2)` and `1 - 1/d`,
-        as the largest entry is exact; stochastic, of `d / (4 127^2)` and
-        `sqrt(d) / 127`.
+        Errors are at most half a step, or the entry itself. To the nearest level: the
+        smaller of `d / (4 127^2)` and `1 - 1/d`, as the largest entry is exact.
+        Stochastic: the smaller of `d / (4 127^2)` and `sqrt(d) / 127`.
         """
         d = min(size, self.bucket or size)
         by_step = d / (4 * _LEVELS**2)

@@ -182,5 +182,5 @@ def delta_inputs(
         sizes=[t.size for t in state.tensors],
         drops_entries=optimizer.communicator.drops_entries,
         all_workers_native=state.use_native,
-        machine=optimizer.communicator.machine(),
+        machine=optimizer.communicator.node_workers(),
     )

@@ -316,7 +316,7 @@ _LONG_ENOUGH = 0.06  # seconds of a collective from which the bandwidth follows
 def measure_links(strategy: tf.distribute.Strategy) -> LinkSpeeds:
     """Measure links and processors; call it on all of two or more workers."""
     with tf.init_scope():  # the first call may come while a step is being traced
-        rank, *_ = link_benchmark.local_places(strategy)
+        rank, *_ = link_benchmark.local_ranks(strategy)
         return link_benchmark.run_probe(strategy, probe_links(rank, local_speeds))
 
 
@@ -410,7 +410,7 @@ def local_speeds(clock: Clock = time.perf_counter) -> list[float]:
         buffers = tf.stack([_probe_buffer(0), _probe_buffer(1)])
         is_native = native_library.load_library().library is not None
         path: Any = native if is_native else tensorflow_ops
-        plan = StepPlan(_PROBE_LAYOUT.layout, _PROBE_LAYOUT.counts, False)
+        plan = StepPlan(_PROBE_LAYOUT.tensors, _PROBE_LAYOUT.counts, False)
         vector = tf.zeros([1 << 18])
         merge = functools.partial(
             sparse_merge.merge_buffers, buffers[0], buffers[1], _PROBE_LAYOUT

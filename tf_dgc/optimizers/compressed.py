@@ -297,7 +297,7 @@ class CompressedOptimizer(CollectiveOptimizer):
             num_workers=self.num_workers,
             drops_entries=self.communicator.drops_entries,
             all_workers_native=state.use_native,
-            machine=self.communicator.machine(),
+            machine=self.communicator.node_workers(),
         )
         if settings.hyperparameters.scales_by_learning_rate:
             inputs = step_inputs.scale_by_learning_rate(inputs, self.learning_rate)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_dgc.clipping import Scale
 from tf_dgc.codecs.tensor_spec import TensorSpec
-from tf_dgc.collectives.requests import Message, Reply
+from tf_dgc.collectives.requests import Reply, Request
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.smart_cond import BoolOrTensor
 from tf_dgc.steps.accumulation import Gradient
@@ -130,5 +130,5 @@ class StepOutcome(NamedTuple):
     touched: Callable[[], TouchedEntries] | None = None
 
 
-Step: TypeAlias = Generator[list[Message], list[Reply], StepOutcome]
+Step: TypeAlias = Generator[list[Request], list[Reply], StepOutcome]
 """Yields the requests of a round, gets as many replies, and returns the outcome."""

@@ -16,7 +16,7 @@ from tf_dgc._internals import tracing
 from tf_dgc.codecs import buffer, checks, value_types
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives.packing import num_bytes, round_fingerprint
-from tf_dgc.collectives.requests import AllGather, AllReduce, Message, Reply
+from tf_dgc.collectives.requests import AllGather, AllReduce, Reply, Request
 from tf_dgc.compressors.base import Compressor, NativeMethod
 from tf_dgc.compressors.common.one_round import MethodStates, RoundsResult, TwoRounds
 from tf_dgc.smart_cond import add_counts
@@ -146,7 +146,7 @@ class EncodedRound(NamedTuple):
         notes: numbers for the next round, float32.
     """
 
-    requests: list[Message]
+    requests: list[Request]
     finite: tf.Tensor
     entries: tf.Tensor
     notes: tf.Tensor
@@ -187,7 +187,7 @@ class EngineCall:
         fingerprints = []
         for number in range(self.num_rounds):
             gathered = [
-                t.agreed_by(inputs.compressor.name)
+                t.signature_of(inputs.compressor.name)
                 for t, m in zip(tensors, methods, strict=True)
                 if m.summed_as is None and (m.first or number == 0)
             ]
@@ -237,7 +237,7 @@ class EngineCall:
             tracing.leave_unordered(words)
         if number == 1:
             self._parameters.set_from_second_round(notes)
-        requests: list[Message] = []
+        requests: list[Request] = []
         if number == 0 or self._parameters.are_sums:
             for dtype, vector in zip(self._dtypes, vectors, strict=True):
                 length = 1 + sum(self._summed_sizes(dtype, number))
@@ -416,7 +416,7 @@ class RoundParameters:
         self._notes = tf.zeros([len(self._states), 0])
         if self._states and isinstance(compressor, TwoRounds):
             self._compressor = compressor
-            self._set(compressor.told_first(self._states))
+            self._set(compressor.first_parameters(self._states))
 
     def operands(self) -> dict[str, Any]:
         """Return the operands of this round's operations."""
@@ -437,7 +437,9 @@ class RoundParameters:
         num_notes = max(m.num_notes for m in self._methods)
         self._notes = tf.reshape(notes, [len(self._states), num_notes])
         if self._compressor:
-            self._set(self._compressor.told_then(words, self._notes, self._states))
+            self._set(
+                self._compressor.second_parameters(words, self._notes, self._states)
+            )
 
     def set_from_sums(self, sums: Sequence[tf.Tensor]) -> None:
         """Use the first round's sums as the second round's parameters."""
@@ -460,7 +462,7 @@ class RoundParameters:
         if self._compressor is None:
             return []
         result = RoundsResult(self._parameters, self._notes, norms, sums)
-        return self._compressor.settle(result, self._states)
+        return self._compressor.updated_states(result, self._states)
 
     def assign(self, new_states: Sequence[_State]) -> None:
         """Assign the result of `new_states`."""

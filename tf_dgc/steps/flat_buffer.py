@@ -19,7 +19,7 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import RandomKeys
+from tf_dgc.compressors.random_keys import RandomKeys
 
 
 class FlatView(NamedTuple):

@@ -11,8 +11,8 @@ from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives import packing
 from tf_dgc.collectives.packing import TensorExchange
 from tf_dgc.collectives.requests import (
-    Message,
     Reply,
+    Request,
     Result,
     SparseEntries,
     position_mask,
@@ -115,7 +115,7 @@ def aggregate_tensors(
     keys_per_tensor: Sequence[RandomKeys],
     finite: tf.Tensor,
     separate_uncompressed: bool = False,
-) -> Generator[list[Message], list[Reply], tuple[packing.PackedOutcome, StateTensors]]:
+) -> Generator[list[Request], list[Reply], tuple[packing.PackedOutcome, StateTensors]]:
     """Exchange one worker's tensors.
 
     Args:
@@ -168,7 +168,7 @@ def _uncompressed_exchange(
         num_bytes = 4 * buffer.uncompressed_words([tensor])
         exchange = send_coded(tf.reshape(bounded, [-1]), tensor.value_type)
     return TensorExchange(
-        tensor.label, tensor.agreed, num_bytes, exchange, tensor.narrow
+        tensor.label, tensor.signature, num_bytes, exchange, tensor.narrow
     )
 
 
@@ -187,7 +187,7 @@ def _method_exchange(
         )
     return TensorExchange(
         f"{compressor!r} on {tensor.label}",
-        tensor.agreed_by(compressor.name),
+        tensor.signature_of(compressor.name),
         compressor.bytes(tensor.shape, tensor.dtype),
         exchange,
         tensor.narrow,

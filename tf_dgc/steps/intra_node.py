@@ -11,14 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dgc import clipping
-from tf_dgc.collectives.requests import AllToAll, Message, Reply
+from tf_dgc.collectives.requests import AllToAll, Reply, Request
 from tf_dgc.steps.accumulation import scaled_dense_gradients
 from tf_dgc.steps.base import StepInputs
 
 
 def reduce_within_node(
     inputs: StepInputs,
-) -> Generator[list[Message], list[Reply], tuple[StepInputs, tf.Tensor]]:
+) -> Generator[list[Request], list[Reply], tuple[StepInputs, tf.Tensor]]:
     """Return inputs with the machine's sums, and whether this gradient was finite.
 
     A worker whose gradient is not finite contributes zeros.

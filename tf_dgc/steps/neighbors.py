@@ -14,7 +14,7 @@ from tf_dgc.codecs.bits import from_words, to_words
 from tf_dgc.codecs.checks import BufferCheck, require
 from tf_dgc.codecs.tensor_spec import TensorSpec
 from tf_dgc.collectives.packing import PackedOutcome
-from tf_dgc.collectives.requests import AllGather, Message, Reply, to_dense_tensor
+from tf_dgc.collectives.requests import AllGather, Reply, Request, to_dense_tensor
 from tf_dgc.compressors.base import Compressor
 from tf_dgc.compressors.random_keys import RandomKeys, tie_break_key
 from tf_dgc.smart_cond import add_counts
@@ -74,9 +74,9 @@ class NeighborCoder:
             worker: index of this worker.
             states: state of the method by name, of each tensor; None for none.
         """
-        requests: list[Message] = []
+        requests: list[Request] = []
 
-        def reply(new_requests: list[Message]) -> list[tf.Tensor]:
+        def reply(new_requests: list[Request]) -> list[tf.Tensor]:
             requests.extend(new_requests)
             return [_reply_to_lone_worker(r, r[0]) for r in new_requests]
 
@@ -100,7 +100,7 @@ class NeighborCoder:
         """
         rest = words
 
-        def reply(requests: list[Message]) -> list[tf.Tensor]:
+        def reply(requests: list[Request]) -> list[tf.Tensor]:
             nonlocal rest
             replies = []
             for request in requests:
@@ -122,7 +122,7 @@ class NeighborCoder:
         finite: tf.Tensor,
         worker: int | tf.Tensor,
         states: Sequence[StateTensors] | None = None,
-    ) -> Generator[list[Message], list[Reply], tuple[PackedOutcome, StateTensors]]:
+    ) -> Generator[list[Request], list[Reply], tuple[PackedOutcome, StateTensors]]:
         """Start the exchange of one worker's tensors; for arguments see `encode`."""
         keys_per_tensor = [
             RandomKeys(self._seed, self._round_number, i, worker, self._tie_break_key)
@@ -143,7 +143,7 @@ class NeighborCoder:
         values: Sequence[tf.Tensor],
         finite: tf.Tensor,
         worker: int | tf.Tensor,
-        reply: Callable[[list[Message]], list[tf.Tensor]],
+        reply: Callable[[list[Request]], list[tf.Tensor]],
         states: Sequence[StateTensors] | None,
     ) -> NeighborMessage:
         step = self.start_step(values, finite, worker, states)
@@ -180,5 +180,5 @@ class NeighborCoder:
         )
 
 
-def _reply_to_lone_worker(request: Message, value: tf.Tensor) -> tf.Tensor:
+def _reply_to_lone_worker(request: Request, value: tf.Tensor) -> tf.Tensor:
     return value[tf.newaxis] if isinstance(request, AllGather) else value

@@ -23,7 +23,7 @@ from tf_dgc.collectives.requests import (
     AllReduce,
     DenseOrSparse,
     DenseOrSparseReply,
-    Message,
+    Request,
 )
 from tf_dgc.compressors import TopK
 from tf_dgc.compressors.base import Compressor
@@ -64,7 +64,7 @@ def push(inputs: StepInputs) -> PushedStep:
         inputs: inputs of the step, with `NUM_WORKERS` for `num_workers`.
     """
     step = implementations.start_step(inputs)
-    requests: list[Message] = []
+    requests: list[Request] = []
     replies: Any = None
     while True:
         try:
@@ -76,7 +76,7 @@ def push(inputs: StepInputs) -> PushedStep:
         replies = [reply_of_single_worker(r) for r in new_requests]
 
 
-def _request_words(request: Message) -> tf.Tensor:
+def _request_words(request: Request) -> tf.Tensor:
     """Return the bits of a request, int32 `[w]`."""
     if isinstance(request, DenseOrSparse):  # one of them is empty
         return tf.concat([to_words(request.vector), request.words], axis=0)

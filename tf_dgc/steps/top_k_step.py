@@ -83,7 +83,9 @@ def _step(inputs: StepInputs, compressor: TopK) -> Step:
     replies: Sequence[Any] = yield [part.request for part in parts]
     for part, reply in zip(parts, replies, strict=True):
         if reply.delivered is not None:
-            restore_dropped_entries(part.local, part.words, reply.delivered, reply.left)
+            restore_dropped_entries(
+                part.local, part.words, reply.delivered, reply.remainder
+            )
     _record_sent(inputs, parts, replies)
     received = [
         ReceivedPart(part.places, part.local.plan, reply)
@@ -151,8 +153,8 @@ class _SentPart(NamedTuple):
             self.vector,
             self.words,
             plan.dense_entries,
-            form=BufferLayout(plan.layout, plan.counts),
-            most_bytes=plan.most_bytes,
+            layout=BufferLayout(plan.layout, plan.counts),
+            max_bytes=plan.most_bytes,
         )
 
 
@@ -317,11 +319,11 @@ def _add_remainder(step: LocalStep, remainder: Remainder) -> None:
         return
     space = FlatIndexSpace(BufferLayout(step.plan.layout, step.plan.counts))
     compressed = [i for i, t in enumerate(step.plan.layout) if not t.uncompressed]
-    begins = tf.searchsorted(remainder.places, tf.cast(space.bases, tf.int32))
-    ends = tf.concat([begins[1:], [tf.size(remainder.places)]], axis=0)
+    begins = tf.searchsorted(remainder.positions, tf.cast(space.bases, tf.int32))
+    ends = tf.concat([begins[1:], [tf.size(remainder.positions)]], axis=0)
     for n, i in enumerate(compressed):
         part = slice(begins[n], ends[n])
-        positions = remainder.places[part] - tf.cast(space.bases[n], tf.int32)
+        positions = remainder.positions[part] - tf.cast(space.bases[n], tf.int32)
         values = tf.cast(remainder.values[part], step.plan.layout[i].dtype)
         _scatter_add(step.residual[i], positions, values)
 

@@ -1,9 +1,9 @@
-"""What methods have in common whose number of entries varies.
+"""Payloads of a fixed capacity, for methods whose number of entries varies.
 
-Their payload has a stated capacity. Free places are taken by positions beyond the
-tensor, so the number of positions below n is the count of entries: it costs no word of
-its own, and every payload of a tensor has the same size. If more entries qualify than
-fit, those with the highest scores go, and the others stay in the residual.
+A payload has a fixed number of slots. Unused slots hold positions beyond the tensor, so
+the positions below n tell the number of entries, and all payloads of a tensor have the
+same size. If more entries qualify than there are slots, those with the highest scores
+are sent, and the others stay in the residual.
 """
 
 import tensorflow as tf
@@ -18,23 +18,19 @@ from tf_dgc.collectives.requests import (
     position_mask,
     to_dense_tensor,
 )
-from tf_dgc.compressors.base import RandomKeys
 from tf_dgc.compressors.common import sparse
 from tf_dgc.compressors.common.largest import top_k
+from tf_dgc.compressors.random_keys import RandomKeys
 from tf_dgc.compressors.topk import num_sent, tie_offset
 
 
-def check_share(what: str, share: float) -> float:
-    """Return a share of entries as a float.
-
-    Raises:
-        ValueError: unless it is in (0, 1].
-    """
-    return arguments.check_number(what, share, "(0, 1]", ", a share of the entries")
+def check_share(name: str, share: float) -> float:
+    """Return a share of entries as a float, or raise `ValueError` outside (0, 1]."""
+    return arguments.check_number(name, share, "(0, 1]", ", a share of the entries")
 
 
 def check_value_dtype(value_dtype: str | None) -> None:
-    """Raise `ValueError` unless values can be sent so beside free places."""
+    """Raise `ValueError` for value types that do not allow unused slots."""
     value_types.check_choice(value_dtype)
     if value_dtype == "sign":
         raise ValueError(
@@ -45,7 +41,7 @@ def check_value_dtype(value_dtype: str | None) -> None:
         )
 
 
-def capacity_of(size: int, share: float) -> int:
+def num_slots(size: int, share: float) -> int:
     """Return `max(1, ceil(share * size))`."""
     return num_sent(size, 1 - share)
 
@@ -54,87 +50,71 @@ def num_words(size: int, capacity: int, value_dtype: str) -> int:
     """Return the words of a payload; see `sparse.num_words`.
 
     Raises:
-        ValueError: if positions, of free places too, do not fit into int32.
+        ValueError: if the positions of unused slots do not fit into int32.
     """
-    _check_places(size, capacity)
+    _check_slots(size, capacity)
     return sparse.num_words(size + capacity, capacity, value_dtype)
 
 
 def position_words(size: int, capacity: int) -> int:
-    """Return the words of positions alone; raises as `num_words`."""
-    _check_places(size, capacity)
+    """Return the words of the positions alone; raises as `num_words`."""
+    _check_slots(size, capacity)
     return sparse.position_words(size + capacity, capacity)
 
 
-def _check_places(size: int, capacity: int) -> None:
-    if size + capacity > tf.int32.max:
-        raise ValueError(
-            "Free places of a payload are positions beyond the tensor, and positions "
-            f"are int32: a tensor of {size} entries has room for "
-            f"{tf.int32.max - size} places. Choose a smaller capacity. "
-            f"Received: {capacity} places"
-        )
-
-
-def choose(
-    scores: tf.Tensor, wanted: tf.Tensor, capacity: int, keys: RandomKeys
+def select(
+    scores: tf.Tensor, mask: tf.Tensor, capacity: int, keys: RandomKeys
 ) -> tf.Tensor:
-    """Return positions of wanted entries: all that fit, else the highest scores.
+    """Return the positions of all entries in the mask, or of the highest scores.
 
-    Among equal scores those that come first in cyclic order from a drawn offset are
-    taken, so no position is favoured.
+    Among equal scores, takes those that come first in cyclic order from a random
+    offset, so that no position is favored.
 
     Args:
-        scores: rank of each entry, float `[n]`, above 0 where `wanted`.
-        wanted: marks of the entries to choose from, bool `[n]`.
-        capacity: number of places, 1 <= capacity <= n.
+        scores: score of each entry, float `[n]`, above 0 where `mask` is set.
+        mask: entries to select from, bool `[n]`.
+        capacity: number of slots, 1 <= capacity <= n.
         keys: seeds for this tensor in this step.
 
     Returns:
-        int32 `[capacity]`, strictly ascending; n or more in free places.
+        int32 `[capacity]`, strictly ascending; n or more in unused slots.
     """
     size = scores.shape[0]
     offset = tie_offset(size, keys)
 
-    def all_of_them() -> tf.Tensor:
-        found = tf.cast(tf.where(wanted)[:, 0], tf.int32)
-        free = size + tf.range(capacity - tf.size(found))
-        return tf.concat([found, free], axis=0)
+    def select_all() -> tf.Tensor:
+        positions = tf.cast(tf.where(mask)[:, 0], tf.int32)
+        unused = size + tf.range(capacity - tf.size(positions))
+        return tf.concat([positions, unused], axis=0)
 
-    def the_best() -> tf.Tensor:
-        best, _ = top_k(tf.where(wanted, scores, 0), capacity, offset)
-        free = size + tf.range(capacity)
-        return tf.sort(tf.where(tf.gather(wanted, best), best, free))
+    def select_highest() -> tf.Tensor:
+        highest, _ = top_k(tf.where(mask, scores, 0), capacity, offset)
+        unused = size + tf.range(capacity)
+        return tf.sort(tf.where(tf.gather(mask, highest), highest, unused))
 
     if tracing.in_xla_context():  # which has no `tf.where` of one argument
-        return the_best()
-    fits = tf.math.count_nonzero(wanted) <= capacity
-    return tf.ensure_shape(tf.cond(fits, all_of_them, the_best), [capacity])
+        return select_highest()
+    fits = tf.math.count_nonzero(mask) <= capacity
+    return tf.ensure_shape(tf.cond(fits, select_all, select_highest), [capacity])
 
 
 def exchange(values: tf.Tensor, positions: tf.Tensor, value_dtype: str) -> Aggregation:
-    """Gather entries as they are, and sum them.
-
-    Args:
-        values: gradient, float `[n]`.
-        positions: result of `choose`, int32 `[capacity]`.
-        value_dtype: type of the values on the wire.
-    """
+    """Gather and sum all workers' entries at positions from `select`."""
     size, capacity = values.shape[0], positions.shape[0]
     padded = tf.pad(values, [[0, capacity]])
     result = yield from sparse.exchange(padded, positions, capacity, value_dtype)
-    return _cut(result, positions, size)
+    return _remove_unused(result, positions, size)
 
 
 def exchange_signs(
     values: tf.Tensor, positions: tf.Tensor, magnitude: tf.Tensor
 ) -> Aggregation:
-    """Gather the signs of entries, which all have one magnitude.
+    """Gather and sum all workers' entries as signs of one magnitude per worker.
 
     Args:
         values: gradient, float `[n]`.
-        positions: result of `choose`, int32 `[capacity]`.
-        magnitude: magnitude of all of them, scalar, 0 or more; it is sent as float32.
+        positions: result of `select`, int32 `[capacity]`.
+        magnitude: magnitude of all entries, scalar, 0 or more; sent as float32.
     """
     negative = tf.cast(values_at(values, positions) < 0, tf.int32)
     word = tf.bitcast(value_types.round_to(magnitude, tf.float32), tf.int32)
@@ -146,31 +126,32 @@ def exchange_signs(
 def exchange_coded(
     positions: tf.Tensor, size: int, coded: tf.Tensor, decode: sparse.Decode
 ) -> Aggregation:
-    """Gather entries whose values a method has coded itself, and sum them.
-
-    Args:
-        positions: result of `choose`, int32 `[capacity]`.
-        size: number of entries n.
-        coded: one value for every place, as words.
-        decode: function that decodes `coded`.
-    """
+    """Gather and sum all workers' entries, whose values the method has coded."""
     capacity = positions.shape[0]
     result = yield from sparse.exchange_coded(
         positions, size + capacity, capacity, coded, decode
     )
-    return _cut(result, positions, size)
+    return _remove_unused(result, positions, size)
 
 
 def values_at(values: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Return the values, float `[capacity]`; 0 in free places."""
+    """Return the values, float `[capacity]`; 0 in unused slots."""
     return tf.gather(tf.pad(values, [[0, positions.shape[0]]]), positions)
 
 
-def _cut(result: Result, positions: tf.Tensor, size: int) -> Result:
+def _check_slots(size: int, capacity: int) -> None:
+    if size + capacity > tf.int32.max:
+        raise ValueError(
+            "Unused slots of a payload hold positions beyond the tensor, and positions "
+            f"are int32: a tensor of {size} entries has room for "
+            f"{tf.int32.max - size} slots. Choose a smaller capacity. "
+            f"Received: {capacity} slots"
+        )
+
+
+def _remove_unused(result: Result, positions: tf.Tensor, size: int) -> Result:
     count = tf.math.count_nonzero(positions < size, dtype=tf.int32)
-    total, sent = (
-        to_dense_tensor(result.sum)[:size],
-        to_dense_tensor(result.sent)[:size],
-    )
+    total = to_dense_tensor(result.sum)[:size]
+    sent = to_dense_tensor(result.sent)[:size]
     chosen = position_mask(result.sent)[:size]
     return Result(total, sent, entries=count, chosen=chosen)

@@ -1,4 +1,4 @@
-"""The k entries of largest magnitude, exactly k, always: where they are."""
+"""Exact selection of the k entries of largest magnitude."""
 
 import tensorflow as tf
 
@@ -7,26 +7,26 @@ from tf_dgc._internals import tracing
 from tf_dgc.codecs import golomb
 from tf_dgc.smart_cond import BoolOrTensor, smart_cond
 
-_SAMPLED_FROM = 1 << 17  # entries
-_STRIDE = 64  # from one entry of the sample to the next
+_MIN_SAMPLED_SIZE = 1 << 17
+_SAMPLE_STRIDE = 64
 
 
 def top_k(
     values: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Choose the k entries of largest magnitude.
+    """Select the k entries of largest magnitude.
 
-    Among equal magnitudes those that come first in cyclic order from `offset` are
-    taken. With an offset drawn anew for each step, no position is favoured: cutting
-    ties at the lowest index instead starves the end of a tensor.
+    Among equal magnitudes, takes those that come first in cyclic order from `offset`.
+    With an offset drawn anew for each step, no position is favored; always taking the
+    lowest index would starve the end of a tensor.
 
     Args:
         values: gradient, float `[n]`, finite.
         k: number of entries, 1 <= k <= n.
-        offset: position where ties are broken from, scalar int32 in [0, n).
+        offset: position from which ties are broken, scalar int32 in [0, n).
 
     Returns:
-        Positions, int32 `[k]`, ascending; and the values there, `[k]`.
+        Positions, int32 `[k]`, ascending; and the values at these positions, `[k]`.
     """
     library = native_library.load_library().library
     if library is not None and _on_a_cpu(values) and not tracing.in_xla_context():
@@ -34,9 +34,9 @@ def top_k(
         return positions, tf.gather(values, positions)
     magnitudes = tf.abs(values)
     size = values.shape[0]
-    sampled = not tracing.in_xla_context() and size >= _SAMPLED_FROM
+    may_sample = not tracing.in_xla_context() and size >= _MIN_SAMPLED_SIZE
     positions = smart_cond(
-        _are_few(k, size, 16) if sampled else False,
+        _are_few(k, size, 16) if may_sample else False,
         lambda: _by_sample(magnitudes, k, offset),
         lambda: _among_all(magnitudes, k, offset),
     )
@@ -48,74 +48,70 @@ def top_k(
 def top_k_of(
     values: tf.Tensor, capacity: int, k: tf.Tensor, offset: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Choose as `top_k` does, but among a fixed number of entries, for XLA.
+    """Select as `top_k`, with static shapes, for XLA.
 
     Args:
         values: gradient, float `[n]`, finite.
-        capacity: largest number of entries there may be, of k.
+        capacity: upper bound of k.
         k: number of entries, scalar int32, 1 <= k <= capacity.
-        offset: position where ties are broken from, scalar int32 in [0, n).
+        offset: position from which ties are broken, scalar int32 in [0, n).
 
     Returns:
-        Positions of the `capacity` entries of largest magnitude, int32, ascending, and
-        which of them are the k largest, bool.
+        Positions of the `capacity` entries of largest magnitude, int32, ascending; and
+        whether each is among the k largest, bool.
     """
     rotated = tf.roll(tf.abs(values), -offset, axis=0)
     best = tf.math.top_k(rotated, capacity).indices
-    positions = golomb.turn_back(best, values.shape[0], offset)
+    positions = golomb.unrotate(best, values.shape[0], offset)
     order = tf.argsort(positions)
     return tf.gather(positions, order), order < k
 
 
 def _on_a_cpu(values: tf.Tensor) -> bool:
-    """Whether values are where the native operation reads them, of a type it knows."""
-    is_known = values.dtype in (tf.float32, tf.float64)
-    return is_known and not tf.config.list_logical_devices("GPU")
+    """Return whether the native operation can read the values."""
+    is_supported = values.dtype in (tf.float32, tf.float64)
+    return is_supported and not tf.config.list_logical_devices("GPU")
 
 
-def _prefers_heap(size: int, k: int | tf.Tensor) -> BoolOrTensor:
-    """`tf.math.top_k` is the faster one below about 1 % of the entries.
-
-    Its time grows with k: a warm-up step at 75 % of 1 M entries takes it 100 ms, the
-    threshold 23 ms. XLA compiles only the heap.
-    """
-    return tracing.in_xla_context() or _are_few(k, size, 128)
-
-
-def _are_few(k: int | tf.Tensor, size: int, one_of: int) -> BoolOrTensor:
-    """Whether k entries are at most one of so many; without a product in int32."""
-    return k <= size // one_of
+def _are_few(k: int | tf.Tensor, size: int, divisor: int) -> BoolOrTensor:
+    return k <= size // divisor  # `k * divisor` may overflow int32
 
 
 def _by_sample(
     magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
 ) -> tf.Tensor:
-    """Look through what is as large as k entries are by a sample, a few more than k.
+    """Search only entries above a threshold that a sample suggests.
 
-    Hardly ever are they less: then, and where they are 0, all are looked through.
+    The threshold is chosen so that somewhat more than k entries exceed it. If fewer do,
+    or if it is 0, all entries are searched.
     """
-    sample = magnitudes[::_STRIDE]
-    share = tf.cast(k, tf.float32) / _STRIDE
-    wanted = tf.cast(share + 4 * tf.sqrt(share) + 8, tf.int32)
-    least = tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
+    sample = magnitudes[::_SAMPLE_STRIDE]
+    expected = tf.cast(k, tf.float32) / _SAMPLE_STRIDE
+    sampled = tf.cast(expected + 4 * tf.sqrt(expected) + 8, tf.int32)
+    threshold = tf.reduce_min(tf.math.top_k(sample, sampled, sorted=False).values)
 
     def among_large() -> tf.Tensor:
-        candidates = tf.cast(tf.where(magnitudes >= least)[:, 0], tf.int32)
+        candidates = tf.cast(tf.where(magnitudes >= threshold)[:, 0], tf.int32)
         return tf.cond(
             tf.size(candidates) >= k,
             lambda: _by_heap(magnitudes, candidates, k, offset),
             lambda: _among_all(magnitudes, k, offset),
         )
 
-    return tf.cond(least > 0, among_large, lambda: _among_all(magnitudes, k, offset))
+    return tf.cond(
+        threshold > 0, among_large, lambda: _among_all(magnitudes, k, offset)
+    )
 
 
 def _among_all(
     magnitudes: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
 ) -> tf.Tensor:
+    # The time of `tf.math.top_k` grows with k: 100 ms for 25 % of 1 M entries, of which
+    # the threshold takes 23 ms. Below about 1 % the heap is faster. XLA compiles only
+    # the heap.
     size = magnitudes.shape[0]
     return smart_cond(
-        _prefers_heap(size, k),
+        tracing.in_xla_context() or _are_few(k, size, 128),
         lambda: _by_heap(magnitudes, tf.range(size), k, offset),
         lambda: _by_threshold(magnitudes, k, offset),
     )
@@ -124,7 +120,7 @@ def _among_all(
 def _by_heap(
     magnitudes: tf.Tensor, candidates: tf.Tensor, k: int | tf.Tensor, offset: tf.Tensor
 ) -> tf.Tensor:
-    """Return the k largest of ascending positions, of equal ones from `offset` on."""
+    """Return the k largest of the candidates, which are ascending positions."""
     before = tf.math.count_nonzero(candidates < offset, dtype=tf.int32)
     rotated = tf.roll(candidates, -before, axis=0)  # top_k takes the lowest index first
     best = tf.math.top_k(tf.gather(magnitudes, rotated), k, sorted=False).indices
@@ -142,5 +138,5 @@ def _by_threshold(
     first = tf.math.count_nonzero(before_offset, dtype=tf.int32)
     ascending = tf.cumsum(tf.cast(tied, tf.int32), exclusive=True)
     cyclic = tf.math.floormod(ascending - first, num_tied)
-    wanted = k - (tf.size(candidates) - num_tied)
-    return tf.boolean_mask(candidates, ~tied | (cyclic < wanted))
+    num_taken = k - (tf.size(candidates) - num_tied)
+    return tf.boolean_mask(candidates, ~tied | (cyclic < num_taken))

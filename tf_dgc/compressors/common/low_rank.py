@@ -1,4 +1,4 @@
-"""What methods of low rank have in common: matrices, and their subspaces."""
+"""Matrices and their leading subspaces, for methods of low rank."""
 
 import math
 from typing import NamedTuple
@@ -7,18 +7,21 @@ import tensorflow as tf
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns; columns are the last axis, Keras's output features."""
+    """Return the rows and columns of a tensor as a matrix.
+
+    Columns are the last axis, the output features of Keras kernels.
+    """
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
 
 
 class Sided(NamedTuple):
-    """A matrix with its shorter side first, without a copy.
+    """A matrix whose rows are its shorter side, without a copy.
 
     Attributes:
         values: tensor of the matrix, or of its transpose.
-        flipped: whether it is the transpose.
+        flipped: whether `values` is the transpose.
     """
 
     values: tf.Tensor
@@ -26,41 +29,37 @@ class Sided(NamedTuple):
 
     @classmethod
     def of(cls, values: tf.Tensor) -> "Sided":
-        """Return a tensor `[r, c]` or its transpose."""
+        """Wrap a tensor `[r, c]`."""
         return cls(values, values.shape[0] > values.shape[1])
 
     @property
     def rows(self) -> int:
         """Length m of the shorter side."""
-        return min(self.values.shape)
+        return int(min(self.values.shape))
 
     @property
     def columns(self) -> int:
         """Length n of the longer side."""
-        return max(self.values.shape)
+        return int(max(self.values.shape))
 
     def has_entries(self) -> tf.Tensor:
-        """Return which rows are not all zeros, bool `[m]`."""
+        """Return whether each row has a nonzero entry, bool `[m]`."""
         return tf.reduce_any(self.values != 0, axis=0 if self.flipped else 1)
 
     def times(self, right: tf.Tensor) -> tf.Tensor:
-        """Return the product with `[n, k]`, `[m, k]`."""
+        """Return the product with a matrix `[n, k]`, `[m, k]`."""
         return tf.linalg.matmul(self.values, right, transpose_a=self.flipped)
 
     def transposed_times(self, left: tf.Tensor) -> tf.Tensor:
-        """Return the transpose's product with `[m, k]`, `[n, k]`."""
+        """Return the product of the transpose with a matrix `[m, k]`, `[n, k]`."""
         return tf.linalg.matmul(self.values, left, transpose_a=not self.flipped)
 
 
 def leading_subspace(matrix: Sided, dimensions: int, seed: tf.Tensor) -> tf.Tensor:
-    """Return an orthonormal basis of a subspace that holds most of a matrix.
+    """Return an orthonormal basis of a subspace that contains most of a matrix.
 
-    Halko et al., SIAM Review 2011, algorithm 4.4 with one power iteration.
-
-    Args:
-        matrix: matrix of m rows, scaled so that squares do not overflow.
-        dimensions: dimensions of the subspace, at most m.
-        seed: seed of a `Draw`, int32 `[2]`.
+    Halko et al., SIAM Review 2011, algorithm 4.4 with one power iteration. The matrix
+    must be scaled so that squares do not overflow.
 
     Returns:
         Float `[m, dimensions]`.

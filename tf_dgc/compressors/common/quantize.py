@@ -1,4 +1,4 @@
-"""What methods that quantize have in common: rounding by chance, and packed codes."""
+"""Stochastic rounding and packed codes, for methods that quantize."""
 
 import tensorflow as tf
 
@@ -8,10 +8,9 @@ _TRITS = 20  # ternary digits in a word
 
 
 def rows(values: tf.Tensor, bucket: int) -> tf.Tensor:
-    """Return `[ceil(n / bucket), bucket]` of `[n]`, filled up with zeros.
+    """Return `[n]` as rows, `[ceil(n / bucket), bucket]`, padded with zeros.
 
-    A bucket is at most as long as there are values, so that memory does not grow with
-    what it could hold.
+    A bucket longer than n is shortened to n, to save memory.
     """
     bucket = max(1, min(bucket, values.shape[0]))
     missing = -values.shape[0] % bucket
@@ -19,15 +18,12 @@ def rows(values: tf.Tensor, bucket: int) -> tf.Tensor:
 
 
 def norms(values: tf.Tensor) -> tf.Tensor:
-    """Return the norm of each row, float `[rows, 1]`, the largest number if larger.
+    """Return the norm of each row, float `[rows, 1]`, at most the largest number.
 
-    Of float32 numbers in float64, in which their squares are exact and do not overflow:
-    so neither the order of the sum nor the processor matters.
-
-    Args:
-        values: rows, float32 or float64 `[rows, n]`.
+    Norms of float32 rows are computed in float64, where squares are exact and do not
+    overflow: so the result does not depend on the order of the sum or the processor.
     """
-    if values.dtype == tf.float64:  # which is scaled to 1 first
+    if values.dtype == tf.float64:  # scaled to 1 first, so that squares do not overflow
         largest = tf.reduce_max(tf.abs(values), axis=1, keepdims=True)
         unit = tf.math.divide_no_nan(values, largest)
         lengths = tf.norm(unit, axis=1, keepdims=True)
@@ -38,14 +34,10 @@ def norms(values: tf.Tensor) -> tf.Tensor:
 
 
 def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Round down or up so that the expectation is the value.
-
-    Args:
-        values: numbers to be rounded, float, of any shape.
-        seed: seed of a `Draw`, int32 `[2]`.
+    """Round down or up at random, so that the expected result is the value.
 
     Returns:
-        Whole numbers of the same shape and dtype.
+        Integers of the same shape and dtype.
     """
     down = tf.floor(values)
     chance = tf.random.stateless_uniform(values.shape, seed, dtype=values.dtype)
@@ -53,18 +45,18 @@ def stochastic_round(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def num_words(count: int, width: int) -> int:
-    """Return the words that `count` codes of `width` bits take."""
+    """Return the words of `count` codes of `width` bits."""
     return width * bits.num_stream_words(count)
 
 
 def pack(codes: tf.Tensor, width: int) -> tf.Tensor:
-    """Pack codes into `width` bits each, plane after plane.
+    """Pack codes into `width` bits each, plane by plane.
 
-    All lowest bits come first, as one stream, then all second bits, and so on: any
-    width costs exactly that many bits, but for what is left of each plane's last word.
+    All lowest bits come first, as one stream, then all second bits, and so on. So any
+    width costs exactly that many bits, except for the padding of each plane.
 
     Args:
-        codes: codes to be packed, int32 `[m]`, each in [0, 2**width).
+        codes: codes to pack, int32 `[m]`, each in [0, 2**width).
         width: bits of a code, 1 to 31.
 
     Returns:
@@ -85,7 +77,7 @@ def unpack(words: tf.Tensor, width: int, count: int) -> tf.Tensor:
 
 
 def pack_trits(trits: tf.Tensor) -> tf.Tensor:
-    """Pack ternary digits, 5 in a byte, as 3**5 is 243: 1.6 bits each.
+    """Pack ternary digits, 5 per byte (3**5 is 243): 1.6 bits each.
 
     Args:
         trits: digits, int32 `[m]`, each 0, 1 or 2.
@@ -107,5 +99,5 @@ def unpack_trits(words: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def num_trit_words(count: int) -> int:
-    """Return the words that `count` ternary digits take."""
+    """Return the words of `count` ternary digits."""
     return -(-count // _TRITS)

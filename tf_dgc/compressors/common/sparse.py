@@ -1,7 +1,7 @@
-"""What methods that send some entries have in common: positions and values as words.
+"""Payloads of selected entries: positions and values as words.
 
-Positions are coded by Elias-Fano, values by any of `value_types` or as a method
-says. A method whose number of entries varies states a capacity (`capacity.py`).
+Positions are coded by Elias-Fano, values in one of `value_types` or by the method. A
+method whose number of entries varies states a capacity (`capacity.py`).
 """
 
 import math
@@ -16,10 +16,9 @@ from tf_dgc.collectives.requests import Aggregation, AllGather, Result, SparseEn
 from tf_dgc.compressors.base import NativeMethod
 
 Decode: TypeAlias = Callable[[tf.Tensor], tuple[tf.Tensor, list[BufferCheck]]]
-"""Makes values, float `[N, k]`, of all workers' words, int32 `[N, w]`.
+"""Function from all workers' words, int32 `[N, w]`, to values, float `[N, k]`.
 
-It also returns what must hold before they may be used; that they are finite is checked
-in any case.
+It also returns the checks of these values. That they are finite is checked anyway.
 """
 
 
@@ -30,30 +29,24 @@ _NATIVE_TYPES = (
 )
 
 
-def native_places(k: int, value_dtype: str | None) -> list[float]:
-    """Return what the native engine takes first of every method that sends entries.
+def native_parameters(k: int, value_dtype: str | None) -> list[float]:
+    """Return the first parameters of every native method that sends entries.
 
     Args:
-        k: number of places of a payload.
+        k: number of positions in a payload.
         value_dtype: type of the values on the wire; None for that of the residual.
     """
     return [*NativeMethod.in_halves(k), _NATIVE_TYPES.index(value_dtype or "float32")]
 
 
 def num_words(size: int, k: int | tf.Tensor, value_dtype: str) -> int | tf.Tensor:
-    """Return the words of a payload of k of `size` entries.
-
-    Args:
-        size: number of entries n.
-        k: number of positions, 1 <= k <= n; an int, or a scalar int32 tensor.
-        value_dtype: type of the values, one of `value_types.CHOICES`, or "float64".
-    """
+    """Return the words of a payload of k of `size` entries."""
     streams = value_types.value_bits(value_dtype, k)
     return position_words(size, k) + sum(map(bits.num_stream_words, streams))
 
 
 def position_words(size: int, k: int | tf.Tensor) -> int | tf.Tensor:
-    """Return the words that k positions below `size` take."""
+    """Return the words of k positions below `size`."""
     return sum(map(bits.num_stream_words, elias_fano.stream_bits(size, k)))
 
 
@@ -64,18 +57,18 @@ def exchange(
     value_dtype: str,
     largest: float = math.inf,
 ) -> Aggregation:
-    """Gather chosen entries of all workers and sum them.
+    """Gather and sum all workers' entries at their positions.
 
     Args:
         values: gradient, float `[n]`.
-        positions: positions to be sent, int32 `[k]`, strictly ascending.
+        positions: positions to send, int32 `[k]`, strictly ascending.
         k: number of positions; an int, or a scalar int32 tensor.
         value_dtype: type of the values on the wire.
-        largest: bound of what is sent of an entry, above 0.
+        largest: upper bound of the magnitudes to send, above 0.
     """
     size, dtype = values.shape[0], values.dtype
-    chosen = value_types.bound(tf.gather(values, positions), largest)
-    coded = value_types.encode_values(chosen, value_dtype)
+    selected = value_types.bound(tf.gather(values, positions), largest)
+    coded = value_types.encode_values(selected, value_dtype)
     decode = decoder(value_dtype, k, dtype)
     return (yield from exchange_coded(positions, size, k, coded, decode))
 
@@ -87,11 +80,11 @@ def exchange_coded(
     coded: tf.Tensor,
     decode: Decode,
 ) -> Aggregation:
-    """Gather entries whose values a method has coded itself, and sum them.
+    """Gather and sum all workers' entries, whose values the method has coded.
 
     Args:
-        positions: positions to be sent, int32 `[k]`, strictly ascending.
-        size: number of entries n, also of the result.
+        positions: positions to send, int32 `[k]`, strictly ascending.
+        size: number of entries n.
         k: number of positions; an int, or a scalar int32 tensor.
         coded: values as words, int32 `[w]`.
         decode: function that decodes `coded`.
@@ -99,25 +92,25 @@ def exchange_coded(
     words = tf.concat([elias_fano.encode(positions, size, k), coded], axis=0)
     gathered = yield AllGather(words)
     split = position_words(size, k)
-    where, checks = elias_fano.decode(gathered[:, :split], size, k)
-    found, more = decode(gathered[:, split:])
-    where, found = require([*checks, *more, _finite(found)], (where, found))
-    pairs = zip(tf.unstack(where), tf.unstack(found), strict=True)
-    everyone = [SparseEntries(at, values, size) for at, values in pairs]
-    mine = decode(coded[tf.newaxis])[0][0]
-    return Result(everyone, SparseEntries(positions, mine, size), entries=k)
+    all_positions, position_checks = elias_fano.decode(gathered[:, :split], size, k)
+    all_values, value_checks = decode(gathered[:, split:])
+    nonfinite = ~tf.math.is_finite(all_values)
+    count = tf.math.count_nonzero(nonfinite, axis=1, dtype=tf.int32)
+    finite = BufferCheck("values that are not finite", count, 0)
+    all_positions, all_values = require(
+        [*position_checks, *value_checks, finite], (all_positions, all_values)
+    )
+    pairs = zip(tf.unstack(all_positions), tf.unstack(all_values), strict=True)
+    total = [SparseEntries(p, values, size) for p, values in pairs]
+    sent = decode(coded[tf.newaxis])[0][0]
+    return Result(total, SparseEntries(positions, sent, size), entries=k)
 
 
 def decoder(value_dtype: str, k: int | tf.Tensor, dtype: tf.DType) -> Decode:
-    """Return what decodes values of this type to `dtype`."""
+    """Return a function that decodes values of a type to `dtype`."""
 
     def decode(words: tf.Tensor) -> tuple[tf.Tensor, list[BufferCheck]]:
-        found = value_types.decode_values(words, value_dtype, k, dtype)
-        return found, value_types.value_checks(found, words, value_dtype, k)
+        values = value_types.decode_values(words, value_dtype, k, dtype)
+        return values, value_types.value_checks(values, words, value_dtype, k)
 
     return decode
-
-
-def _finite(values: tf.Tensor) -> BufferCheck:
-    bad = tf.math.count_nonzero(~tf.math.is_finite(values), axis=1, dtype=tf.int32)
-    return BufferCheck("values that are not finite", bad, 0)
