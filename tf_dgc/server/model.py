@@ -118,8 +118,8 @@ class ServerModel:
 
     def _all_variables(self) -> list[keras.Variable]:
         rate = self.optimizer.learning_rate
-        own = [v for v in self.optimizer.variables if v is not rate]
-        return [*self.variables, *own]
+        state = [v for v in self.optimizer.variables if v is not rate]
+        return [*self.variables, *state]
 
     def full_pull(self, worker: int) -> np.ndarray:
         """Return a worker's pull of all variables, int32 `[num_words]`."""

@@ -210,14 +210,14 @@ class ServerLoop:
             self._log(reason)
             self._refuse(slot, reason, read_head(words))
             return
-        found = self.runs.find(head)
-        if found is None:
+        membership = self.runs.find(head)
+        if membership is None:
             if kind in (Kind.HEARTBEAT, Kind.LEAVE):
                 self._acknowledge(slot, head)
             else:
                 self._receive_newcomer(slot, head, body)
             return
-        service, member = found
+        service, member = membership
         member.last_seen = self._now()
         if kind == Kind.LEAVE:
             self.runs.leave(service, member, decode_text(body))

@@ -79,8 +79,8 @@ class WorkerSession:
             self._repeat_reply()
             return None
         if head["number"] != self._number + 1 or self.pending is not None:
-            error = f"request {head['number']} followed {self._number}: {_LOST}"
-            self._send(frame_refusal(head, error))
+            reason = f"request {head['number']} followed {self._number}: {_LOST}"
+            self._send(frame_refusal(head, reason))
             return None
         self._number, self._last_reply = int(head["number"]), None
         if head["kind"] == Kind.NEXT_PART:
