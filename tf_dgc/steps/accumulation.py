@@ -31,7 +31,7 @@ def accumulate(
     nesterov: bool = False,
     divisors: Sequence[Divisor | None] = (),
     decay: float = 1.0,
-) -> tuple[list, list, tf.Tensor]:
+) -> tuple[list[Any], list[Any], tf.Tensor]:
     """Accumulate the gradients of a step, or zeros if any is not finite.
 
     Args:
@@ -59,7 +59,7 @@ def accumulate(
         for t, r in zip(tensors, residual, strict=True)
     ]
 
-    def apply_rule(rule: Callable) -> tuple[list, list]:
+    def apply_rule(rule: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
         pairs = [
             rule(g, v, r, momentum, nesterov)
             for g, v, r in zip(flat, old_velocity, old_residual, strict=True)

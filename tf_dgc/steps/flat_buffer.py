@@ -6,7 +6,7 @@ tensors of one dtype, except uncompressed ones, as one flat tensor.
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -98,14 +98,14 @@ class FlatView(NamedTuple):
             for i in range(len(self.tensors))
         ]
 
-    def _split(self, values: DenseOrEntries | None) -> list:
+    def _split(self, values: DenseOrEntries | None) -> list[Any]:
         if values is None:
             return [None] * len(self.tensors)
         if isinstance(values, list):
             return list(map(list, zip(*map(self._split, values), strict=True)))
         if isinstance(values, SparseEntries):
             return self._split_entries(values)
-        return tf.split(tf.reshape(values, [-1]), self.sizes)
+        return list(tf.split(tf.reshape(values, [-1]), self.sizes))
 
     def _split_entries(self, entries: SparseEntries) -> list[SparseEntries]:
         ends = list(itertools.accumulate(self.sizes))

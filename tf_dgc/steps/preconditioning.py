@@ -222,8 +222,8 @@ def _columns(numbers: tf.Tensor, dtype: tf.DType) -> list[tf.Tensor]:
     """Return five scalars, or columns `[r, 1]`."""
     numbers = tf.cast(numbers, dtype)
     if numbers.shape.rank == 1:
-        return tf.unstack(numbers)
-    return tf.split(numbers, 5, axis=1)
+        return list(tf.unstack(numbers))
+    return list(tf.split(numbers, 5, axis=1))
 
 
 def _flat(variable: Any) -> tf.Tensor:
