@@ -49,7 +49,7 @@ def test_fit_evaluate_predict_save_load(run, tmp_path, num_workers):
     assert first["restored"]
     assert first["history"]["bytes_per_step"][-1] == first["stats"] > 0
     if num_workers > 1:
-        assert "Use that one, by `tf_dgc.prepare" in first["second strategy"]
+        assert "Pass that one to `tf_dgc.prepare" in first["second strategy"]
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def test_optimizers_that_a_model_holds_together(within, hold, monkeypatch):
     own = within.optimizer
     monkeypatch.setattr(within, "optimizer", None)
     monkeypatch.setattr(within, "optimizers", hold(own), raising=False)
-    assert consensus_weights._asked(within) == [own]
+    assert consensus_weights._local_optimizers(within) == [own]
 
 
 @pytest.mark.parametrize("number", [1, 2])

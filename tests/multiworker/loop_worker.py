@@ -182,7 +182,7 @@ def scenario_alone(directory):
             warnings.simplefilter("always")
             model.fit(**arguments, callbacks=[counts], **QUIET)
         messages = [str(w.message) for w in caught]  # Keras's are among them
-        said = [m for m in messages if m.startswith("Workers ask")]
+        said = [m for m in messages if m.startswith("In every step")]
         found[name] = {"per_step": counts.per_step(), "said": said}
     return found
 
